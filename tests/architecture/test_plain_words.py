@@ -110,15 +110,6 @@ UNCLEAN_TESTS: frozenset[str] = frozenset(
         "diagnosis",
         "faults",
         "figures",
-        "importers",
-        "journal",
-        "kinds",
-        "probes",
-        "recovery",
-        "reports",
-        "session",
-        "tracking",
-        "vocabulary",
     }
 )
 """Likewise, folders of tests by the names of their tests."""

@@ -73,13 +73,13 @@ def test_a_header_that_changes_on_the_way_names_what_follows(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", "."), (",", ".")])
-def test_separators_and_decimal_commas_are_told_apart(tmp_path: Path, separator: str, decimal: str) -> None:
+def test_separators_and_decimal_commas_are_distinguished(tmp_path: Path, separator: str, decimal: str) -> None:
     rows = "".join(f"{n}{separator}{n}{decimal}5\n" for n in range(1, 6))
     assert curve(history(tmp_path, f"step{separator}loss\n{rows}"), "loss")[2] == (3, 3.5)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
-def test_encodings_are_told_apart(tmp_path: Path, encoding: str) -> None:
+def test_the_encoding_is_detected(tmp_path: Path, encoding: str) -> None:
     table = "step,loss,größe\r\n" + "".join(f"{n},{5 / n},1\r\n" for n in range(1, 9))
     run = history(tmp_path, table.encode(encoding))
     assert [each.name for each in run.metrics] == ["loss", "größe"]
@@ -111,7 +111,7 @@ def test_every_value_arrives_however_the_table_is_parted(
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], nan_ok=True, rel=1e-12)
 
 
-def test_columns_with_one_name_or_none_are_told_apart(tmp_path: Path) -> None:
+def test_columns_with_duplicate_or_missing_names_get_distinct_names(tmp_path: Path) -> None:
     run = history(tmp_path, ",,step,loss,loss\n" + "".join(f"7,{n},{n * 10},{1 / n},{2 / n}\n" for n in range(1, 5)))
     assert curve(run, "loss")[1] == (20, 0.5)
     assert curve(run, "loss (2)")[1] == (20, 1.0)

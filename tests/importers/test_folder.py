@@ -10,7 +10,7 @@ from mlflow_stability.importers.folder import is_own_report
 from mlflow_stability.importers.open_log import read
 
 
-def test_what_our_commands_write_is_told_from_logs_by_its_beginning() -> None:
+def test_reports_of_our_commands_are_distinguished_from_logs_by_their_first_bytes() -> None:
     write_log(Path("good.jsonl"), falling())
     for command in ("diagnose", "compare"):
         for ending in ("json", "csv"):

@@ -27,7 +27,7 @@ def test_full_width_marks_and_chinese_names_are_read_in_every_encoding(
 
 
 @pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
-def test_utf_16_without_its_mark_is_told_from_a_binary_file(tmp_path: Path, order: str) -> None:
+def test_utf_16_without_a_byte_order_mark_is_distinguished_from_a_binary_file(tmp_path: Path, order: str) -> None:
     text = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))
     assert steps(history(tmp_path, text.encode(order)), "loss") == list(range(1, 9))
     assert encoding_of(b"\x00\x01\x00\x02" * 50) is None

@@ -99,7 +99,7 @@ def test_points_of_old_mlflow_without_steps_are_read(tmp_path: Path) -> None:
     assert curve(run, "loss") == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.5)]
 
 
-def test_the_same_quantity_at_two_rates_is_told_once(tmp_path: Path) -> None:
+def test_the_same_quantity_logged_per_step_and_per_epoch_counts_once(tmp_path: Path) -> None:
     run = one(write_run(tmp_path / RUN, {"train_loss_step": LOSS, "train_loss_epoch": LOSS, "valid_loss": LOSS}))
     assert metric(run, "train_loss_epoch").meaning.duplicate_of == "train_loss_step"
     assert [each.name for each in run.of("loss") if not each.meaning.duplicate_of] == ["train_loss_step"]

@@ -41,11 +41,11 @@ def read_or_refused(path: Path) -> RunHistory | None:
     return None
 
 
-def test_what_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_with_its_path(tmp_path: Path) -> None:
     assert f"No such file: {tmp_path / 'gone.log'}" in refused(tmp_path / "gone.log")
 
 
-def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_an_empty_file_is_refused_as_empty(tmp_path: Path) -> None:
     for content in ("", " \n\n"):
         (tmp_path / "train.log").write_text(content)
         assert "train.log is empty" in refused(tmp_path / "train.log")
@@ -68,14 +68,14 @@ def become_nobody() -> None:
         os.seteuid(65534)
 
 
-def test_a_file_that_may_not_be_read_is_said_to_be_so(as_nobody: Path) -> None:
+def test_a_file_without_read_permission_is_refused_as_such(as_nobody: Path) -> None:
     (as_nobody / "train.log").write_text(LOG)
     (as_nobody / "train.log").chmod(0)
     become_nobody()
     assert "permission denied" in refused(as_nobody / "train.log")
 
 
-def test_a_folder_that_may_not_be_entered_is_said_to_be_so(as_nobody: Path) -> None:
+def test_a_folder_without_permission_is_refused_as_such(as_nobody: Path) -> None:
     closed = as_nobody / "closed"
     closed.mkdir()
     (closed / "train.log").write_text(LOG)
@@ -101,7 +101,7 @@ def test_a_name_that_no_system_takes_is_refused(name: str) -> None:
     refused(Path(name))
 
 
-def test_a_binary_file_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_binary_file_is_refused_as_binary(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(bytes(range(256)) * 40)
     assert "binary" in refused(tmp_path / "model.pt")
 
@@ -111,14 +111,14 @@ def test_a_device_is_no_log(tmp_path: Path) -> None:
     assert "not a file or folder" in refused(tmp_path / "pipe")
 
 
-def test_prose_is_said_to_be_no_log_and_what_is_one(tmp_path: Path) -> None:
+def test_prose_and_configuration_files_are_refused_as_not_a_log(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# A project\n\nIt trains for 10 epochs and has a loss.\n")
     assert "not a readable training log" in refused(tmp_path / "README.md")
     (tmp_path / "config.json").write_text('{"lr": 0.1, "layers": [1, "x"]}')
     assert "not a readable training log" in refused(tmp_path / "config.json")
 
 
-def test_a_damaged_packed_file_is_said_to_be_unreadable(tmp_path: Path) -> None:
+def test_a_damaged_compressed_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "log.gz").write_bytes(b"\x1f\x8b" + b"not really packed at all")
     assert "log.gz" in refused(tmp_path / "log.gz")
 

@@ -34,7 +34,7 @@ def test_several_columns_are_numbered_and_the_note_says_how_to_choose(tmp_path: 
     assert any("--loss 'column 2'" in note for note in run.notes)
 
 
-def test_a_table_whose_first_column_does_not_count_is_told_what_to_add(tmp_path: Path) -> None:
+def test_the_error_for_a_table_without_a_step_column_says_what_to_add(tmp_path: Path) -> None:
     with pytest.raises(UnreadableLogError, match=r"Add a first line that names them, such as `step,loss,metric_1`"):
         history(
             tmp_path, table([5.1, 4.9, 4.7, 4.6, 5.0], [3.5, 3.0, 3.2, 3.1, 3.6], [1.4, 1.4, 1.3, 1.5, 1.4]), "a.csv"

@@ -50,7 +50,7 @@ def test_whatever_the_axis_a_lone_run_is_read_under_its_metrics_name(tmp_path: P
     assert loss.series.values.tolist() == LOSSES[::2]
 
 
-def test_runs_of_one_name_and_names_with_slashes_are_told_apart(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_or_with_slashes_in_their_names_stay_separate(tmp_path: Path) -> None:
     file = tmp_path / "chart.csv"
     file.write_text(chart("a/b - loss", "a/b - loss", "a_b - loss"))
     runs = read(file)

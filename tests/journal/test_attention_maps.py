@@ -62,7 +62,7 @@ def test_the_first_layers_of_two_models_do_not_replace_each_other(tmp_path: Path
     assert len(attention_map_files(tmp_path)) == 2
 
 
-def test_nobody_else_may_read_them(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
     file = write_attention_map(tmp_path, attention())
     assert file is not None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -65,7 +65,7 @@ def test_the_files_are_found_in_the_order_of_steps_and_nothing_else_is(tmp_path:
     ]
 
 
-def test_nobody_else_may_read_them(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
     file = write_layer_table(tmp_path, bare(1))
     assert file is not None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -77,7 +77,7 @@ def test_without_a_name_for_the_boot_the_host_says_which_machine_it_was():
     assert process_status(replace(own, host="elsewhere")) is ProcessStatus.UNKNOWN
 
 
-def test_who_is_not_named_is_not_known_and_a_pid_of_nobody_is_gone():
+def test_an_identity_needs_a_numeric_pid_and_pid_zero_counts_as_gone():
     assert identity_from({}) is None
     assert identity_from({"pid": "many"}) is None
     assert process_status(ProcessIdentity(0)) is ProcessStatus.GONE
@@ -171,7 +171,7 @@ def test_a_clock_of_a_container_that_counts_otherwise_tells_nothing():
     assert process_status(replace(own, namespaces=f"{pids} time:[1]")) is ProcessStatus.UNKNOWN
 
 
-def test_what_is_no_such_link_names_nobody(tmp_path):
+def test_anything_other_than_such_a_link_gives_no_identity(tmp_path):
     (tmp_path / "path").symlink_to("/etc/passwd")
     (tmp_path / "file").touch()
     assert [identity_in_link(tmp_path / name) for name in ("path", "file", "nothing")] == [{}, {}, {}]

@@ -120,7 +120,7 @@ def test_a_reading_whose_names_were_lost_is_not_guessed() -> None:
         decode_step(said, {4: (Signal("loss"), Signal("grad_norm"))})
 
 
-def test_what_an_earlier_version_called_live_was_told_and_not_judged() -> None:
+def test_an_event_that_an_earlier_version_marked_as_live_was_reported_and_not_judged() -> None:
     line = b'["event",{"step":3,"kind":"rollback","severity":10,"message":"","live":%b}]'
     told, judged = (decode(unframe(body(frame(line % live)))) for live in (b"true", b"false"))
     assert isinstance(told, Finding)

@@ -30,7 +30,7 @@ for _ in range(50):
 """
 
 
-def test_slow_writes_are_told_of_once_with_their_time_and_share() -> None:
+def test_slow_writes_are_reported_once_with_their_time_and_share() -> None:
     before = time.perf_counter()
     times = WriteTimes()
     began = time.perf_counter()

@@ -111,7 +111,7 @@ def test_a_line_torn_at_any_byte_costs_itself_only(
     assert found == said
 
 
-def test_bytes_of_somebody_else_between_the_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
+def test_foreign_bytes_between_the_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     path, said = a_journal(tmp_path / "r")
     lines = path.read_bytes().splitlines(keepends=True)
     rubbish = [b"\x00\xff\n", b"\n", b"deadbeef []\n", b"x" * 5000 + b"\n"]

@@ -102,7 +102,7 @@ def test_an_unknown_name_is_refused_with_the_close_ones(call: Any) -> None:
         call("zzz")
 
 
-def test_thresholds_stand_in_parentheses_behind_the_name_of_a_detector_or_its_class() -> None:
+def test_thresholds_follow_the_name_of_a_detector_or_its_class_in_parentheses() -> None:
     (detector,) = choose_detectors(["LossSpike(threshold=10, calm_steps=4)"], sensitivity="low")
     assert detector == LossSpike(threshold=10, calm_steps=4)
     assert detectors_named(["loss_spike(threshold=10)"]) == (LossSpike(threshold=10),)

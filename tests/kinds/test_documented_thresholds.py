@@ -146,7 +146,7 @@ def test_the_documentation_of_a_class_has_numbers_and_no_names_in_braces() -> No
         assert not any(set("{\n") & set(threshold.meaning) for threshold in documentation_of(cls).thresholds)
 
 
-def test_a_threshold_that_is_changed_changes_what_is_said() -> None:
+def test_a_changed_threshold_changes_its_documentation() -> None:
     assert "a loss above 7, or 20 % above" in inspect.getdoc(Says)  # type: ignore[operator]
     node = template(Says)
     assert "above 9, or 50 %" in rendered(ast.get_docstring(node) or "", {"limit": 9.0, "rise": 1.5}, __name__)

@@ -108,7 +108,7 @@ def test_a_probe_is_asked_when_it_may_be_due_and_not_before() -> None:
     assert probe.measured == [7, 14, 21, 28]
 
 
-def test_of_trainings_side_by_side_every_cycle_is_asked_for() -> None:
+def test_every_step_of_parallel_trainings_counts_for_the_schedule() -> None:
     probe = Asked()
     scheduler = probe_scheduler_of(probe)
     for number in range(14):

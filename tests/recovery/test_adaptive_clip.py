@@ -32,7 +32,7 @@ def usual(count: int) -> list[float]:
     return list(np.random.default_rng(0).normal(1.0, 0.1, count).clip(0.8, 1.2))
 
 
-def test_a_norm_that_stands_out_is_shortened_and_the_others_are_not() -> None:
+def test_an_outlier_norm_is_clipped_and_the_others_are_not() -> None:
     norms = usual(100)
     norms[60], norms[80] = 50.0, 3.0
     left = clipped(norms)

@@ -157,7 +157,7 @@ def test_a_rate_that_jumped_is_held_down_until_the_script_asks_for_less() -> Non
     assert used[20:] == [5e-4] * 10
 
 
-def test_rates_are_told_as_a_step_is_really_taken_at_them() -> None:
+def test_reported_rates_are_those_at_which_a_step_is_taken() -> None:
     groups = [
         {"params": [nn.Parameter(torch.ones(1))]},
         {"params": [nn.Parameter(torch.ones(1))], "lr": torch.tensor(0.2)},

@@ -49,7 +49,7 @@ def test_losses_below_zero_are_compared_by_their_differences() -> None:
     assert not gives_more(given, [-3.0, -1.0, 3.0], [3.0] * 10, -2.0)
 
 
-def test_a_rate_that_is_too_high_is_hardly_ever_taken_for_changed_data() -> None:
+def test_a_learning_rate_that_is_too_high_is_rarely_mistaken_for_changed_data() -> None:
     dice, wrong = random.Random(1), 0
     for _ in range(2000):
         given = [1.4 * 1.2 ** dice.gauss(0, 1) for _ in range(64)]
@@ -81,7 +81,7 @@ def test_after_the_data_has_changed_states_are_measured_by_what_they_give_now() 
     assert history.around(50, "", 50) == ()
 
 
-def test_only_so_many_losses_are_remembered() -> None:
+def test_the_number_of_remembered_losses_is_limited() -> None:
     history = LossHistory()
     for step in range(1, 50_001):
         history.take(step, 1.0)

@@ -121,7 +121,7 @@ def test_where_a_good_state_breaks_at_its_first_step_going_back_further_is_not_t
     assert "not in the weights" in decision.reason
 
 
-def test_weights_that_were_left_in_vain_are_named_when_it_gives_up() -> None:
+def test_giving_up_names_the_weights_that_a_rollback_without_effect_replaced() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
     _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert decision.target == 300
@@ -158,7 +158,7 @@ def after_a_return(losses: list[float]) -> Decision:
     return decision
 
 
-def test_a_restored_state_that_does_not_hold_is_trouble_though_detectors_begin_anew() -> None:
+def test_a_restored_state_with_high_losses_is_a_problem_though_detectors_start_again() -> None:
     decision = after_a_return([2.2] * 7 + [3.6] * 30)
     assert (decision.action, decision.target, decision.onset) == ("rollback", 400, 501)
     assert "after the rollback: mean loss of 10 steps is 3." in decision.reason

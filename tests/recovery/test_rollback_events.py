@@ -6,7 +6,7 @@ from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.vocabulary.result import Severity
 
 
-def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_time_it_took() -> None:
+def test_a_rollback_event_has_its_reason_its_target_the_steps_lost_and_its_duration() -> None:
     decision = Decision("rollback", "loss stood high.", 196, 101, 0.5, 200)
     event = rollback_event(decision, 212, seconds=0.02, rollbacks=1)
     assert (event.kind, event.severity, event.step) == ("rollback", Severity.INFO, 212)
@@ -42,7 +42,7 @@ def test_a_rate_that_is_held_down_is_not_called_a_share_of_what_the_schedule_has
     )
 
 
-def test_changed_data_is_told_with_the_weights_that_are_trained_on() -> None:
+def test_the_event_for_changed_data_names_the_weights_from_which_training_continues() -> None:
     undone = Decision("data_changed", "The data changed.", 400, target=412, undoes=111)
     event = data_changed_event(undone, 422, rollbacks=1)
     assert (event.kind, event.severity, event.metrics["target"]) == ("data_changed", Severity.WARNING, 412)

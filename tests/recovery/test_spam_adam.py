@@ -71,7 +71,7 @@ def test_a_coordinate_that_has_had_no_gradient_yet_is_not_held_at_zero() -> None
     assert float(state["exp_avg"]) == pytest.approx(0.1)
 
 
-def test_both_moments_begin_anew_every_so_many_steps_and_the_rate_warms_up() -> None:
+def test_both_moments_are_reset_at_regular_intervals_and_the_rate_warms_up() -> None:
     moved = []
     weight = nn.Parameter(torch.zeros(1))
     optimizer = SPAMAdam([weight], lr=1.0, reset_every=20, warm_up=10, eps=0.0)

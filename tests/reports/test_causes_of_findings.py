@@ -39,7 +39,7 @@ def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
 
 
 @pytest.mark.parametrize("render", [rich.run, markdown.run, html.run])
-def test_a_cause_that_is_told_as_that_of_the_run_is_not_told_twice(render: Callable[[Report], str]) -> None:
+def test_the_cause_of_the_run_is_not_repeated_at_its_finding(render: Callable[[Report], str]) -> None:
     run = replace(broken(), findings=(spike(),), cause=spike().cause)
     text = " ".join(render(Report((run,))).replace("\\", "").replace("<bdi>", "").split())
     assert text.count(BATCH) == 1

@@ -59,7 +59,7 @@ def test_a_terminal_of_80_columns_is_wide_enough(made: Made, verbose: bool, unic
     assert unicode or said.isascii()
 
 
-def test_a_person_reads_who_is_worse_where_two_part_and_what_goes_with_instability() -> None:
+def test_a_comparison_shows_the_worse_run_the_first_difference_and_associations() -> None:
     said = " ".join(comparison_terminal.render(two(), width=80).split())
     for part in ("2 runs: 1 lost, 1 stable.", "First difference", "failed", "worse wild", "diverged at step"):
         assert part in said

@@ -24,7 +24,7 @@ from mlflow_stability.vocabulary.result import (
 )
 
 
-def test_names_that_differ_in_their_ends_alone_can_be_told_apart_in_80_columns() -> None:
+def test_names_that_differ_only_at_the_end_stay_distinct_in_80_columns() -> None:
     long = "a-sweep-of-tiny-models-whose-names-are-long-and-differ-in-"
     cards = [made(f"{long}{end}", {"lr": end}) for end in ("one", "two", "drei")]
     said = comparison_terminal.render(comparison_of(cards), width=80)
@@ -36,14 +36,14 @@ def test_names_that_differ_in_their_ends_alone_can_be_told_apart_in_80_columns()
     assert ".." in plain
 
 
-def test_a_gate_that_many_runs_pass_is_told() -> None:
+def test_a_baseline_gate_that_many_runs_pass_is_reported() -> None:
     cards = [made(f"run-{number}", {"seed": number}) for number in range(9)]
     said = comparison_terminal.render(comparison_of(cards, baseline=cards[0]), width=80)
     assert "Against the baseline run-0: passed" in said
     assert "8 of 8 not worse." in said
 
 
-def test_of_very_many_runs_that_are_worse_some_are_told_and_all_are_counted() -> None:
+def test_of_very_many_worse_runs_some_are_listed_and_all_are_counted() -> None:
     cards = [made("baseline", {}), *(made(f"run-{number}", {"lr": number}, lost=9) for number in range(200))]
     comparison = comparison_of(cards, baseline=cards[0])
     gate = comparison_terminal.render(comparison, width=80).partition("Against the baseline")[2]
@@ -83,7 +83,7 @@ def test_markdown_says_why_as_the_others_do() -> None:
 
 
 @pytest.mark.parametrize("explains", ["", "the NaN at step 251"])
-def test_a_cause_that_the_verdict_says_is_not_said_again(explains: str) -> None:
+def test_a_cause_in_the_verdict_is_not_repeated(explains: str) -> None:
     origin = "The batch itself was non-finite: args[0] is float32 8x4."
     verdict = f"Unstable: NaN at step 251; loss fell. Step 251: {origin}"
     card = replace(made("wild", {}, lost=300), verdict=verdict, cause_statement=origin)
@@ -111,7 +111,7 @@ def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
-def test_how_long_runs_are_is_told_where_they_are_not_as_long_as_each_other() -> None:
+def test_the_lengths_of_runs_are_shown_if_they_differ() -> None:
     long, short = made("long", {}, last=399), replace(made("short", {}, last=129), ended="running")
     said = comparison_terminal.render(comparison_of([long, short]), width=80)
     assert "steps: length of the run" in said
@@ -132,7 +132,7 @@ def test_runs_without_a_repetition_are_not_listed_over_seeds(form: str) -> None:
     assert "Left out: 2 runs without a repetition." in over_seeds
 
 
-def test_of_many_runs_it_is_said_in_words_where_a_parameter_is_not_set() -> None:
+def test_for_many_runs_a_missing_parameter_is_shown_as_not_set() -> None:
     few = [made(str(n), {"width": 8} if n else {}) for n in range(3)]
     assert wording.values(differences_of(few)[0]) == "- | 8 | 8"
     many = [made(str(n), {"width": 8} if n else {}) for n in range(9)]
@@ -148,7 +148,7 @@ def test_a_crash_is_named_without_a_dash_before_it() -> None:
     assert "- <small>" not in page
 
 
-def test_where_all_were_lost_no_interval_is_told() -> None:
+def test_no_interval_is_shown_if_all_runs_were_lost() -> None:
     assert wording.interval(Interval(math.inf, math.inf, math.inf)) == "Inf"
     assert wording.interval(Interval(math.inf, 0.5, math.inf)) == "Inf (0.5 to Inf)"
 
@@ -160,7 +160,7 @@ def test_one_step_is_no_steps() -> None:
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
-def test_what_was_remarked_upon_when_runs_were_read_is_told_once(form: str) -> None:
+def test_equal_notes_of_several_runs_are_shown_once(form: str) -> None:
     thinned = "The full record is gone."
     cards = [replace(made(f"run-{n}", {}), notes=(*((thinned,) if n < 5 else ()), JUDGED_LIVE)) for n in range(9)]
     cards[8] = replace(cards[8], notes=("It was deleted.",))
@@ -172,7 +172,7 @@ def test_what_was_remarked_upon_when_runs_were_read_is_told_once(form: str) -> N
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
-def test_what_goes_with_instability_is_the_first_of_what_differs(form: str) -> None:
+def test_parameters_associated_with_instability_are_the_first_differences(form: str) -> None:
     cards = [
         made(f"run-{n}", {"lr": (0.1, 0.2, 0.3, 3.0)[n % 4], **{f"innocent_{k}": n % 2 for k in range(20)}})
         for n in range(8)
@@ -185,7 +185,7 @@ def test_what_goes_with_instability_is_the_first_of_what_differs(form: str) -> N
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
-def test_what_goes_with_instability_stands_at_the_top_before_any_run(form: str) -> None:
+def test_associations_with_instability_are_at_the_top_before_any_run(form: str) -> None:
     named = (Association(("lr",), "lr above 2: 2 of 2 unstable.", 0.001), Association(("warmup",), "And so on.", 0.002))
     comparison = comparison_of([made(f"run-{n}", {"lr": n}) for n in range(8)])
     for cohort, there in ((Cohort(8, 2, associations=named), True), (Cohort(8, 2), False)):
@@ -195,7 +195,7 @@ def test_what_goes_with_instability_stands_at_the_top_before_any_run(form: str) 
         assert ("lr above 2: 2 of 2 unstable. Also associated: warmup." in top) is there
 
 
-def test_what_the_rate_does_is_told_with_the_number_of_runs_that_tell_it() -> None:
+def test_the_effect_of_the_learning_rate_is_shown_with_the_number_of_runs() -> None:
     found = Sensitivity("lr", (0.1, 0.2, 0.4), (1.0, 2.0, 3.0), (0.0, 0.0, 1.0), (4, 3, 4), 0.1, 0.2, 1.0)
     best, _, stable = wording.sensitivity(found)
     assert best == "Best at 0.1 of 3 rates from 0.1 to 0.4 (lr, 11 runs)."

@@ -32,7 +32,7 @@ def test_losses_are_aligned_at_the_onset() -> None:
         assert turn == pytest.approx(found.zero * WIDTH / 100, abs=0.1 * WIDTH)
 
 
-def test_a_higher_loss_stands_higher_and_so_does_its_tick() -> None:
+def test_a_higher_loss_and_its_tick_are_drawn_higher() -> None:
     found = overlay_of([card_of_loss(falling(300, first=40.0), "a"), card_of_loss(falling(300, first=40.0), "b")])
     assert found is not None
     down = points(found.lines[0].path)[:, 1]
@@ -79,7 +79,7 @@ def test_a_strip_shows_how_far_a_run_went_and_when_it_had_trouble() -> None:
     assert (lost.bars[0].left, lost.bars[0].width, lost.bars[0].severity) == (50.0, 50.0, "critical")
 
 
-def test_a_lost_run_stands_on_the_upper_edge() -> None:
+def test_a_lost_run_is_drawn_on_the_upper_edge() -> None:
     plot = ParamPlot("lr", (0.1, 1.0, 10.0), (), (False, False, True), (2.0, 3.0, float("inf")))
     stable, _, lost = dots_of(plot).dots
     assert lost.top < 5 < stable.top
@@ -121,7 +121,7 @@ def test_words_beneath_a_picture_do_not_run_into_each_other(count: int) -> None:
     assert ticks[0].label.startswith("float"[:4])
 
 
-def test_it_is_said_that_runs_are_aligned_by_others_where_they_are() -> None:
+def test_runs_aligned_by_the_onset_of_others_are_marked_as_such() -> None:
     wild, calm = card_of_loss(diverging(onset=200), "wild"), card_of_loss(falling(600), "calm")
     for cards, borrowed in (([wild, calm], True), ([wild, wild], False), ([calm, calm], False)):
         found = overlay_of(cards)

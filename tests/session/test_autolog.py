@@ -183,7 +183,7 @@ def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_o
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_courier_that_cannot_be_started_costs_only_the_delivery_and_is_told_once(
+def test_a_courier_that_fails_to_start_stops_only_the_delivery_and_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python here"))
@@ -383,7 +383,7 @@ def test_a_forked_child_that_trains_records_nothing(monkeypatch: pytest.MonkeyPa
     assert sum(isinstance(each, StepReading) for each in records_of(own)) == 4
 
 
-def test_a_training_whose_steps_cannot_be_seen_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_without_visible_steps_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     mlflow_stability.autolog(strict=True)
     model = tiny_model()
     (batch,) = batches(1)

@@ -77,7 +77,7 @@ def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
     assert ["stability/batches/" in each.message for each in told] == [True] * MOST_FILES + [False] * 2
 
 
-def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
+def test_the_first_of_consecutive_broken_steps_is_reported(tmp_path: Path) -> None:
     model, told = Counting(), list[Finding]()
     report = listening(model, BatchReport(unguarded, tmp_path))
     for step in range(4):
@@ -104,7 +104,7 @@ def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_p
     assert [each.place for each in told] == ["", "Counting.layer"]
 
 
-def test_nothing_is_said_of_a_batch_that_nobody_saw(tmp_path: Path) -> None:
+def test_nothing_is_reported_without_a_captured_batch(tmp_path: Path) -> None:
     told = list[Finding]()
     BatchReport(unguarded, tmp_path).report(7, told.append)
     assert told == []

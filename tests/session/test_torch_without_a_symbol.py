@@ -121,7 +121,7 @@ def test_what_our_modules_are_made_of_may_be_missing_when_they_are_imported() ->
 
 
 @pytest.mark.parametrize("name", [each for each in torch_api.SYMBOLS if each.startswith("foreach_")])
-def test_what_stands_in_computes_the_same(name: str) -> None:
+def test_the_replacement_of_a_missing_symbol_computes_the_same(name: str) -> None:
     torch.manual_seed(1)
     kind = name.removeprefix("foreach_")
     few = [torch.rand(3), torch.rand(2, 2)]

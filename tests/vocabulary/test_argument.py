@@ -94,7 +94,7 @@ def test_a_member_of_an_enumeration_is_taken_by_its_name_too() -> None:
         takes.check("level", 2)
 
 
-def test_a_long_value_is_cut_and_one_that_cannot_be_shown_is_still_told() -> None:
+def test_a_long_value_is_shortened_and_one_without_a_repr_is_still_shown() -> None:
     class Broken:
         def __repr__(self) -> str:
             raise RuntimeError

@@ -145,7 +145,7 @@ def test_a_batch_that_was_not_saved_has_no_file() -> None:
     assert facts.saved_in == ""
 
 
-def test_sentences_that_nobody_knows_stay_apart() -> None:
+def test_unknown_sentences_stay_different() -> None:
     first, second = (facts_of_old_event("not_measured", message, {}) for message in ("This.", "That."))
     assert isinstance(first, OtherFacts)
     assert first != second

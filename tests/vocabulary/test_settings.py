@@ -82,7 +82,7 @@ def test_the_nearest_choice_is_suggested() -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
-def test_a_wait_of_the_environment_that_is_none_is_refused_by_the_name_of_its_variable(
+def test_an_invalid_wait_in_the_environment_is_refused_by_the_name_of_its_variable(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_STABILITY_EXIT_WAIT", text)

@@ -72,7 +72,7 @@ def test_a_validation_that_counts_its_own_batches_is_where_the_training_was() ->
     assert set(clock.of(loss)[1].tolist()) == {0}
 
 
-def test_epochs_are_steps_where_the_step_of_a_banner_stands_still() -> None:
+def test_epochs_are_the_steps_if_a_banner_repeats_the_same_step() -> None:
     only = column([(row, 1, 10.0 * row) for row in range(1, 8)])
     clock = clock_of({"loss": only}, only)
     assert clock.of(only)[0].tolist() == [10, 20, 30, 40, 50, 60, 70]

@@ -119,7 +119,7 @@ def test_names_that_are_not_ray_s_are_all_read() -> None:
     }
 
 
-def test_the_validation_of_mmdetection_stands_at_the_end_of_its_epoch(tmp_path: Path) -> None:
+def test_a_validation_of_mmdetection_is_at_the_last_step_of_its_epoch(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"env_info": "sys.platform: linux", "config": "model = dict()", "seed": 0}]
     for epoch in (1, 2, 3):
         train = {"mode": "train", "epoch": epoch, "lr": 0.02, "loss_cls": 0.5, "loss": 2.0 / epoch}

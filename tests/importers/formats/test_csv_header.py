@@ -14,14 +14,14 @@ LOSSES = [2.5 - n / 50 for n in range(100)]
     "name", ["metrics/mAP_0.5:0.95", "Unnamed: 0", "mAP@0.5:0.95", "acc/dataloader_idx=0", "top=5"]
 )
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_a_name_may_look_like_a_value_where_numbers_stand_beneath_it(tmp_path: Path, name: str, mark: str) -> None:
+def test_a_column_name_may_look_like_a_value_if_numbers_follow_below_it(tmp_path: Path, name: str, mark: str) -> None:
     rows = "".join(f"{n}{mark}{value}{mark}0.5\n" for n, value in enumerate(LOSSES))
     run = history(tmp_path, f"epoch{mark}train/box_loss{mark}{name}\n{rows}", "results.csv")
     assert curve(run, "train/box_loss") == list(enumerate(LOSSES))
     assert len(metric(run, name).series) == 100
 
 
-def test_such_a_name_may_stand_above_a_column_that_is_blank_at_first(tmp_path: Path) -> None:
+def test_a_name_that_looks_like_a_value_may_head_a_column_that_starts_blank(tmp_path: Path) -> None:
     rows = "".join(f"{n},{value},{0.5 if n % 40 == 39 else ''}\n" for n, value in enumerate(LOSSES))
     assert steps(history(tmp_path, f"step,loss,acc/dataloader_idx=0\n{rows}"), "acc/dataloader_idx=0") == [39, 79]
 

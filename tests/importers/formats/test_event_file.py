@@ -131,7 +131,7 @@ def test_experiments_side_by_side_are_no_parts_of_one_run(tmp_path: Path) -> Non
     assert len(read(tmp_path)) == 3
 
 
-def test_event_files_that_somebody_named_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_event_files_with_custom_names_are_separate_runs(tmp_path: Path) -> None:
     for name in ("first.tfevents", "second.tfevents"):
         (tmp_path / name).write_bytes(VERSION + b"".join(event(n, simple("loss", 1.0)) for n in (1, 2)))
     assert [Path(run.source).name for run in read(tmp_path)] == ["first.tfevents", "second.tfevents"]

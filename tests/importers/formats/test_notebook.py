@@ -51,7 +51,7 @@ def keras(epochs: int, overwrite: str = "\r", batches: int = 5) -> str:
 
 
 @pytest.mark.parametrize("overwrite", ["\r", "\b" * 60, "\b" * 60 + "\r"])
-def test_bars_of_keras_count_as_they_stood_at_the_end_of_each_epoch(tmp_path: Path, overwrite: str) -> None:
+def test_the_last_state_of_a_keras_progress_bar_in_each_epoch_counts(tmp_path: Path, overwrite: str) -> None:
     (run,) = runs(tmp_path, cell(printed("\x1b[1mModel\x1b[0m\n" + keras(10, overwrite))))
     assert run.format == "notebook"
     assert run.source == str(tmp_path / "train.ipynb")

@@ -49,7 +49,7 @@ def test_epochs_named_on_lines_of_their_own_date_what_follows(tmp_path: Path) ->
     assert steps(run, "loss") == steps(run, "val_loss") == sorted(set(steps(run, "loss")))
 
 
-def test_steps_that_begin_anew_in_each_epoch_are_put_in_a_row(tmp_path: Path) -> None:
+def test_steps_that_restart_in_each_epoch_become_increasing_steps(tmp_path: Path) -> None:
     log = "".join(f"Epoch: [{e}][{b}/40] Loss {3 - e - b / 100:.3f}\n" for e in range(3) for b in (0, 10, 20, 30))
     run = history(tmp_path, log)
     assert steps(run, "Loss") == sorted(steps(run, "Loss"))
@@ -163,7 +163,7 @@ def test_colours_carriage_returns_and_windows_line_ends_do_not_matter(tmp_path: 
     assert steps(history(tmp_path, "\r".join(rows)), "loss") == list(range(1, 9))
 
 
-def test_how_a_training_ended_is_told_by_what_comes_last(tmp_path: Path) -> None:
+def test_the_last_lines_decide_how_a_training_ended(tmp_path: Path) -> None:
     log = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))
     died = "Traceback (most recent call last):\n  File 'x.py', line 3, in f\n"
     endings = {
@@ -238,6 +238,6 @@ def test_of_the_means_that_keras_shows_those_of_whole_epochs_count(tmp_path: Pat
         ("STOP TRAINING: loss 8.2", True),
     ],
 )
-def test_lines_of_numbers_are_told_from_sentences_with_numbers(line: str, says_more: bool) -> None:
+def test_lines_of_numbers_are_distinguished_from_sentences_with_numbers(line: str, says_more: bool) -> None:
     """What says more is read line by line, which takes a hundred times as long."""
     assert _is_sentence(line) is says_more

@@ -80,7 +80,7 @@ def test_how_the_run_ended_is_known_from_its_last_record(tmp_path: Path, code: i
     assert history(tmp_path, wandb_file(falling(3))).outcome == ""
 
 
-def test_what_the_console_said_of_its_end_is_heard(tmp_path: Path) -> None:
+def test_the_outcome_and_events_are_read_from_the_recorded_console_output(tmp_path: Path) -> None:
     run = history(tmp_path, wandb_file([*falling(3), printed("\x1b[31mtorch.OutOfMemoryError: no\n"), ended(1)]))
     assert (run.outcome, run.outcome_detail) == ("out_of_memory", "torch.OutOfMemoryError: no")
     run = history(tmp_path, wandb_file([*falling(1), printed("Gradient overflow. Skipping step\n"), *falling(3)[1:]]))
@@ -110,7 +110,7 @@ def test_wherever_the_file_is_cut_off_what_is_whole_is_read(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @given(st.integers(len(IDENTITY), 3 * BLOCK), st.integers(1, 255))
-def test_a_changed_byte_costs_a_record_or_the_rest_of_its_block_and_is_said(
+def test_a_changed_byte_loses_at_most_the_rest_of_its_block_and_is_noted(
     tmp_path_factory: pytest.TempPathFactory, where: int, change: int
 ) -> None:
     steps = 800

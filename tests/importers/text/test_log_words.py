@@ -34,7 +34,7 @@ def test_an_end_after_which_training_went_on_is_an_event_at_its_line_and_no_outc
     assert event.message in run.notes
 
 
-def test_what_was_said_of_each_start_of_a_training_belongs_to_that_attempt(tmp_path: Path) -> None:
+def test_an_event_in_the_log_belongs_to_the_attempt_in_which_it_was_logged(tmp_path: Path) -> None:
     text = lines(1, 9) + "Killed\n" + lines(1, 9) + "OVERFLOW! Skipping step\n" + lines(10, 12) + "KeyboardInterrupt\n"
     run = history(tmp_path, text)
     assert [(each.kind, each.attempt, each.step) for each in run.reported] == [("killed", 0, 9), ("step_skipped", 1, 9)]

@@ -125,7 +125,7 @@ numbers = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), numbers, numbers, numbers), min_size=3, max_size=6))
-def test_whatever_its_numbers_a_known_line_gives_what_reading_it_anew_gives(
+def test_a_learned_line_pattern_gives_the_same_result_as_a_full_read_for_any_numbers(
     rows: list[tuple[int, str, str, str]],
 ) -> None:
     patterns = LinePatterns()

@@ -26,7 +26,7 @@ def test_a_healthy_norm_of_any_size_is_silent(level: float) -> None:
     assert judged("gradient_explosion gradient_vanishing", grad_norm=norms * level) == []
 
 
-def test_a_norm_that_is_twice_its_quiet_level_is_none() -> None:
+def test_a_norm_at_twice_its_quiet_level_is_no_explosion() -> None:
     assert judged("gradient_explosion", grad_norm=at(np.full(600, 0.5), 500, 2.0)) == []
 
 
@@ -76,7 +76,7 @@ def test_an_explosion_that_goes_on_is_one_finding() -> None:
     assert findings[-1].metrics["since"] == 500
 
 
-def test_a_gradient_that_has_gone_is_said_once() -> None:
+def test_a_vanished_gradient_is_reported_once() -> None:
     gone = norms * np.where(np.arange(800) < 500, 1.0, 1e-8)
     (event,) = judged("gradient_vanishing", loss=np.full(800, 2.3), grad_norm=gone)
     assert (event.step, event.severity) == (509, Severity.WARNING)
@@ -105,7 +105,7 @@ def test_the_gradient_of_a_loss_that_is_multiplied_by_a_small_number_is_as_small
         assert event.metrics["limit"] == pytest.approx(min(1.0, 2.3 * factor) * 1e-5)
 
 
-def test_a_gradient_that_faded_while_the_loss_stands_is_found() -> None:
+def test_a_gradient_that_fades_while_the_loss_is_flat_is_found() -> None:
     faded = norms * np.where(np.arange(800) < 100, 1.0, 0.02)
     (event,) = judged("gradient_vanishing", loss=2.3 + noise(1, 800, 0.01), grad_norm=faded)
     assert 290 <= event.step <= 310

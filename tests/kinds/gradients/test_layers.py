@@ -56,14 +56,14 @@ def test_layers_of_any_size_are_healthy() -> None:
     assert judged(None, loss=loss, **layers, **weights) == []
 
 
-def test_a_gradient_that_does_not_reach_the_first_layer_is_vanishing_while_the_loss_stands() -> None:
+def test_a_gradient_that_does_not_reach_the_first_layer_is_vanishing_if_the_loss_is_flat() -> None:
     layers = layered("grad_norm", first=1e-4 * steady[:21], second=0.1 * steady[:21], last=steady[:21])
     (event,) = every_hundred("gradient_vanishing:layers", loss=2.3 + noise(5, 2001, 0.01), **layers)
     assert (event.step, event.place, event.severity) == (500, "first", Severity.WARNING)
     assert every_hundred("gradient_vanishing:layers", loss=decaying(2001), **layers) == []
 
 
-def test_a_gradient_that_is_lost_over_the_front_half_is_said_at_the_first_measurement() -> None:
+def test_a_gradient_lost_in_the_first_half_of_the_layers_is_reported_at_the_first_measurement() -> None:
     lost = {"first": 1e-6, "second": 1e-5, "third": 1e-2, "last": 1.0}
     layers = layered("grad_norm", **{name: share * steady[:21] for name, share in lost.items()})
     losses = 2.3 * np.linspace(1, 0.95, 2001)
@@ -145,7 +145,7 @@ def test_a_layer_that_is_measured_at_every_step_is_not_dead_after_five() -> None
     assert judged("dead_layer", **layered("grad_norm", a=np.zeros(390))) == []
 
 
-def test_large_updates_of_the_whole_model_are_said_once_for_all_layers() -> None:
+def test_large_updates_of_the_whole_model_are_reported_once_for_all_layers() -> None:
     high = np.where(np.arange(200) < 50, 1e-3, 0.3)
     series = {"update_ratio": high, **layered("update_ratio", a=high, b=high)}
     event, worse = judged("update_ratio_high", loss=np.full(200, 2.3), **series)
@@ -166,7 +166,7 @@ def test_first_steps_from_weights_at_zero_are_no_large_updates() -> None:
     assert judged("update_ratio_high", update_ratio=np.maximum(1 / (1 + np.arange(200)) ** 1.2, 1e-3)) == []
 
 
-def test_small_updates_at_a_learning_rate_that_is_meant_to_be_small_are_none() -> None:
+def test_small_updates_at_an_intentionally_small_learning_rate_are_no_finding() -> None:
     rate = np.r_[np.full(100, 1e-3), np.full(100, 1e-8)]
     assert judged("update_ratio_low", learning_rate=rate, update_ratio=rate) == []
     flat = {"learning_rate": np.full(200, 1e-3), "update_ratio": np.full(200, 1e-9)}
@@ -180,11 +180,11 @@ def test_a_layer_that_was_not_updated_at_all_has_no_small_updates_but_a_whole_mo
     assert len(judged("update_ratio_low", learning_rate=rate, update_ratio=np.zeros(200))) == 1
 
 
-def test_weights_that_grow_fivefold_are_no_leap() -> None:
+def test_a_fivefold_weight_norm_is_no_spike() -> None:
     assert judged("weight_spike", param_norm=at(70 * steady[:300], 200, 5.0)) == []
 
 
-def test_weights_of_several_layers_that_leap_together_are_one_finding() -> None:
+def test_weights_of_several_layers_that_spike_together_are_one_finding() -> None:
     jump = at(70 * steady[:300], 200, 30.0, 3)
     (event,) = judged("weight_spike", **layered("param_norm", a=jump, b=jump))
     assert (event.step, event.place, event.severity) == (200, "a", Severity.WARNING)

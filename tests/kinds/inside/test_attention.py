@@ -59,7 +59,7 @@ def test_heads_that_began_narrow_are_left_out() -> None:
     assert collapse(a__head_0=[0.08] + [0.01] * 5, a__head_1=[0.02] * 6) == []
 
 
-def test_a_whole_layer_that_never_looked_around_is_named_where_the_loss_stands() -> None:
+def test_a_layer_whose_heads_all_collapsed_from_the_start_is_named_if_the_loss_is_flat() -> None:
     never = {"a.head_0": [1e-10, 0, 1e-9, 0, 0, 0], "a.head_1": [0.0] * 6, "b.head_0": WIDE, "b.head_1": [0.0] * 6}
     (event,) = judged("attention_entropy", never)
     assert (event.step, event.place) == (300, "a")

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[str, Floats, int, Floats]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_trouble_is_said_once_and_softly_and_health_is_silent(name: str) -> None:
+def test_a_problem_is_reported_once_as_information_and_healthy_values_give_no_finding(name: str) -> None:
     quantity, ill, step, healthy = CASES[name]
     (event,) = judged(name, **{quantity: ill})
     assert (event.step, event.kind, event.severity) == (step, name, Severity.INFO)

@@ -39,7 +39,7 @@ def after(first: float, then: float, at: int = 5) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "quantity"), [("dead_units", "activation_dead"), ("saturated_activation", "activation_saturation")]
 )
-def test_most_of_a_layer_in_three_measurements_in_a_row_is_said_once(kind: str, quantity: str) -> None:
+def test_most_of_a_layer_in_three_consecutive_measurements_is_reported_once(kind: str, quantity: str) -> None:
     (event,) = judged(kind, **{f"{quantity}@a": after(0.1, 0.8), f"{quantity}@b": [0.4] * MEASUREMENTS})
     assert (event.step, event.place, event.kind) == (7, "a", kind)
     assert "80.0%" in event.message
@@ -51,7 +51,7 @@ def test_layers_that_die_together_are_one_finding() -> None:
     assert event.place == "a"
 
 
-def test_a_module_that_begins_to_put_out_nan_is_said_once_and_where_it_came_first() -> None:
+def test_nan_outputs_are_reported_once_at_the_first_module_that_has_them() -> None:
     (event,) = judged(
         "activation_nonfinite",
         **{f"activation_nonfinite@{name}": after(0, 3) for name in ("attention", "projection")},
@@ -95,7 +95,7 @@ def test_the_threshold_of_a_collapse_is_the_users() -> None:
     assert replay(readings(codes([0.4] * MEASUREMENTS)), [SdrCollapse()]) == []
 
 
-def test_diversity_that_falls_is_said_before_it_collapses() -> None:
+def test_falling_diversity_is_reported_before_it_collapses() -> None:
     falling = [0.95, 0.9, 0.8, 0.7, 0.55, 0.5, 0.45, 0.4]
     (event,) = judged("sdr_low_diversity", **codes(falling))
     assert event.step == 5
@@ -104,20 +104,20 @@ def test_diversity_that_falls_is_said_before_it_collapses() -> None:
     assert judged("sdr_low_diversity", **codes(after(0.9, 0.1))) == []
 
 
-def test_bits_that_are_not_used_are_said_where_they_could_have_been() -> None:
+def test_unused_bits_are_reported_if_there_were_enough_rows_to_use_them() -> None:
     (event,) = judged("sdr_bit_usage", **bits(0.3, 1.0))
     assert "30.0% of the 512 bits of encoder" in event.message
     assert judged("sdr_bit_usage", **bits(0.3, 1.0, rows=20)) == []
     assert judged("sdr_bit_usage", **bits(0.9, 1.0)) == []
 
 
-def test_bits_that_are_used_unevenly_are_said() -> None:
+def test_unevenly_used_bits_are_reported() -> None:
     (event,) = judged("sdr_bit_usage", **bits(0.9, 4.0))
     assert event.metrics["unevenness"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("value", [0.0005, 150.0, 0.09, 11.0])
-def test_a_temperature_that_runs_away_is_said(value: float) -> None:
+def test_a_temperature_far_from_its_start_is_reported(value: float) -> None:
     (event,) = judged("sdr_temperature", **{"sdr_temperature@encoder": after(1.0, value)})
     assert (event.step, event.place) == (5, "encoder")
 

@@ -79,7 +79,7 @@ def test_few_tokens_or_few_steps_do_not_show_that_an_expert_is_dead() -> None:
     assert event.step == 200
 
 
-def test_one_dead_expert_of_many_is_for_information_and_is_told_again_when_there_are_twice_as_many() -> None:
+def test_one_dead_expert_of_many_is_information_and_is_reported_again_when_the_number_doubles() -> None:
     dead = {3: [0.0] * MEASUREMENTS, 7: [0.02] * 2 + [0.0] * 8}
     first, second = experts(even(dead, 32), tokens=1000)
     assert (first.severity, first.step) == (Severity.INFO, 400)

@@ -56,7 +56,7 @@ def test_a_jump_within_the_first_fifty_steps_is_found_though_the_baseline_is_sho
     assert at + 11 <= findings[0].step <= at + 16
 
 
-def test_the_first_high_loss_is_told_beside_the_step_at_which_it_was_found() -> None:
+def test_a_divergence_has_the_step_of_its_first_high_loss_besides_the_step_of_detection() -> None:
     (event,) = findings((2 + noise(0, 1000, 0.03)) * np.where(steps < 700, 1.0, 2.0))
     assert (event.step, event.metrics["first_high"]) == (711, 700)
 
@@ -92,7 +92,7 @@ def test_a_run_that_explodes_is_one_or_two_findings_and_not_one_a_step() -> None
     assert events[-1].severity is Severity.CRITICAL
 
 
-def test_a_new_level_is_said_once() -> None:
+def test_a_new_level_is_reported_once() -> None:
     assert len(findings(np.where(np.arange(4000) < 500, 2.0, 3.0) + noise(3, 4000, 0.03))) == 1
 
 
@@ -103,7 +103,7 @@ def test_after_it_has_come_back_the_next_is_another() -> None:
     assert [event.step // 100 for event in findings(loss)] == [8, 20]
 
 
-def test_a_second_leap_from_a_level_that_has_become_the_usual_one_is_another() -> None:
+def test_a_second_jump_from_a_level_that_became_the_baseline_is_another_divergence() -> None:
     loss = np.select([np.arange(5000) < 500, np.arange(5000) < 3000], [2.0, 3.0], 4.5) + noise(8, 5000, 0.03)
     assert [(event.step // 100, event.severity) for event in findings(loss)] == [
         (5, Severity.CRITICAL),
@@ -143,7 +143,7 @@ def test_non_finite_values_are_neither_high_nor_low() -> None:
     assert findings(loss) == []
 
 
-def test_a_loss_that_can_be_negative_diverges_by_leaps() -> None:
+def test_a_loss_that_can_be_negative_diverges_when_it_jumps() -> None:
     loss = noise(6, 1000, 0.3) - 3.0
     assert findings(loss) == []
     loss[700:] += 12.0

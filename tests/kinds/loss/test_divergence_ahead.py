@@ -31,15 +31,15 @@ def test_weights_that_begin_to_grow_faster_are_a_sign_of_divergence() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("growth", [-0.01, 0.0, 0.002, 0.05])
-def test_weights_that_grow_or_shrink_evenly_are_none(seed: int, growth: float) -> None:
+def test_weights_that_grow_or_shrink_steadily_are_no_finding(seed: int, growth: float) -> None:
     assert ahead(course(seed, growth)) == []
 
 
-def test_weights_that_begin_to_shrink_are_none() -> None:
+def test_weights_that_start_to_shrink_are_no_finding() -> None:
     assert ahead(course() * np.exp(-0.02 * np.maximum(STEPS - 30, 0))) == []
 
 
-def test_a_single_measurement_a_little_above_is_none_and_a_jump_is_said_once() -> None:
+def test_one_slightly_high_measurement_is_no_finding_and_a_jump_is_reported_once() -> None:
     norms = course()
     norms[30] *= 1.03
     assert ahead(norms) == []

@@ -27,7 +27,7 @@ def test_it_is_found_where_updates_are_measured_every_ten_steps_only() -> None:
     assert event.step == 9
 
 
-def test_without_measured_updates_nothing_is_said() -> None:
+def test_there_is_no_finding_without_measured_updates() -> None:
     assert judged("divergence:start", loss=LOSS, grad_norm=NORM) == []
 
 

@@ -70,7 +70,7 @@ def test_it_says_what_happened_with_numbers() -> None:
     assert str(event.remedies[0]) == "Lower the learning rate by a factor of 2 to 5."
 
 
-def test_a_hundred_fold_spike_is_critical_and_is_said_after_a_smaller_one() -> None:
+def test_a_hundredfold_spike_is_critical_and_is_reported_even_after_a_smaller_one() -> None:
     spiked = at(at(healthy, 600, 3.0), 601, 500.0)
     assert [(e.step, e.severity) for e in judged("loss_spike", loss=spiked)] == [
         (600, Severity.INFO),
@@ -102,7 +102,7 @@ def test_loss_and_gradient_agreeing_count_at_a_lower_limit() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_one_nan_blinds_nobody(bad: float) -> None:
+def test_one_nan_or_infinity_does_not_hide_a_later_spike(bad: float) -> None:
     loss, norm = at(healthy, 450, 3.0), np.exp(noise(3, 1000, 0.2))
     loss[400] = norm[400] = bad
     findings = [(e.step, e.kind) for e in judged(loss=loss, grad_norm=norm)]
@@ -140,6 +140,6 @@ def test_a_restart_of_the_learning_rate_excuses_the_rise_that_follows_it() -> No
     assert judged("loss_spike divergence", loss=loss, learning_rate=beyond) != []
 
 
-def test_the_same_spike_stands_out_in_a_run_of_any_scale() -> None:
+def test_the_same_spike_is_found_at_any_scale_of_the_loss() -> None:
     for scale in (1e-6, 1.0, 1e6):
         assert [e.step for e in judged("loss_spike", loss=at(healthy, 600, 2.0) * scale)] == [600]

@@ -59,7 +59,7 @@ def test_the_last_steps_of_a_schedule_may_have_a_rate_of_zero() -> None:
 
 @pytest.mark.parametrize("peak", [1e-3, 3e-4, 5e-5])
 @pytest.mark.parametrize("every", [1, 10])
-def test_a_rate_that_a_log_rounds_to_zero_is_none(tmp_path: Path, peak: float, every: int) -> None:
+def test_a_learning_rate_that_a_log_rounds_to_zero_is_no_finding(tmp_path: Path, peak: float, every: int) -> None:
     rounded = diagnosed(lambda step: round(cosine(STEPS)(step) * peak / 0.003, 4), tmp_path, every)
     assert rounded.outcome == "healthy"
     assert rounded.findings == ()
@@ -72,7 +72,7 @@ def test_in_a_long_training_a_hundred_steps_are_few() -> None:
     assert event.step == 4211
 
 
-def test_a_rate_that_was_never_above_zero_is_none() -> None:
+def test_a_learning_rate_that_was_never_above_zero_is_no_finding() -> None:
     assert found(lambda _: 0.0, "learning_rate_zero") == []
 
 

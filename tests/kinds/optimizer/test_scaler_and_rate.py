@@ -41,7 +41,7 @@ def test_five_falls_without_growth_are_a_collapse() -> None:
     assert [(e.step, e.severity) for e in found] == [(340, Severity.CRITICAL)]
 
 
-def test_growth_in_between_starts_the_count_anew() -> None:
+def test_growth_of_the_scale_restarts_the_count_of_skipped_steps() -> None:
     changes = [(300, 0.5), (310, 0.5), (320, 0.5), (330, 2.0), (340, 0.5), (350, 0.5), (360, 0.5)]
     assert [e.kind for e in events(changes)] == ["step_skipped"]
 
@@ -85,7 +85,7 @@ def test_no_schedule_is_a_jump(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["constant", "warm-up and cosine", "falls in stairs", "cosine with warm restarts"])
 @pytest.mark.parametrize("factor", [20.0, 1000.0])
-def test_a_leap_beyond_the_highest_rate_is_a_jump(name: str, factor: float) -> None:
+def test_a_learning_rate_far_above_its_maximum_is_a_jump(name: str, factor: float) -> None:
     broken = SCHEDULES[name].copy()
     broken[550:] = broken.max() * factor
     (event,) = judged("learning_rate_jump", learning_rate=broken)
@@ -126,7 +126,7 @@ def test_a_jump_after_the_warm_up_is_a_warning_at_once() -> None:
     assert (event.step, event.severity) == (60, Severity.WARNING)
 
 
-def test_groups_that_leap_together_are_one_finding() -> None:
+def test_parameter_groups_that_jump_together_are_one_finding() -> None:
     rate = np.where(steps < 500, 1e-3, 1e-1)
     series = {"learning_rate": rate, "learning_rate@group_1": rate / 10}
     assert [event.step for event in judged("learning_rate_jump", **series)] == [500]

@@ -85,7 +85,7 @@ def test_overfitting_is_seen_through_noise() -> None:
     assert len(run(falls + noise(2, 1000, 0.1), u_shape + noise(3, 20, 0.02))) == 1
 
 
-def test_without_training_loss_nothing_is_said() -> None:
+def test_without_a_training_loss_there_is_no_overfitting() -> None:
     records = [StepReading(step, (Signal("val_loss"),), (float(value),)) for step, value in enumerate(u_shape)]
     assert [event for event in replay(records) if event.kind == "overfitting"] == []
 

@@ -44,7 +44,7 @@ def test_a_batch_that_is_repeated_is_not_a_constant_output_before_it_is_learned(
     assert [each.kind for each in judged("repeated_data", loss=stuck)] == ["repeated_data"]
 
 
-def test_it_is_said_again_after_the_noise_has_come_back() -> None:
+def test_it_is_reported_again_after_the_noise_has_returned() -> None:
     stuck = usual.copy()
     stuck[300:340] = stuck[500:540] = 1.3 - 1e-4 * np.arange(40)
     assert [each.step // 100 for each in judged("repeated_data", loss=stuck)] == [3, 5]
@@ -73,7 +73,7 @@ def test_a_loss_that_the_log_rounds_to_the_same_number_is_not_repeated_data() ->
     assert judged("repeated_data", loss=rounded) == []
 
 
-def test_a_training_that_has_calmed_down_after_leaping_about_is_not_repeated_data() -> None:
+def test_a_loss_that_becomes_steady_after_large_jumps_is_not_repeated_data() -> None:
     wild = np.exp(noise(4, 300, 1.5))
     assert judged("repeated_data", loss=np.r_[wild, 2.0 + noise(5, 60, 0.001)]) == []
 

@@ -47,7 +47,7 @@ def test_a_validation_accuracy_that_falls_by_ten_points_is_overfitting(count: in
     assert episode.message.startswith("val_acc fell from ")
 
 
-def test_a_validation_accuracy_that_levels_off_is_none() -> None:
+def test_a_validation_accuracy_that_levels_off_is_no_fall() -> None:
     flagged = sum(bool(found(run(count, 0.8, seed))) for count in (8, 12, 30, 100) for seed in range(100))
     assert flagged <= 4  # of 400
 

@@ -13,7 +13,7 @@ nan = math.nan
 
 
 @pytest.mark.parametrize("count", [3, 5, 8, 12, 20])
-def test_a_loss_that_blows_up_in_its_last_points_has_diverged_and_the_last_value_is_told(count: int) -> None:
+def test_a_loss_that_explodes_in_its_last_points_has_diverged_and_the_verdict_gives_the_last_value(count: int) -> None:
     losses = falling(2000)
     losses[-count:] *= np.exp(2.0 * np.arange(1, count + 1))
     diagnosis = diagnosis_of(run_named(loss=losses))
@@ -119,13 +119,13 @@ def test_gradients_that_grow_gradually_while_the_loss_rises_are_found_and_are_th
     ]
 
 
-def test_where_the_end_is_told_by_several_points_that_is_said() -> None:
+def test_the_verdict_says_near_if_the_end_is_the_median_of_several_points() -> None:
     losses = falling(2000, noise=0.05)
     losses[1500:] *= 3
     assert f"ended near {np.median(losses[-5:]):.4g}" in run_verdict(losses)
 
 
-def test_a_loss_that_was_no_number_in_the_end_is_told_by_its_last_finite_value() -> None:
+def test_a_loss_that_ends_as_nan_is_reported_with_its_last_finite_value() -> None:
     losses = np.r_[falling(60), 8.0, 150.0, 4e5, 2.2e12, 2.14e25, np.full(60, nan)]
     (episode,) = [
         each

@@ -49,7 +49,7 @@ def test_ten_noisy_validations_whose_later_ones_all_lie_higher_are_overfitting()
     assert found(falling(50, 0.7), validation, every=5)
 
 
-def test_ten_noisy_validations_that_wander_are_none_though_the_last_is_the_highest() -> None:
+def test_ten_noisy_validation_losses_are_no_overfitting_even_if_the_last_is_high() -> None:
     validation = np.array([0.67, 0.58, 0.72, 0.56, 0.56, 0.57, 0.64, 0.58, 0.58, 0.71])
     assert not found(falling(50, 0.4), validation, every=5)
 
@@ -78,12 +78,12 @@ def test_where_the_training_loss_rises_as_well_it_is_no_overfitting() -> None:
     assert not found(training, turning(30, 0.5, at=0.5))
 
 
-def test_where_the_training_loss_stands_it_is_no_overfitting() -> None:
+def test_a_rising_validation_loss_is_no_overfitting_if_the_training_loss_is_flat() -> None:
     training = np.concatenate([falling(5), np.full(25, 0.3)])
     assert not found(training, turning(30, 0.5, at=0.5))
 
 
-def test_a_rise_below_four_percent_is_none_however_clear() -> None:
+def test_a_rise_below_four_percent_is_no_overfitting_however_clear() -> None:
     assert not found(falling(100), turning(100, 0.03, noise=0.0005))
 
 

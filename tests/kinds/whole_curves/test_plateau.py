@@ -47,17 +47,17 @@ def test_a_loss_that_fell_at_once_and_never_moved_again_is_a_plateau(noise: floa
     assert "flat from step" in episode.message
 
 
-def test_a_loss_that_decays_to_the_noise_of_its_labels_is_none() -> None:
+def test_a_loss_that_decays_to_its_label_noise_is_no_plateau() -> None:
     steps = np.arange(1000)
     for tau in (30, 40, 100, 300):
         assert not found(noisy(1.5 + 3 * np.exp(-steps / tau), 0.03))
 
 
-def test_a_loss_that_fell_at_once_and_goes_on_falling_is_none() -> None:
+def test_a_loss_that_falls_fast_and_keeps_falling_is_no_plateau() -> None:
     assert not found(noisy(9.0 * np.arange(1, 201) ** -0.7, 0.02))
 
 
-def test_a_loss_that_was_learnt_at_once_is_none() -> None:
+def test_a_loss_that_reaches_almost_zero_at_once_is_no_plateau() -> None:
     assert not found(noisy(np.where(np.arange(200) < 8, 5.0, 0.001), 0.1))
 
 
@@ -67,7 +67,7 @@ def test_a_collapse_into_noise_that_hides_any_course_is_not_judged() -> None:
 
 @pytest.mark.parametrize("points", [30, 100, 1000])
 @pytest.mark.parametrize("power", [0.2, 0.5])
-def test_a_slow_fine_tuning_from_4_5_to_3_3_is_none(points: int, power: float) -> None:
+def test_a_slow_fine_tuning_from_4_5_to_3_3_is_no_plateau(points: int, power: float) -> None:
     course = (1 + 20 * np.linspace(0, 1, points)) ** -power
     losses = 3.3 + 1.2 * (course - course[-1]) / (1 - course[-1])
     assert not found(noisy(losses, 0.01))
@@ -95,7 +95,7 @@ def test_a_loss_that_first_updates_lifted_and_that_came_back_to_chance_is_one(li
 
 
 @pytest.mark.parametrize("lifted", [2.3, 9.0])
-def test_a_loss_that_fell_by_a_tenth_in_its_first_points_is_none(lifted: float) -> None:
+def test_a_loss_that_fell_by_a_tenth_in_its_first_points_is_no_plateau(lifted: float) -> None:
     losses = np.concatenate([[2.3, lifted, lifted], np.linspace(2.3, 2.07, 9), np.full(600, 2.07)])
     assert not found(noisy(losses, 0.005))
 

@@ -154,7 +154,7 @@ def test_a_model_of_a_vocabulary_that_stops_early_is_stuck(first: float, level: 
     assert 30 <= episode.start <= 60
 
 
-def test_a_plateau_after_first_updates_that_raised_the_loss_is_told_from_the_first_value() -> None:
+def test_a_plateau_counts_from_the_first_value_even_if_the_first_updates_raised_the_loss() -> None:
     losses = np.r_[3.638, 3.95, 4.149, 4.05, 3.84, 3.76, 3.70, 3.67, 3.6, np.full(140, 3.487)]
     losses[9:] *= np.exp(np.random.default_rng(0).normal(0, 0.002, 140))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
@@ -162,7 +162,7 @@ def test_a_plateau_after_first_updates_that_raised_the_loss_is_told_from_the_fir
     assert episode.metrics["first"] == pytest.approx(3.638)
 
 
-def test_levels_of_several_points_are_told_as_such() -> None:
+def test_the_message_says_how_many_points_a_level_was_taken_from() -> None:
     losses = 3.3 * np.exp(np.random.default_rng(0).normal(0, 0.005, 60))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
     assert " over its first 6 points to " in episode.message

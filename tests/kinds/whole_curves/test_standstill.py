@@ -32,7 +32,7 @@ def standing(*metrics: tuple[str, NDArray[np.float64]]) -> list[Finding]:
         (5000, 1500, 2.5, Severity.INFO),
     ],
 )
-def test_how_severe_it_is_goes_by_how_long_it_stood_and_what_is_left(
+def test_the_severity_depends_on_the_length_of_the_standstill_and_the_loss_that_is_left(
     steps: int, stands_from: int, last: float, severity: Severity
 ) -> None:
     (finding,) = standing(("loss", falling(steps, stands_from, last)))
@@ -42,7 +42,7 @@ def test_how_severe_it_is_goes_by_how_long_it_stood_and_what_is_left(
     assert str(finding.remedies[0]) == "Raise the learning rate, or lower it by a factor of 10."
 
 
-def test_a_loss_that_falls_to_the_end_does_not_stand() -> None:
+def test_a_loss_that_falls_to_the_end_is_no_standstill() -> None:
     assert standing(("loss", 6.0 * (1 + np.arange(20_000)) ** -0.1 + falling(20_000, 6000, 0.01))) == []
 
 
@@ -53,7 +53,7 @@ def test_the_end_of_a_schedule_does_not_count() -> None:
     assert standing(losses, ("learning_rate", np.full(20_000, 1e-3)))
 
 
-def test_a_validation_that_stands_while_the_training_loss_falls_is_information() -> None:
+def test_a_flat_validation_loss_while_the_training_loss_falls_is_information() -> None:
     losses = 1.0 + 5.0 * np.exp(-np.arange(20_000) / 9000)
     (finding,) = standing(("loss", losses), ("val_loss", falling(20_000, 8000)))
     assert (finding.severity, finding.metric) == (Severity.INFO, "val_loss")

@@ -39,7 +39,7 @@ def test_jumps_within_next_to_nothing_are_no_spikes_and_a_jump_out_of_it_is_one(
     assert serious(run_named(loss=losses)) == [("loss_spike", 800)]
 
 
-def test_last_points_that_stand_high_within_next_to_nothing_are_no_divergence() -> None:
+def test_last_points_high_only_relative_to_an_almost_zero_loss_are_no_divergence() -> None:
     losses = learnt(1000)
     losses[-4:] = 1e-5
     assert serious(run_named(loss=losses)) == []
@@ -53,7 +53,7 @@ def test_a_loss_that_was_learnt_may_go_on_to_exactly_zero() -> None:
     assert serious(run_named(loss=losses)) == []
 
 
-def test_a_loss_of_exactly_zero_at_its_lowest_is_told_without_dividing_by_it() -> None:
+def test_a_divergence_from_a_loss_of_exactly_zero_is_reported_without_division_by_zero() -> None:
     losses = np.concatenate([[0.6, 0.5, 0.4, 0.0, 0.0, 0.0], np.full(8, 0.9)])
     assert serious(run_named(loss=losses)) == [("divergence", 6)]
 

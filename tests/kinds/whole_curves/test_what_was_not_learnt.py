@@ -23,7 +23,7 @@ def test_a_gradient_norm_of_zero_while_the_loss_falls_was_not_measured() -> None
     assert "gradient_vanishing" not in dict(serious(run_named(loss=losses[:60], grad_norm=np.zeros(60))))
 
 
-def test_a_gradient_norm_of_zero_while_the_loss_stands_still_is_none() -> None:
+def test_a_gradient_norm_of_zero_while_the_loss_is_flat_is_a_vanishing_gradient() -> None:
     losses = 2.3 + noise(2, 400, 0.001)
     (event,) = judged("gradient_vanishing", loss=losses, grad_norm=np.zeros(400))
     assert event.step >= 199

@@ -72,7 +72,7 @@ def test_dead_channels_are_counted_as_a_share_of_all() -> None:
     assert not any(name.startswith("activation_dead@") for name in row if name.endswith(("@0", "@4", "@5")))
 
 
-def test_channels_are_told_from_units_by_the_module_before() -> None:
+def test_the_preceding_module_decides_whether_a_dimension_holds_channels_or_units() -> None:
     torch.manual_seed(0)
     linear = nn.Sequential(nn.Linear(6, 12), nn.ReLU())
     with torch.no_grad():
@@ -228,7 +228,7 @@ class Raises(nn.Module):
         raise KeyboardInterrupt
 
 
-def test_after_an_exception_no_hook_is_left_and_nothing_is_told() -> None:
+def test_an_exception_leaves_no_hook_and_no_measurement_behind() -> None:
     model, probe = nn.Sequential(nn.Linear(4, 8), Raises()), ActivationProbe(unguarded)
     with pytest.raises(KeyboardInterrupt):
         blocks_of(probe, model, torch.randn(32, 4))

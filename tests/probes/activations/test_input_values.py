@@ -75,7 +75,7 @@ def test_of_a_layer_that_is_called_for_each_token_the_spread_is_not_measured() -
     assert measured(Cell(), torch.arange(8)[:, None].repeat(1, 5) % 4 * torch.tensor([0, 1, 1, 1, 1])) == {}
 
 
-def test_of_few_rows_nothing_is_said_of_their_spread() -> None:
+def test_the_spread_of_a_few_rows_is_not_measured() -> None:
     row = measured(nn.Sequential(nn.Linear(2, 3)), ROWS[:2])
     assert set(row) == {"input_low@0", "input_high@0", "input_rms@0"}
 

@@ -121,7 +121,7 @@ def test_collapsed_heads_are_counted() -> None:
     assert found.collapsed == pytest.approx(0.25)
 
 
-def test_the_tenth_turn_and_every_so_many_are_looked_at() -> None:
+def test_the_tenth_step_and_every_multiple_of_the_interval_are_measured() -> None:
     probe = AttentionProbe(25, 64, unguarded, lambda _: None)
     assert [own_step for own_step in range(1, 80) if probe.due(own_step)] == [10, 25, 50, 75]
     assert not any(AttentionProbe(0, 64, unguarded, lambda _: None).due(own_step) for own_step in range(60))
@@ -302,7 +302,7 @@ def test_nothing_of_the_training_is_kept_alive() -> None:
     assert seen[0]() is None
 
 
-def test_of_many_layers_twelve_are_drawn_and_no_more_than_so_many_heads_have_series(
+def test_the_number_of_layers_with_maps_and_of_heads_with_series_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training(Stack(30), every=1)
@@ -333,7 +333,7 @@ def test_of_many_heads_some_are_drawn_and_all_are_in_the_mean() -> None:
     assert drawn.weights.sum(-1).mean() < 0.9, "shares of all keys, not of those that are kept"
 
 
-def test_two_models_in_one_training_are_told_apart() -> None:
+def test_two_models_in_one_training_get_different_names() -> None:
     models = [Stack(1), Stack(1)]
     probe = AttentionProbe(1, 64, unguarded, lambda _: None, lambda: models)
     for model in models:

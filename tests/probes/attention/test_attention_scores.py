@@ -104,7 +104,7 @@ def test_entropy_and_logits_are_those_of_weights_computed_by_hand(
     torch.testing.assert_close(weights.double(), truth, atol=1e-5, rtol=1e-5)
 
 
-def test_a_mask_is_told_from_a_bias() -> None:
+def test_a_mask_is_distinguished_from_a_bias() -> None:
     query, key = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4)
     for mask in (-1e4, -1e9, -math.inf):
         scores = scores_of_call(1, None, query, key, key, torch.tensor([0.0, 0.0, mask]))

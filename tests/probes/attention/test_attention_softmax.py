@@ -131,7 +131,7 @@ def test_what_is_no_attention_is_not_called_one(form: Form) -> None:
     assert looked(Own(form), scores, value).entropy == {}
 
 
-def test_a_vocabulary_is_not_looked_at_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_softmax_over_a_vocabulary_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Tensor] = []
     monkeypatch.setattr("mlflow_stability.probes.attention.attention_probe.head_numbers", looks.append)
     looked(Own(lambda _, scores, __: scores.softmax(-1)), torch.randn(2, 3, 5000), torch.randn(1))

@@ -155,7 +155,7 @@ def trained(
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_compiled_code_that_nobody_could_know_of_is_left_alone_and_looked_past_at_the_next_pass(
+def test_unexpected_compiled_code_is_not_disturbed_and_is_avoided_from_the_next_pass(
     monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
     found = []

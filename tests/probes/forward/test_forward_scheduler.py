@@ -102,7 +102,7 @@ def test_a_probe_looks_into_the_steps_that_it_wants() -> None:
     assert len(loop.blocks) == 2
 
 
-def test_only_the_first_of_several_passes_of_a_cycle_is_looked_into() -> None:
+def test_only_the_first_of_several_forward_passes_of_a_step_is_measured() -> None:
     probe = Looker()
     loop = Loop(nn.Linear(4, 2), probe)
     loop.model(torch.ones(3, 4)).sum().backward()
@@ -186,7 +186,7 @@ def test_each_model_counts_its_own_turns() -> None:
     assert {step % 2 for step in probe.steps} == {0, 1}
 
 
-def test_a_compiled_model_is_looked_at_in_a_second_pass_and_trains_as_if_nobody_had() -> None:
+def test_a_compiled_model_is_measured_in_a_second_pass_and_trains_identically() -> None:
     def trained(every: int) -> tuple[list[Tensor], Looker, int]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
@@ -206,7 +206,7 @@ def test_a_compiled_model_is_looked_at_in_a_second_pass_and_trains_as_if_nobody_
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
 
 
-def test_why_a_model_is_not_looked_into_is_told_once() -> None:
+def test_the_reason_why_a_model_is_not_measured_is_reported_once() -> None:
     told: list[Finding] = []
     model = nn.Linear(4, 2)
     model.compile(backend="eager")

@@ -86,7 +86,7 @@ def test_the_outermost_module_is_heard_by_place_and_by_name() -> None:
     assert heard.calls == [("Net", 0, ["x"]), "ended"]
 
 
-def test_evaluation_is_told_apart_from_training() -> None:
+def test_evaluation_is_distinguished_from_training() -> None:
     model = Net()
     _, heard = watched(model)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_a_forward_pass_that_failed_does_not_hide_the_next_one() -> None:
     assert heard.calls == [("Net", 1, []), "failed", ("Net", 1, []), "ended"]
 
 
-def test_a_script_that_calls_the_module_inside_is_heard_after_two_gates() -> None:
+def test_a_script_that_calls_the_inner_module_is_observed_after_two_optimizer_steps() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -291,7 +291,7 @@ def test_a_copy_of_a_watched_model_can_be_scripted() -> None:
     assert torch.equal(torch.jit.script(copied)(inputs), model(inputs))
 
 
-def test_a_module_that_answers_in_the_name_of_others_disturbs_nobody() -> None:
+def test_a_module_that_overrides_named_parameters_is_not_called() -> None:
     class Odd(nn.Module):
         def named_parameters(self, prefix: str = "") -> list[object]:  # type: ignore[override]
             raise AssertionError("the script was called")

@@ -34,7 +34,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_a_training_of_which_all_is_seen_is_told_nothing() -> None:
+def test_nothing_is_reported_if_all_parts_of_a_training_are_found() -> None:
     model = nn.Linear(4, 1)
     assert unseen_parts([model], [SGD(model.parameters(), lr=0.1)], 10) == []
 

@@ -62,7 +62,7 @@ def test_only_the_places_that_are_listed_are_touched() -> None:
     assert touched == {name for _, name in TOUCHED}
 
 
-def test_a_patch_of_somebody_else_on_top_stays_and_ours_becomes_a_plain_call() -> None:
+def test_a_later_patch_of_other_code_stays_and_ours_becomes_a_plain_call() -> None:
     owner = SimpleNamespace(call=lambda: "original")
     handles = HookHandles()
     handles.patch(owner, "call", around)
@@ -75,7 +75,7 @@ def test_a_patch_of_somebody_else_on_top_stays_and_ours_becomes_a_plain_call() -
     assert owner.call() == ["theirs", "original"]
 
 
-def test_coming_back_beneath_somebody_else_does_not_count_twice() -> None:
+def test_patching_again_below_a_patch_of_other_code_does_not_count_twice() -> None:
     owner = SimpleNamespace(call=lambda: "original")
     handles = HookHandles()
     handles.patch(owner, "call", around)

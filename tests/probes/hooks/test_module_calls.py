@@ -62,7 +62,7 @@ class Own(nn.Module):
         return found
 
 
-def test_calls_are_told_with_their_arguments_and_outputs() -> None:
+def test_observers_get_the_arguments_and_outputs_of_calls() -> None:
     model = Own()
     calls = Calls()
     watched = MODULE_CALLS.observe(model, calls)
@@ -76,7 +76,7 @@ def test_calls_are_told_with_their_arguments_and_outputs() -> None:
     assert len(calls.heard) == 4
 
 
-def test_a_call_that_failed_is_told_and_its_traceback_is_that_of_torch() -> None:
+def test_a_failed_call_is_reported_and_its_traceback_is_that_of_torch() -> None:
     model = Own()
     with pytest.raises(RuntimeError) as bare:
         model(torch.ones(2, 5))
@@ -89,7 +89,7 @@ def test_a_call_that_failed_is_told_and_its_traceback_is_that_of_torch() -> None
     assert traceback.format_tb(seen.value.__traceback__)[1:] == traceback.format_tb(bare.value.__traceback__)[1:]
 
 
-def test_ctrl_c_within_a_call_is_told() -> None:
+def test_ctrl_c_within_a_call_is_reported() -> None:
     class Interrupted(nn.Module):
         def forward(self, _x: Tensor) -> None:
             raise KeyboardInterrupt
@@ -102,7 +102,7 @@ def test_ctrl_c_within_a_call_is_told() -> None:
     assert calls.heard[-1] == "failed"
 
 
-def test_observers_of_one_module_end_in_reverse_order_and_one_added_meanwhile_is_told_of_the_end() -> None:
+def test_observers_end_in_reverse_order_and_one_added_during_a_call_sees_its_end() -> None:
     heard: list[Any] = []
     model = nn.Linear(4, 3)
     later = Calls(heard, "later ")
@@ -119,7 +119,7 @@ def test_observers_of_one_module_end_in_reverse_order_and_one_added_meanwhile_is
     assert heard == [("began", "Linear", 1, []), ("later ended", (2, 3)), ("ended", (2, 3))]
 
 
-def test_a_module_without_output_is_told_as_ended() -> None:
+def test_a_call_without_output_is_reported_as_ended() -> None:
     class Keeps(nn.Module):
         def forward(self, x: Tensor) -> None:
             self.kept = x
@@ -131,7 +131,7 @@ def test_a_module_without_output_is_told_as_ended() -> None:
     assert calls.heard[-1] == ("ended", None)
 
 
-def test_modules_that_are_not_watched_copies_of_watched_ones_and_muted_calls_are_not_told() -> None:
+def test_unwatched_modules_copies_of_watched_modules_and_muted_calls_are_not_reported() -> None:
     model, calls = nn.Sequential(nn.Linear(4, 3)), Calls()
     watched = MODULE_CALLS.observe(model, calls)
     model[0](FOUR)
@@ -151,7 +151,7 @@ def test_a_module_that_is_let_go_is_forgotten() -> None:
     assert len(MODULE_CALLS) == 0
 
 
-def test_whether_gradients_are_recorded_and_whether_the_module_trains_is_told_alone() -> None:
+def test_a_watcher_gets_only_the_gradient_mode_and_the_training_mode() -> None:
     model = nn.Linear(4, 3)
     told: list[Any] = []
     watched = MODULE_CALLS.watch(
@@ -166,7 +166,7 @@ def test_whether_gradients_are_recorded_and_whether_the_module_trains_is_told_al
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.(trace|trace_method)` is deprecated")
-def test_traces_are_not_told() -> None:
+def test_calls_during_tracing_are_not_reported() -> None:
     model, calls = nn.Sequential(nn.Sequential(nn.Linear(4, 3))), Calls()
     watched = [MODULE_CALLS.observe(each, calls) for each in model.modules()]
     torch.fx.symbolic_trace(model)
@@ -189,7 +189,7 @@ def test_the_code_can_be_hashed_and_its_source_is_that_of_torch() -> None:
     assert model(FOUR).shape == (2, 3)
 
 
-def test_calls_are_told_where_torch_has_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_reported_if_the_source_of_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: object) -> str:
         raise OSError("could not get source code")
 

@@ -87,7 +87,7 @@ def test_a_mode_that_ctrl_c_has_left_behind_goes_as_soon_as_code_of_ours_runs() 
         assert _get_current_function_mode_stack() == [theirs]
 
 
-def test_a_mode_that_another_thread_takes_off_hands_calls_on_and_goes_in_its_own() -> None:
+def test_a_mode_that_another_thread_removes_passes_calls_through_until_its_own_thread_removes_it() -> None:
     seen: list[Any] = []
     ours = AttentionMode(lambda *given: seen.append(given), lambda _: None, lambda: True)
     ours.enter()

@@ -34,7 +34,7 @@ def one(checked: ModelCheck, name: str) -> ModelFinding:
     return found
 
 
-def test_of_a_sound_model_nothing_is_said_and_its_numbers_are_those_of_torch() -> None:
+def test_a_healthy_model_has_no_findings_and_its_numbers_equal_those_of_torch() -> None:
     model = net()
     checked = check(model, batch(), optimizer=AdamW(model.parameters()))
     assert (checked.findings, checked.not_checked) == ((), ())
@@ -67,7 +67,7 @@ def test_what_each_module_puts_out_is_described() -> None:
     assert check(model).activations == ()
 
 
-def test_without_batch_and_optimizer_what_was_not_checked_is_said() -> None:
+def test_without_batch_and_optimizer_the_result_lists_what_was_not_checked() -> None:
     said = check(net()).not_checked
     assert [each.partition(":")[0] for each in said] == ["Without optimizer=", "Without a batch"]
 
@@ -245,7 +245,7 @@ def test_a_part_that_the_loss_does_not_depend_on_is_unused() -> None:
     assert found.message == "The loss does not depend on 2 parameters: forgotten.weight, forgotten.bias."
 
 
-def test_a_loss_worse_than_guessing_and_one_that_knows_the_answers_are_told() -> None:
+def test_a_loss_worse_than_chance_and_one_from_leaked_labels_are_reported() -> None:
     model = net()
     with torch.no_grad():
         model[-1].weight *= 100
@@ -346,6 +346,6 @@ def test_a_compiled_model_and_one_without_values_are_taken() -> None:
         ({"model": nn.Linear(2, 2), "optimiser": None}, "optimizer"),
     ],
 )
-def test_what_it_does_not_take_is_said(arguments: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused_with_the_reason(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises((SettingsError, TypeError), match=said.replace("(", r"\(")):
         check(**arguments)

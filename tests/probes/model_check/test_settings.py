@@ -57,7 +57,7 @@ class Attention(nn.Module):
         (torch.optim.AdamW, (0.95, 0.95), False),
     ],
 )
-def test_adam_whose_first_beta_is_above_its_second_is_told(
+def test_adam_with_its_first_beta_above_its_second_is_reported(
     optimizer: type[torch.optim.Adam], betas: tuple[float, float], told: bool
 ) -> None:
     model = nn.Linear(4, 4)
@@ -73,7 +73,7 @@ def test_betas_that_mean_something_else_are_not_talked_about() -> None:
     assert lint(model, NovoGrad([{"params": model.parameters(), "betas": (0.95, 0.25)}], lr=0.1)) == []
 
 
-def test_attention_that_is_scaled_to_nothing_is_told() -> None:
+def test_attention_with_a_scale_near_zero_is_reported() -> None:
     (event,) = lint(nn.ModuleDict({"attn": Attention(1e-6), "other": Attention(0.125)}))
     assert event.place == "attn"
     assert event.metrics["scale"] == 1e-6

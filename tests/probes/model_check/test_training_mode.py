@@ -43,7 +43,7 @@ def test_dropout_alone_that_is_off_is_for_information() -> None:
         nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval(),
     ],
 )
-def test_a_mode_that_changes_nothing_is_not_told(model: nn.Module) -> None:
+def test_a_mode_without_effect_is_not_reported(model: nn.Module) -> None:
     assert mode_of(model) is None
 
 

@@ -84,7 +84,7 @@ def test_under_a_loss_scaler_it_is_the_same_be_it_fused_or_not(fused: bool) -> N
     must_be(rows[0], rows[1], rel=1e-4)
 
 
-def test_beside_muon_only_what_adam_holds_is_told() -> None:
+def test_beside_muon_only_the_parameters_of_adam_are_measured() -> None:
     model = net()
     matrices = [each for each in model.parameters() if each.dim() == 2]
     adam = AdamW([each for each in model.parameters() if each.dim() != 2], lr=0.001)
@@ -108,7 +108,7 @@ def test_a_weight_that_never_had_a_gradient_counts_as_calm() -> None:
     assert measured.end()["adam_rms"] == pytest.approx(math.sqrt(1 / 3))
 
 
-def test_without_second_moments_nothing_is_said() -> None:
+def test_nothing_is_measured_without_second_moments() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     measured = Measured([optimizer], [AdamRms(1, 1)])

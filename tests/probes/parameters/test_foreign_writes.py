@@ -41,9 +41,7 @@ def measured(
 
 
 @pytest.mark.parametrize("make", [Adam, SGD, LBFGS])
-def test_a_training_that_nobody_else_writes_to_has_no_such_value(
-    tmp_path: Path, make: Callable[..., Optimizer]
-) -> None:
+def test_a_training_without_foreign_writes_has_no_such_value(tmp_path: Path, make: Callable[..., Optimizer]) -> None:
     assert measured(tmp_path, make=make) == {}
 
 

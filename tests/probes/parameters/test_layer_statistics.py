@@ -88,7 +88,7 @@ def test_gradients_that_a_fused_scaler_left_scaled_are_described_unscaled() -> N
     assert (rows[0].counts == rows[1].counts).all()
 
 
-def test_a_layer_that_two_optimizers_share_is_told_by_the_one_that_holds_more_of_it() -> None:
+def test_a_layer_shared_by_two_optimizers_is_reported_by_the_one_that_holds_more_of_it() -> None:
     model = net()
     optimizers: list[Optimizer] = [
         AdamW([each for each in model.parameters() if each.dim() != 2]),

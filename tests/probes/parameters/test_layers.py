@@ -14,7 +14,7 @@ from mlflow_stability.probes.parameters import layers as module
 from mlflow_stability.probes.parameters.layers import Layers
 
 
-def test_parameters_are_told_in_the_order_of_the_optimizer_and_layers_in_that_of_the_model() -> None:
+def test_parameters_follow_the_order_of_the_optimizer_and_layers_the_order_of_the_model() -> None:
     model = net()
     optimizer = SGD([{"params": model[3].parameters()}, {"params": model[:3].parameters()}], lr=0.1)
     layers = Layers()

@@ -41,7 +41,7 @@ def test_the_norm_is_that_of_the_buffers(name: str, dtype: torch.dtype) -> None:
         must_be(measured.end(), truth)
 
 
-def test_without_momentum_nothing_is_said_and_no_state_is_made() -> None:
+def test_without_momentum_nothing_is_measured_and_no_state_is_created() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
     measured = Measured([optimizer], [MomentumNorm(1, 1)])

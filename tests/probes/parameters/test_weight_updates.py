@@ -178,7 +178,7 @@ def test_what_does_not_fit_at_all_is_not_measured() -> None:
     assert measured.end() == {}
 
 
-def test_measuring_changes_neither_weights_nor_dice() -> None:
+def test_measuring_changes_neither_weights_nor_random_numbers() -> None:
     finals = []
     for watched in (True, False):
         model = net()

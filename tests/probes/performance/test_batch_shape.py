@@ -38,7 +38,7 @@ def test_rows_are_samples_and_whole_numbers_in_rows_are_tokens(
 
 
 @pytest.mark.parametrize("args", [(), (3, "words"), (torch.tensor(1.0),), (pack_sequence([torch.zeros(2, 4)]),)])
-def test_nothing_is_said_of_what_cannot_be_told(args: tuple[Any, ...]) -> None:
+def test_arguments_without_a_clear_batch_have_no_shape(args: tuple[Any, ...]) -> None:
     assert batch_shape(args, {}) is None
 
 

@@ -43,7 +43,7 @@ def test_communication_is_read_from_the_timers_of_ddp_once_for_each_time_they_ra
         assert 0 <= told[step, "communication_exposed_time"] <= told[step, "communication_time"]
 
 
-def test_without_ddp_nothing_is_told() -> None:
+def test_nothing_is_measured_without_ddp() -> None:
     assert list(Communication(no_guard, lambda: [nn.Linear(2, 2)]).blocks(50)) == []
 
 

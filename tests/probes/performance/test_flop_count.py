@@ -116,7 +116,7 @@ def test_a_forward_pass_that_talks_to_other_processes_does_so(tmp_path: Any) -> 
     assert not count.unknown
 
 
-def test_where_somebody_else_counts_already_nothing_is_counted() -> None:
+def test_nothing_is_counted_if_another_flop_counter_is_active() -> None:
     with FlopCounterMode(display=False) as theirs:
         assert not FlopCounter().enter()
         nn.Linear(3, 5)(torch.ones(2, 3))

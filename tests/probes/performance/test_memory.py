@@ -43,7 +43,7 @@ def test_memory_that_a_process_takes_is_seen() -> None:
         assert process_memory() - before > 60 * 2**20
 
 
-def test_on_a_cpu_the_memory_of_the_process_is_told_every_ten_steps() -> None:
+def test_on_a_cpu_the_memory_of_the_process_is_measured_every_ten_steps() -> None:
     memory = Memory()
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     assert [step for step in range(1, 31) if memory.due(step)] == [10, 20, 30]

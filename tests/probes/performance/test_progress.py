@@ -75,7 +75,7 @@ def test_a_schedule_that_ends_with_the_training_tells_how_far_it_is(make: Schedu
 
 
 @pytest.mark.parametrize("total", [40, 57])
-def test_a_training_that_is_over_is_told_to_be_over(total: int) -> None:
+def test_a_finished_training_is_reported_as_complete(total: int) -> None:
     told = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, total), steps=total)
     assert max(told) == total
     assert told[total] == (1.0, 0.0)

@@ -59,7 +59,7 @@ class Drive:
             self.told.setdefault(self.step, {}).update(zip(map(str, block.signals), block.values, strict=True))
 
 
-def test_every_ten_steps_the_mean_of_each_part_is_told() -> None:
+def test_the_mean_time_of_each_part_is_reported_every_ten_steps() -> None:
     drive = Drive()
     for number in range(20):
         drive.micro_batch(data=1 + number % 2, forward=2, backward=4, seen=number > 0)
@@ -95,7 +95,7 @@ def test_evaluation_is_no_waiting_for_data() -> None:
     assert drive.told[20]["data_time"] == 1
 
 
-def test_what_was_not_seen_is_not_told() -> None:
+def test_parts_that_were_not_observed_are_not_reported() -> None:
     drive = Drive()
     for _ in range(10):
         drive.micro_batch(data=1, forward=2, backward=4, seen=False)
@@ -171,7 +171,7 @@ def test_a_device_that_is_not_that_far_is_not_waited_for() -> None:
     assert drive.told[20] == {"own_time": 0}
 
 
-def test_a_step_of_a_thousand_micro_batches_is_given_up_and_not_told_by_half() -> None:
+def test_timing_of_a_step_with_a_thousand_micro_batches_is_dropped_as_a_whole() -> None:
     drive, made = on_a_device(micro_batches=100)
     assert drive.told[10] == {"own_time": 0}
     assert sum(made) == 2 * 256

@@ -318,7 +318,7 @@ def test_counting_operations_in_mid_training_changes_no_bit_of_it(compiled: bool
     assert all(map(torch.equal, bare, watched))
 
 
-def test_a_training_is_told_of_as_it_was() -> None:
+def test_the_throughput_of_a_real_training_is_reported_correctly() -> None:
     model = Reader()
     optimizer = SGD(model.parameters(), lr=0.1)
     with pacing() as paced:

@@ -62,7 +62,7 @@ def test_one_without_gradients_takes_part(tmp_path: Path) -> None:
 
 
 @MODES
-def test_one_with_fewer_batches_holds_nobody_up(tmp_path: Path, mode: str) -> None:
+def test_a_rank_with_fewer_batches_does_not_block_the_others(tmp_path: Path, mode: str) -> None:
     first, second, rows = trained("uneven", tmp_path, mode)
     assert second.code == 0
     assert len(second.printed.splitlines()) == ODD_AT
@@ -80,7 +80,7 @@ def test_ranks_that_are_out_of_step_notice_it_and_go_on_alone(tmp_path: Path) ->
 
 
 @MODES
-def test_one_that_is_killed_holds_nobody_up(tmp_path: Path, mode: str) -> None:
+def test_a_killed_rank_does_not_block_the_others(tmp_path: Path, mode: str) -> None:
     first, second, rows = trained("killed", tmp_path, mode)
     assert second.code == -9
     assert steps_with("loss", rows) == list(rows)

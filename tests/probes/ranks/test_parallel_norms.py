@@ -40,7 +40,7 @@ def test_on_four_processes(tmp_path: Path) -> None:
     must_agree(("fsdp2", "hsdp", "tensor_fsdp2", "tensor", "fsdp1_orig"), 4, tmp_path)
 
 
-def test_the_norm_before_clipping_is_what_the_script_was_told(tmp_path: Path) -> None:
+def test_the_norm_before_clipping_is_the_one_that_the_script_got(tmp_path: Path) -> None:
     must_agree(("fsdp2", "fsdp1", "fsdp1_orig"), 2, tmp_path, clip=0.2)
 
 

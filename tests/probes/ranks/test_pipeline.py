@@ -52,7 +52,7 @@ def test_norms_and_loss_are_those_of_the_whole_model(tmp_path: Path, way: str, l
 
 
 @pytest.mark.parametrize("fails", [0, 1])
-def test_a_stage_that_measures_no_more_holds_nobody_up(tmp_path: Path, fails: int) -> None:
+def test_a_stage_that_stops_measuring_does_not_block_the_others(tmp_path: Path, fails: int) -> None:
     rows = trained(tmp_path, fails=fails)
     assert [step for step, row in rows.items() if "grad_norm" in row] == list(range(1, FAILS_AT))
     assert all("loss" in row for row in rows.values())

@@ -24,7 +24,7 @@ def test_noise_is_no_spike_and_even_times_are_not_slow() -> None:
     assert trained(4, {})[1] == RankPeaks()
 
 
-def test_the_first_spike_is_told_with_its_baseline() -> None:
+def test_the_first_spike_is_reported_with_its_baseline() -> None:
     _, peaks = trained(1, {100: 3.0, 101: 4.0})
     assert (peaks.spike, peaks.spike_loss) == (100, 3.0)
     assert 1.0 < peaks.spike_level < 1.05
@@ -51,7 +51,7 @@ def test_what_came_after_the_row_was_made_is_sent_with_the_next_one() -> None:
     assert watch.now == RankPeaks()
 
 
-def test_the_longest_capture_is_told_with_the_usual_time() -> None:
+def test_the_longest_capture_is_reported_with_the_usual_time() -> None:
     watch = PeakWatch(2)
     for capture in range(1, SETTLED_AFTER + 1):
         watch.take(capture, 1.0, 2.0 if capture < 3 else 0.01)

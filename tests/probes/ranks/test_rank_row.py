@@ -105,7 +105,7 @@ def test_other_layers_on_one_process_are_noticed_by_all() -> None:
     assert not agreed.layout_is_shared
 
 
-def test_a_loss_that_is_not_finite_is_told_with_its_rank() -> None:
+def test_a_non_finite_loss_is_reported_with_its_rank() -> None:
     table, _ = summed(Measured(1, loss=1.0), Measured(1, loss=math.nan), Measured(1, loss=math.inf))
     assert table.losses == pytest.approx((1.0, math.nan, math.inf), nan_ok=True)
 

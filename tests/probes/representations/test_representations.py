@@ -64,7 +64,7 @@ def test_sparse_codes_are_found_among_all_modules_and_measured_once() -> None:
     assert row["sdr_rows@encoder.winners"] == 8 * WORDS
 
 
-def test_of_modules_with_one_output_the_one_that_was_named_is_told() -> None:
+def test_of_modules_with_the_same_output_the_named_one_is_reported() -> None:
     assert {name.partition("@")[2] for name in looks(Speaker(), "encoder")} == {"encoder"}
 
 

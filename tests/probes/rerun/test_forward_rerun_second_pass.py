@@ -54,7 +54,9 @@ class nothing:  # noqa: N801
 
 
 @pytest.mark.parametrize("kind", RESTORED)
-def test_a_model_with_state_of_its_own_trains_as_if_nobody_had_looked(kind: type[SnapshotManager]) -> None:
+def test_a_model_with_its_own_state_trains_identically_with_and_without_a_second_pass(
+    kind: type[SnapshotManager],
+) -> None:
     bare, _, _ = trained(kind, looked_into=False)
     watched, second, looks = trained(kind, looked_into=True)
     assert (looks, second.reason) == (5, "")

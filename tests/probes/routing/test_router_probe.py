@@ -156,7 +156,7 @@ class Narrow(nn.Module):
     ],
     ids=["head", "input", "sequential"],
 )
-def test_what_stands_beside_equal_blocks_is_no_router(make: Callable[[], nn.Module], given: Tensor) -> None:
+def test_a_layer_beside_equal_blocks_is_no_router(make: Callable[[], nn.Module], given: Tensor) -> None:
     probe, model = RouterProbe(unguarded), make()
     for _ in range(3):
         assert look(model, given, probe=probe) == {}

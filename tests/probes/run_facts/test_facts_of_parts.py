@@ -25,7 +25,7 @@ def layer() -> nn.Linear:
     return nn.Linear(3, 2)
 
 
-def test_an_optimizer_is_told_with_all_its_numbers() -> None:
+def test_facts_of_an_optimizer_include_all_its_numbers() -> None:
     facts = optimizer_facts([AdamW(layer().parameters(), lr=0.002, betas=(0.8, 0.95), weight_decay=0.1)])
     assert facts["optimizer"] == "AdamW"
     assert facts["learning_rate"] == "0.002"
@@ -74,7 +74,7 @@ def test_a_group_for_each_parameter_does_not_become_a_thousand_facts() -> None:
     assert len(facts) < 100
 
 
-def test_a_schedule_is_told_as_it_is_nested() -> None:
+def test_facts_of_a_schedule_include_its_nested_schedules() -> None:
     optimizer = SGD(layer().parameters(), lr=0.5)
     parts = [
         lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=10),
@@ -111,7 +111,7 @@ def warm_up(step: int, *, warmup_steps: int, total: int) -> float:
     return min(1.0, step / warmup_steps) * (1 - step / total)
 
 
-def test_the_function_of_a_schedule_is_told_with_what_it_was_given() -> None:
+def test_facts_of_a_schedule_include_its_function_and_arguments() -> None:
     optimizer = SGD(layer().parameters(), lr=0.5)
     scheduler = lr_scheduler.LambdaLR(optimizer, functools.partial(warm_up, warmup_steps=20, total=100))
     assert scheduler_facts([scheduler], [optimizer])["scheduler.lr_lambdas"] == "warm_up(warmup_steps=20, total=100)"
@@ -146,7 +146,7 @@ def test_a_model_is_counted_as_a_loop_counts_it() -> None:
     assert (facts["parameter_types"], facts["devices"]) == ("float32", "cpu")
 
 
-def test_wrappers_are_told_beside_the_model_and_not_in_its_place() -> None:
+def test_facts_name_the_wrappers_besides_the_model() -> None:
     compiled = torch.compile(nn.DataParallel(layer()))
     facts = model_facts([compiled], [])
     assert facts["model"] == "Linear"
@@ -159,7 +159,7 @@ def test_wrappers_are_told_beside_the_model_and_not_in_its_place() -> None:
     assert model_facts([inner], [])["model"] == "Sequential"
 
 
-def test_two_models_and_mixed_types_are_told_apart() -> None:
+def test_two_models_and_mixed_types_have_separate_facts() -> None:
     mixed = nn.Sequential(nn.Linear(7, 7, bias=False).bfloat16(), nn.Linear(1, 1, bias=False))
     facts = model_facts([layer(), mixed], [])
     assert (facts["model"], facts["model_1"]) == ("Linear", "Sequential")
@@ -200,19 +200,19 @@ def test_a_script_that_uses_the_newer_switch_for_precision_is_no_trouble() -> No
     assert torch_facts()["float32_matmul"]
 
 
-def test_autocast_is_told_as_it_is_where_it_is_asked() -> None:
+def test_facts_have_the_autocast_that_is_active_now() -> None:
     assert autocast_now() == ""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert autocast_now() == "cpu bfloat16"
 
 
-def test_a_loss_scaler_is_told_with_its_knobs() -> None:
+def test_facts_of_a_loss_scaler_include_its_settings() -> None:
     assert scaler_facts(None) == {}
     facts = scaler_facts(torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=200))
     assert (facts["loss_scaling.initial_scale"], facts["loss_scaling.growth_interval"]) == ("1024.0", "200")
 
 
-def test_a_batch_is_told_by_types_and_shapes() -> None:
+def test_a_batch_is_described_by_types_and_shapes() -> None:
     tokens, mask = torch.zeros(8, 128, dtype=torch.int64), torch.zeros(8, 128, dtype=torch.bool)
     assert batch_words((tokens,), {"attention_mask": mask}) == "int64[8, 128], bool[8, 128]"
     assert batch_words(({"x": torch.zeros(2)}, 3, None), {}) == "float32[2]"
@@ -220,7 +220,7 @@ def test_a_batch_is_told_by_types_and_shapes() -> None:
     assert batch_words(tuple(torch.zeros(1) for _ in range(20)), {}).endswith("float32[1], …")
 
 
-def test_how_much_of_a_model_is_compiled_is_told() -> None:
+def test_facts_say_how_much_of_a_model_is_compiled() -> None:
     def told(model: nn.Module) -> str:
         return model_facts([model], [])["model.compiled"]
 

@@ -67,7 +67,7 @@ def comparable(told: dict[str, list[float]]) -> str:
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_after_a_cycle_that_ctrl_c_has_ended_half_way_probes_tell_what_is_true(make: Callable[[], Any]) -> None:
+def test_probes_measure_correctly_after_ctrl_c_interrupted_a_step(make: Callable[[], Any]) -> None:
     torch.manual_seed(0)
     shown = Shown()
     probe = make()

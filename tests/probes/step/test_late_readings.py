@@ -20,7 +20,7 @@ def fetch(readback: Readback, device: LateDevice, number: int, found: list[list[
     readback.fetch([device.tensor(float(number)), 7.0], lambda values, rows: found.append(list(values)))
 
 
-def test_nothing_is_read_before_it_has_arrived_and_nobody_waits(device: LateDevice) -> None:
+def test_nothing_is_read_before_it_has_arrived_and_nothing_waits(device: LateDevice) -> None:
     readback, found = Readback(), []
     for number in range(50):
         fetch(readback, device, number, found)

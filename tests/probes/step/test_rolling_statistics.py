@@ -34,7 +34,7 @@ def test_every_number_is_that_of_the_last_hundred_steps() -> None:
     assert found["loss_ema"] == pytest.approx(weights @ losses / weights.sum())
 
 
-def test_nothing_is_said_between_and_of_too_few_steps() -> None:
+def test_nothing_is_reported_between_intervals_or_for_too_few_steps() -> None:
     numbers = RollingStatistics(every=4)
     said = [numbers.take(step, SIGNALS[:1], (1.0,)) for step in range(1, 13)]
     assert [step for step, each in enumerate(said, start=1) if each] == [12]

@@ -90,7 +90,7 @@ def test_any_loss_can_be_in_name_and_facts(loss: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"null", b'{"step": "x"}', b"\xff\x00"])
-def test_torn_facts_are_none(content: bytes) -> None:
+def test_damaged_metadata_is_not_read(content: bytes) -> None:
     assert read_meta(content) is None
 
 
@@ -168,7 +168,7 @@ def flip(file: Path) -> None:
         ("meta.json", Path.unlink, "meta.json is missing"),
     ],
 )
-def test_of_a_damaged_checkpoint_the_next_older_one_is_used_and_it_is_said(
+def test_a_damaged_checkpoint_is_replaced_by_the_next_older_one_with_a_message(
     name: str, harm, says: str, tmp_path: Path
 ) -> None:
     filled(tmp_path, 100, 200, 300)
@@ -195,7 +195,7 @@ def test_the_one_that_was_asked_for_is_found(tmp_path: Path) -> None:
     assert other.messages == ("No checkpoint of step 250; using step 200 instead.",)
 
 
-def test_where_none_has_proved_itself_the_newest_is_used_and_it_is_said(tmp_path: Path) -> None:
+def test_without_a_verified_checkpoint_the_newest_is_used_with_a_message(tmp_path: Path) -> None:
     filled(tmp_path, 100, 200, good=False)
     found = find(tmp_path, "last_good")
     assert found.checkpoint.step == 200
@@ -287,7 +287,7 @@ def test_checkpoints_are_listed_and_verified_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(root)}, check=True)
 
 
-def test_a_step_that_is_there_already_is_not_written_twice_and_mended_where_it_is_damaged(tmp_path: Path) -> None:
+def test_an_existing_checkpoint_is_rewritten_only_if_it_is_damaged(tmp_path: Path) -> None:
     store = filled(tmp_path, 100)
     (there,) = store.listing()
     store.commit(at(100), 2.9)

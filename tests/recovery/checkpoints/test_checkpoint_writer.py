@@ -130,7 +130,7 @@ def test_a_state_that_is_there_already_gets_the_metric_it_is_written_again_with(
     store.close()
 
 
-def test_what_is_not_finite_is_not_written_and_it_is_said(writer: CheckpointWriter, tmp_path: Path) -> None:
+def test_a_non_finite_state_is_not_written_and_is_reported(writer: CheckpointWriter, tmp_path: Path) -> None:
     writer.submit(state(500), 2.0)
     writer.drain(30)
     writer.submit(state(1000, float("nan")), float("nan"))

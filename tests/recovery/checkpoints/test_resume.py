@@ -66,7 +66,7 @@ def saved(folder: Path, made: Training, step: int = 7) -> None:
     store.close()
 
 
-def test_where_it_goes_on_is_told(tmp_path: Path) -> None:
+def test_resuming_returns_the_step_the_loss_and_the_folder(tmp_path: Path) -> None:
     made = training()
     saved(tmp_path, made)
     fresh = Training.of(OPTIMIZERS["adamw foreach"])
@@ -131,7 +131,7 @@ def test_a_model_of_another_shape_is_refused_and_nothing_is_half_loaded(tmp_path
     assert bits(other) == before
 
 
-def test_what_could_not_be_restored_is_said(tmp_path: Path) -> None:
+def test_parts_that_were_not_restored_are_reported(tmp_path: Path) -> None:
     made = training()
     (optimizer,) = made.optimizers
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)

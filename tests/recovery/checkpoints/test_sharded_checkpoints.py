@@ -87,7 +87,7 @@ def test_shards_in_two_directions_are_restored_where_nothing_is_split(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
-def test_what_one_rank_cannot_write_no_rank_writes_and_nobody_waits(tmp_path: Path) -> None:
+def test_if_one_rank_fails_to_write_no_rank_writes_and_none_waits(tmp_path: Path) -> None:
     first, second = launch(2, str(Path(rank_store_faults.__file__)), str(tmp_path / "c"), seconds=SECONDS)
     assert first.code == 0, first.errors[-2000:]
     lines = dict(line.split(" ", 1) for line in first.printed.splitlines())

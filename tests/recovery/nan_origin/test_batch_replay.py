@@ -81,7 +81,7 @@ def test_a_batch_that_broke_once_and_not_again_points_at_the_hardware(net: Net) 
     assert replayed(net, torch.randn(6, 4), flipped=True).conclusion == "hardware"
 
 
-def test_it_is_not_said_to_be_the_hardware_where_something_else_may_have_been_other_numbers() -> None:
+def test_hardware_is_not_blamed_if_state_or_random_numbers_may_have_differed() -> None:
     for kind in RESTORED:
         found = replayed(made(kind), torch.ones(2, 6), flipped=True)
         assert (found.conclusion, found.finite) == ("cannot tell", True), kind
@@ -145,7 +145,7 @@ def test_a_model_that_warns_warns_once() -> None:
     assert len(seen) == 1
 
 
-def test_a_complex_number_that_is_not_finite_is_seen_where_it_is_born() -> None:
+def test_a_non_finite_complex_number_is_found_at_its_origin() -> None:
     class Complex(nn.Module):
         def __init__(self) -> None:
             super().__init__()

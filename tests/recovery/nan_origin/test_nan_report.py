@@ -39,7 +39,7 @@ def replayed(plant: Plant) -> Replay:
 
 
 @pytest.mark.parametrize("make", PLANTS, ids=lambda each: each.__name__)
-def test_the_place_where_the_first_bad_number_was_born_is_named(make: Callable[[], Plant]) -> None:
+def test_the_place_of_the_first_non_finite_number_is_named(make: Callable[[], Plant]) -> None:
     plant = make()
     found = replayed(plant)
     origin = found.origin
@@ -50,7 +50,7 @@ def test_the_place_where_the_first_bad_number_was_born_is_named(make: Callable[[
 
 
 @pytest.mark.parametrize("make", [each for each in PLANTS if each().source == "loss"], ids=lambda each: each.__name__)
-def test_a_birth_in_the_loss_function_is_a_sentence_that_stands_for_itself(make: Callable[[], Plant]) -> None:
+def test_an_origin_in_the_loss_function_is_reported_in_a_complete_sentence(make: Callable[[], Plant]) -> None:
     origin = replayed(make()).origin
     assert origin is not None
     said = origin_event(LAST, origin, "").message

@@ -98,7 +98,7 @@ def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
         ("lgamma", torch.lgamma, (ZERO,), "Keep the inputs of this operation in its valid range"),
     ],
 )
-def test_what_to_do_is_told_by_the_operation(
+def test_the_advice_depends_on_the_operation(
     name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], said: str
 ) -> None:
     assert str(origin_event(7, born(name, do, *given), "head").remedies[0]).startswith(said)

@@ -26,7 +26,7 @@ def test_the_limit_is_a_multiple_of_the_usual_norm_and_far_above_the_largest() -
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_where_the_loss_is_not_absurd_the_gradient_must_be_ten_times_as_large(on_device: bool) -> None:
+def test_without_an_extreme_loss_the_limit_of_the_gradient_is_ten_times_as_high(on_device: bool) -> None:
     limit = GradientLimit(100.0)
     for _ in range(60):
         limit.step(1.0, skipped=False, loss=2.0)
@@ -43,7 +43,7 @@ def test_where_the_loss_is_not_absurd_the_gradient_must_be_ten_times_as_large(on
     assert largest() == 1000.0
 
 
-def test_a_norm_that_was_survived_before_is_never_absurd() -> None:
+def test_a_norm_that_the_training_survived_before_is_never_skipped() -> None:
     learnt = [10.0 * 0.98**step + 1e-4 for step in range(2000)]
     assert all(taken_of([*learnt, 5.0, *learnt[-100:], 12.0])), "one hard sample of a training that knows the others"
 
@@ -55,7 +55,7 @@ def test_where_nothing_is_known_or_wanted_there_is_none(limit: GradientLimit) ->
     assert limit.largest is None
 
 
-def test_absurd_norms_that_keep_coming_are_let_through_and_are_usual_then() -> None:
+def test_extreme_norms_that_persist_are_accepted_after_a_number_of_skips() -> None:
     limit = after([1.0] * 60)
     taken = 0
     for _ in range(20):
@@ -105,7 +105,7 @@ def test_a_gradient_far_above_those_that_come_rarely_is_still_skipped() -> None:
     assert taken[3299]
 
 
-def test_after_going_back_norms_are_learnt_anew() -> None:
+def test_after_a_rollback_norms_are_learned_again() -> None:
     limit = after([1.0] * 60)
     limit.forget()
     assert limit.largest is None

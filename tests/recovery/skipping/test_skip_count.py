@@ -24,7 +24,7 @@ def test_a_taken_step_is_nothing_to_speak_of() -> None:
     assert SkipCount(POLICY).step(1, None) == SkipRow()
 
 
-def test_the_first_skip_of_each_row_is_told() -> None:
+def test_the_first_of_consecutive_skips_is_reported() -> None:
     count = SkipCount(POLICY)
     told = [count.step(step, "guard" if step in (3, 4, 7) else None).events for step in range(1, 10)]
     assert [bool(each) for each in told] == [step in (3, 7) for step in range(1, 10)]

@@ -145,7 +145,7 @@ def test_an_ordinary_step_of_an_unknown_optimizer_is_not_copied(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("bad", range(4))
-def test_all_of_an_accumulated_cycle_is_dropped_whichever_micro_batch_broke(bad: int) -> None:
+def test_an_accumulated_step_is_skipped_whichever_micro_batch_is_broken(bad: int) -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
     with guarding(model) as meter:
@@ -194,7 +194,7 @@ def test_gradients_that_one_half_of_a_gan_left_behind_do_not_stop_the_other() ->
     assert [each.broken for each in meter.verdicts] == [number == 4 for number in range(8)]
 
 
-def test_in_the_very_first_cycle_an_optimizer_that_nobody_knew_is_looked_at_by_itself() -> None:
+def test_in_the_first_step_a_new_optimizer_is_checked_by_itself() -> None:
     model = model_of()
     muon = Muon(model, muon_first=True)
     bias = muon.optimizers[1]
@@ -208,7 +208,7 @@ def test_in_the_very_first_cycle_an_optimizer_that_nobody_knew_is_looked_at_by_i
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_what_a_loss_scaler_throws_away_is_thrown_away_by_the_other_optimizers_of_the_cycle(
+def test_a_step_that_the_loss_scaler_skips_is_skipped_by_the_other_optimizers_too(
     order: tuple[int, int],
 ) -> None:
     model = model_of()
@@ -269,7 +269,7 @@ def test_a_broken_first_step_of_fused_sgd_leaves_no_buffer_unfilled() -> None:
     assert meter.verdicts[0].broken is True
 
 
-def test_the_others_are_asked_at_every_gate_and_a_break_of_theirs_counts() -> None:
+def test_other_ranks_are_asked_before_every_step_and_their_broken_steps_count() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sent: list[float] = []
@@ -290,7 +290,7 @@ def test_the_others_are_asked_at_every_gate_and_a_break_of_theirs_counts() -> No
     assert moved == [True, False, False, True, True]
 
 
-def test_skip_next_skips_one_sound_cycle() -> None:
+def test_skip_next_skips_one_healthy_step() -> None:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
     moved = []

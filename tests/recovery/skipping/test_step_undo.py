@@ -116,7 +116,7 @@ def test_the_buffers_of_a_compiled_model_are_kept_though_it_has_no_length() -> N
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["forward heard", "forward not heard"])
-def test_a_buffer_that_forward_assigns_anew_is_again_the_one_that_it_was_and_so_are_the_others(heard: bool) -> None:
+def test_buffers_are_restored_even_if_forward_assigns_a_new_tensor_to_one_of_them(heard: bool) -> None:
     module = Odd()
     undo = BufferUndo([module])
     undo.keep()
@@ -176,7 +176,7 @@ def test_a_forward_pass_before_which_nothing_was_written_costs_no_copy(monkeypat
         undo.forward_began()
 
 
-def test_a_buffer_that_is_assigned_anew_at_each_step_is_followed_without_a_search(
+def test_a_buffer_that_is_replaced_at_each_step_is_followed_without_a_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = Odd()

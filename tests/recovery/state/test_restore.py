@@ -22,9 +22,7 @@ def adamw(lr: float = 1e-2) -> Training:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("through_a_file", [False, True])
-def test_a_training_that_is_set_back_goes_on_as_it_did_bit_for_bit(
-    name: str, through_a_file: bool, tmp_path: Path
-) -> None:
+def test_a_restored_training_continues_bit_for_bit_as_before(name: str, through_a_file: bool, tmp_path: Path) -> None:
     training = Training.of(OPTIMIZERS[name])
     training.run(4)
     copy, before = copy_state(training.parts, 4), bits(training)
@@ -56,7 +54,7 @@ def test_a_fresh_training_with_no_state_yet_takes_it_all_over(name: str) -> None
     assert bits(fresh) == bits(training)
 
 
-def test_sparse_gradients_and_their_optimizer_are_set_back() -> None:
+def test_sparse_gradients_and_their_optimizer_are_restored() -> None:
     training = Training.of(lambda model: [torch.optim.SparseAdam(list(model.parameters()))], Words)
     training.run(3)
     copy, before = copy_state(training.parts, 3), bits(training)
@@ -91,7 +89,7 @@ def test_tensors_stay_where_they_are_and_versions_as_they_were() -> None:
     assert len(tensors) > 20
 
 
-def test_state_that_was_born_later_is_removed() -> None:
+def test_state_that_was_created_after_the_copy_is_removed() -> None:
     training = adamw()
     copy = copy_state(training.parts, 0)
     training.run(2)
@@ -100,7 +98,7 @@ def test_state_that_was_born_later_is_removed() -> None:
     assert restored.removed == len(list(training.model.parameters()))
 
 
-def test_layers_that_began_to_learn_later_are_set_back_and_lose_their_state() -> None:
+def test_layers_that_began_to_learn_later_are_restored_and_lose_their_state() -> None:
     training = adamw()
     head = list(training.model.head.parameters())
     learning = [each for each in training.model.parameters() if all(each is not other for other in head)]
@@ -178,7 +176,7 @@ def scaled(steps: int) -> tuple[Training, torch.amp.GradScaler, TrainingParts]:
     return training, scaler, parts
 
 
-def test_a_loss_scaler_is_set_back_in_place_and_one_that_has_not_begun_begins_there() -> None:
+def test_a_loss_scaler_is_restored_in_place_and_a_new_one_starts_from_the_copy() -> None:
     training, scaler, parts = scaled(3)
     copy, saved, address = copy_state(parts, 3), scaler.state_dict(), scaler._scale.data_ptr()
     scaler.update(2.0)
@@ -216,7 +214,7 @@ def test_a_scaler_that_counts_to_another_interval_now_still_grows() -> None:
     assert scaler.get_scale() == 2 * before
 
 
-def test_averaged_copies_are_set_back_as_the_loop_left_them() -> None:
+def test_averaged_copies_are_restored_to_their_earlier_state() -> None:
     training = adamw()
     average = torch.optim.swa_utils.AveragedModel(training.model)
     parts = TrainingParts(tuple(training.optimizers), (training.model,), averaged=(average,))
@@ -287,7 +285,7 @@ def test_a_table_that_has_grown_since_is_left_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
-def test_buffers_of_every_layout_are_set_back() -> None:
+def test_buffers_of_every_layout_are_restored() -> None:
     training = adamw()
     model = training.model
     model.register_buffer("coordinates", torch.eye(3).to_sparse())

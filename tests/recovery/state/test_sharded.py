@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Iterator[nn.Module]:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_shards_and_their_moments_are_set_back_and_stay_shards(model: nn.Module, lost: bool) -> None:
+def test_shards_and_their_moments_are_restored_and_stay_shards(model: nn.Module, lost: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 
     def step() -> None:

@@ -161,7 +161,7 @@ def test_what_is_not_finite_is_named(value: float, where: str, name: str) -> Non
     assert with_value(value, where) == {name}
 
 
-def test_a_running_mean_that_is_nan_is_named_and_a_mask_of_infinities_is_told_apart() -> None:
+def test_a_nan_running_mean_is_named_and_a_mask_of_infinities_is_distinguished() -> None:
     assert with_value(float("nan"), "buffer") == {"norm.running_mean"}
     training = Training.of(OPTIMIZERS["sgd"])
     copy = copy_state(training.parts, 0)

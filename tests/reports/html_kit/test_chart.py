@@ -61,7 +61,7 @@ def test_an_episode_of_one_step_is_wide_enough_to_be_seen_and_stays_inside() -> 
     assert last.left + last.width <= 100
 
 
-def test_numbers_of_neighbours_stand_in_different_rows_and_not_in_too_many() -> None:
+def test_numbers_of_neighbours_are_in_different_rows_up_to_a_maximum() -> None:
     bands = chart(sketch(*[1.0] * 1000), *[(step, step) for step in range(500, 520)]).bands
     rows = [band.row for band in bands]
     assert rows[:5] == [0, 1, 2, 3, None]

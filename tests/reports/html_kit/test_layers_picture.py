@@ -95,7 +95,7 @@ def test_where_they_differ_most_is_a_sentence() -> None:
     assert layer_difference(one([[np.nan]]), NAMES) == "No layer has values of both runs at the same step."
 
 
-def test_a_column_is_told_as_far_as_the_runs_reach_into_it() -> None:
+def test_a_column_is_described_by_the_steps_that_the_runs_have_in_it() -> None:
     norms = two_with_layers().layers[0]
     ended = replace(norms, spans=((-300, 243), (-300, 244)))
     assert "40 to 44 steps after the onset" in layer_difference(replace(ended, spans=((-300, 43), (-300, 44))), NAMES)
@@ -135,7 +135,7 @@ def test_the_page_has_both_runs_of_each_quantity_and_no_name_becomes_structure()
     assert "aligned" in page
 
 
-def test_runs_of_one_name_are_told_apart_by_their_ids() -> None:
+def test_runs_with_the_same_name_are_distinguished_by_their_ids() -> None:
     found = two_with_layers()
     runs = [replace(e, card=replace(e.card, name="x", source=i)) for e, i in zip(found.runs, "ab", strict=True)]
     alike = replace(found, runs=tuple(runs))
@@ -150,6 +150,6 @@ def test_models_without_a_common_layer_have_none_in_common() -> None:
     assert layer_difference(never, NAMES) == "No layer has values of both runs at the same step."
 
 
-def test_two_runs_that_are_the_same_are_not_said_to_be_apart() -> None:
+def test_two_identical_runs_are_reported_as_identical() -> None:
     same = one([[1.0], [2.0]], farthest=LargestGap("layer0", 0, 1.0, 1.0))
     assert layer_difference(same, NAMES) == "Identical in every layer where both were measured."

@@ -30,7 +30,7 @@ def test_a_healthy_run_has_no_findings() -> None:
     assert (run["outcome"], run["findings"], run["more_findings"], run["cause"]) == ("healthy", [], 0, None)
 
 
-def test_of_many_findings_the_worst_are_told_and_the_others_counted() -> None:
+def test_of_many_findings_the_worst_are_listed_and_the_others_are_counted() -> None:
     many = tuple(changed(spike(), start=step, message="far above its baseline " * 50) for step in range(500))
     said = brief(replace(broken(), findings=(*many, *broken().findings)))
     assert len(said["findings"]) + said["more_findings"] == 502

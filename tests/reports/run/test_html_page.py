@@ -87,7 +87,7 @@ def test_a_page_tells_everything_about_a_broken_run() -> None:
         assert part in said
 
 
-def test_what_to_try_is_said_once_for_each_kind() -> None:
+def test_advice_is_given_once_for_each_kind_of_finding() -> None:
     twice = replace(broken(), findings=(spike(), changed(spike(), start=500)), remedies=())
     assert text_of(Page(render(Report((twice,))))).count("Look at the batch of this step.") == 1
 
@@ -110,7 +110,7 @@ def test_cause_and_actions_come_before_curves_and_findings() -> None:
     assert order == sorted(order)
 
 
-def test_a_page_asks_nobody_for_anything() -> None:
+def test_a_page_loads_no_external_resources() -> None:
     text = render(BAD)
     assert not re.search(r"https?:|url\(|@import|<script|src=", text)
     assert "default-src 'none'" in text

@@ -116,7 +116,7 @@ def test_numbers_that_json_does_not_know_are_strings_that_float_reads() -> None:
     assert float(metrics["after"]) == float("-inf")
 
 
-def test_what_cannot_be_told_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     (run,) = json.loads(render(GOOD))["runs"]
     assert run["cause"] is None
     assert run["curves"][0]["spike_score"] is None

@@ -19,7 +19,7 @@ def cells(line: str) -> int:
     return len(re.findall(r"(?<!\\)\|", re.sub(r"\\\\", "", line))) - 1
 
 
-def test_a_run_is_told_from_its_verdict_to_what_to_do() -> None:
+def test_a_run_is_reported_from_its_verdict_to_the_advice() -> None:
     text = render(BAD)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     assert titles == [

@@ -39,7 +39,7 @@ def shown(report: Report, *, width: int = 80, colour: bool = False, verbose: boo
     return text.getvalue()
 
 
-def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
+def test_a_broken_run_is_reported_from_its_verdict_to_the_advice() -> None:
     text = shown(BAD)
     for part in (
         "Broken: train_loss became NaN at step 960",
@@ -56,7 +56,7 @@ def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("quoted", [False, True])
-def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) -> None:
+def test_the_origin_of_a_nan_is_shown_unless_the_cause_names_it(quoted: bool) -> None:
     said = "the first non-finite value comes from log in head, which produced 7 infinite."
     birth = changed(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
     run = broken()
@@ -70,7 +70,7 @@ def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) ->
     assert ("INFO nan_origin" in lines) is not quoted
 
 
-def test_the_marks_stand_beneath_the_curve_at_their_steps() -> None:
+def test_the_marks_are_below_the_curve_at_their_steps() -> None:
     lines = shown(BAD).splitlines()
     marks = next(line for line in lines if re.fullmatch(r" +1 +2━*", line))
     share = (marks.index("1") - 10) / (78 - 10)
@@ -184,7 +184,7 @@ def test_of_many_episodes_the_worst_are_shown_and_the_others_counted() -> None:
     assert "  22  INFO oscillation" in shown(report, verbose=True)
 
 
-def test_nothing_read_is_said() -> None:
+def test_a_report_without_runs_says_so() -> None:
     assert shown(NOTHING).strip() == "0 runs: no findings"
     assert "cannot tell" in shown(MIXED)
 

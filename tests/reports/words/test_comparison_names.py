@@ -23,7 +23,7 @@ def three_of_one_name() -> Comparison:
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
-def test_runs_of_one_name_are_told_apart_by_their_ids(form: str) -> None:
+def test_runs_with_the_same_name_are_distinguished_by_their_ids(form: str) -> None:
     comparison = three_of_one_name()
     said = (
         comparison_terminal.render(comparison, width=120, verbose=True)
@@ -55,7 +55,7 @@ def test_logs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apa
         max_size=8,
     )
 )
-def test_runs_that_are_called_alike_are_always_told_apart(named: dict[str, str]) -> None:
+def test_runs_with_equal_names_always_get_distinct_names(named: dict[str, str]) -> None:
     cards = [RunCard(source, name) for source, name in named.items()]
     names = names_of(cards)
     alike = [each for each in cards if sum((c.name or c.source) == (each.name or each.source) for c in cards) > 1]

@@ -57,14 +57,14 @@ def test_a_run_that_goes_on_has_not_ended() -> None:
     assert wording.ending(replace(broken(), ended="")) is None
 
 
-def test_a_loss_that_exploded_is_told_in_times_its_start_and_not_in_a_row_of_digits() -> None:
+def test_an_exploded_loss_is_given_as_a_multiple_of_its_start() -> None:
     (reading,) = broken().curves
     assert wording.figures(replace(reading, change=0.35)).startswith("+35% from start to end")
     assert wording.figures(replace(reading, change=4.5e20)).startswith("4.5e+20 times the start at the end")
     assert wording.figures(replace(reading, change=45.0, first=-2.0)).startswith("+4500% from start to end")
 
 
-def test_a_finding_that_is_its_own_cause_is_not_said_to_explain_itself() -> None:
+def test_a_finding_that_is_its_own_cause_does_not_explain_itself() -> None:
     run = broken()
     assert run.cause is not None
     assert wording.explained(run) == "NaN at step 960"

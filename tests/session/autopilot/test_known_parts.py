@@ -75,7 +75,7 @@ def test_a_module_that_joins_with_a_parameter_group_is_a_part_at_the_next_step()
     assert parts.meet(optimizer, None) is PartsChange.NONE
 
 
-def test_averages_that_are_made_later_are_found_and_stand_behind_those_that_were_known() -> None:
+def test_averages_that_are_created_later_are_found_and_follow_the_known_ones() -> None:
     model, parts = net(), KnownParts()
     first, optimizer = AveragedModel(model), SGD(model.parameters(), lr=0.1)
     parts.meet(optimizer, None)

@@ -100,7 +100,7 @@ def test_a_silent_session_says_nothing_but_that_data_is_lost(caplog: pytest.LogC
     assert caplog.messages == ["Recorded data is lost."]
 
 
-def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_start_is_logged_once_and_only_when_the_run_is_known(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     assert not output.begins(DeliveredRun())
     assert not output.begins(DeliveredRun("ab12")), "where to look is not known yet"
@@ -110,7 +110,7 @@ def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pyte
 
 
 @pytest.mark.parametrize("trouble", [SPIKE, ROLLBACK])
-def test_the_beginning_is_said_before_any_trouble_also_when_the_run_is_created_late(
+def test_the_start_is_logged_before_any_finding_even_if_the_run_is_created_late(
     trouble: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -128,7 +128,7 @@ def test_the_beginning_is_said_before_any_trouble_also_when_the_run_is_created_l
     assert caplog.messages[3:] == [f"The run is kind-otter-7: {RUN.url}"]
 
 
-def test_a_trouble_found_when_the_run_is_known_already_is_said_after_its_beginning(
+def test_a_finding_of_a_known_run_is_logged_after_its_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -142,7 +142,7 @@ def test_a_trouble_found_when_the_run_is_known_already_is_said_after_its_beginni
     assert caplog.messages[2].startswith("Recording into"), "the next recording is another one"
 
 
-def test_a_finding_that_a_rollback_answers_is_told_by_the_rollback_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finding_that_causes_a_rollback_is_logged_by_the_rollback_alone(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
     output.found(ROLLBACK, may_act=True)
@@ -150,7 +150,7 @@ def test_a_finding_that_a_rollback_answers_is_told_by_the_rollback_alone(caplog:
     assert caplog.messages == [ROLLBACK.message]
 
 
-def test_a_finding_that_nobody_answers_is_said_when_its_step_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finding_without_an_action_is_logged_after_its_step(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
     output.step_done()
@@ -187,7 +187,7 @@ def test_a_finding_of_a_slow_training_does_not_wait_for_the_next_step(
     assert said == [0, 1, 1, 2], "each waits for its own time, not for a second turn of the timer"
 
 
-def test_a_finding_is_said_by_a_thread_while_no_step_comes(
+def test_a_finding_is_logged_by_a_thread_if_no_further_step_follows(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_output, "HELD_SECONDS", 0.2)
@@ -197,7 +197,7 @@ def test_a_finding_is_said_by_a_thread_while_no_step_comes(
     assert time.monotonic() - began >= 0.2
 
 
-def test_a_rollback_that_comes_after_the_finding_was_said_is_short_and_names_it(
+def test_a_rollback_after_its_finding_was_logged_is_short_and_names_the_finding(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
@@ -217,7 +217,7 @@ def test_a_rollback_that_comes_after_the_finding_was_said_is_short_and_names_it(
     assert caplog.messages[2:] == [later.message], "nothing was said of the second one before"
 
 
-def test_a_rollback_for_another_reason_than_what_was_said_gives_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rollback_for_a_reason_not_logged_before_gives_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
     output.all_done()
@@ -226,7 +226,7 @@ def test_a_rollback_for_another_reason_than_what_was_said_gives_it(caplog: pytes
     assert caplog.messages[1:] == [back.message]
 
 
-def test_what_no_rollback_answers_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finding_that_never_causes_a_rollback_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(changed(SPIKE, kind="memory_pressure", message="Memory 97 % full."), may_act=True)
     assert caplog.messages == ["memory_pressure: Memory 97 % full. Lower the learning rate."]
@@ -240,7 +240,7 @@ def test_no_rollback_is_one_line_with_what_was_found(caplog: pytest.LogCaptureFi
     assert caplog.messages == [f"give_up: No rollback at step 9: {SPIKE.message}"]
 
 
-def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_skipped_step_is_logged_instead_of_the_finding_that_caused_it(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(at_step(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
     output.found(at_step(7, "step_skipped", Severity.CRITICAL, "Skipped step 7."), may_act=True)
@@ -249,7 +249,7 @@ def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pyte
 
 
 @pytest.mark.parametrize("readings", [0, 1])
-def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
+def test_a_skip_is_logged_in_place_of_its_finding_when_the_finding_is_due(
     readings: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = GivenClock()
@@ -267,7 +267,7 @@ def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
 
 
 @pytest.mark.parametrize("kind", ["nan_detected", "step_skipped", "activation_nonfinite"])
-def test_a_nan_whose_origin_is_known_is_said_with_it_and_with_what_goes_against_it(
+def test_a_nan_with_a_known_origin_is_logged_with_its_origin_and_remedy(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     origin = at_step(
@@ -306,7 +306,7 @@ def test_a_finding_of_something_else_is_not_put_down_to_an_earlier_nan(
     assert caplog.messages == [f"{kind}: It was so. Do this."]
 
 
-def test_a_run_whose_page_is_known_late_keeps_what_was_said_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_with_a_late_url_does_not_repeat_its_findings(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(SPIKE)
     output.begins(RUN)
@@ -317,7 +317,7 @@ def test_a_run_whose_page_is_known_late_keeps_what_was_said_of_it(caplog: pytest
     assert len(caplog.messages) == 4, "another run's troubles are its own"
 
 
-def test_the_end_says_what_became_of_the_training_why_and_where_to_read_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_message_gives_the_verdict_the_cause_and_the_report(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.ended([RUN, DeliveredRun("cd34", "calm-owl-1", "", "mlflow ui", "Broken: NaN.", "Likely cause: its batch.")])
     assert caplog.messages == [
@@ -334,13 +334,13 @@ def test_an_end_without_a_verdict_says_how_to_get_it(caplog: pytest.LogCaptureFi
     ]
 
 
-def test_what_became_of_sparse_codes_is_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_result_for_sparse_codes_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     codes = "SDR: 0.61 unique, no collapse."
     TrainingOutput(silent=False).ended([DeliveredRun("cd34", "calm-owl-1", "", "", "Healthy: it fell.", codes=codes)])
     assert caplog.messages == [f"Healthy: it fell. {codes} Report: `mlflow-stability open cd34`"]
 
 
-def test_of_many_runs_the_last_ones_are_told_and_the_others_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_many_runs_the_last_ones_are_listed_and_the_others_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     TrainingOutput(silent=False).ended([RUN] * (MOST_ENDS + 2))
     assert len(caplog.messages) == MOST_ENDS + 1
     assert caplog.messages[-1].startswith("2 more runs")

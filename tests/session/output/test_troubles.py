@@ -15,11 +15,11 @@ def said(*events: tuple[int, str, Severity]) -> list[tuple[int, str]]:
     ]
 
 
-def test_what_is_only_information_is_not_said() -> None:
+def test_findings_of_severity_info_are_not_logged() -> None:
     assert said((5, "loss_spike", Severity.INFO)) == []
 
 
-def test_of_one_trouble_the_first_finding_is_said_and_what_is_worse() -> None:
+def test_the_first_finding_of_a_problem_and_worse_ones_are_logged() -> None:
     learning_rate_jump = [
         (302, "gradient_explosion", WARNING),
         (301, "learning_rate_jump", WARNING),
@@ -34,26 +34,26 @@ def test_of_one_trouble_the_first_finding_is_said_and_what_is_worse() -> None:
     assert said(*learning_rate_jump) == [(302, "gradient_explosion"), (313, "divergence"), (317, "inf_detected")]
 
 
-def test_another_trouble_is_said_when_the_one_before_is_over() -> None:
+def test_another_problem_is_logged_when_the_previous_one_is_over() -> None:
     first, soon, later = (
         (step, "loss_spike", WARNING) for step in (100, 100 + GAP_STEPS, 100 + GAP_STEPS + GAP_STEPS + 1)
     )
     assert said(first, soon, later) == [(100, "loss_spike"), (101 + 2 * GAP_STEPS, "loss_spike")]
 
 
-def test_what_has_nothing_to_do_with_a_trouble_is_said_beside_it() -> None:
+def test_a_finding_unrelated_to_the_current_problem_is_logged_too() -> None:
     found = (10, "loss_spike", WARNING), (11, "memory_pressure", WARNING), (12, "memory_pressure", WARNING)
     assert said(*found) == [(10, "loss_spike"), (11, "memory_pressure")]
 
 
-def test_after_a_rollback_what_is_left_of_the_trouble_is_not_said_unless_it_is_worse() -> None:
+def test_after_a_rollback_findings_of_the_same_problem_are_logged_only_if_worse() -> None:
     troubles = Troubles()
     troubles.answered(313)
     assert not troubles.is_news(at_step(315, "loss_spike", CRITICAL, "It was."))
     assert troubles.is_news(at_step(316, "nan_detected", CRITICAL, "It was."))
 
 
-def test_what_was_done_is_always_said() -> None:
+def test_actions_are_always_logged() -> None:
     assert said(*[(step, "give_up", WARNING) for step in (10, 11)]) == [(10, "give_up"), (11, "give_up")]
 
 

@@ -43,7 +43,7 @@ def test_a_very_long_message_is_cut() -> None:
     assert len(closing_of(ValueError("x" * 10_000)).detail) == 500
 
 
-def test_an_exception_that_nobody_caught_is_heard(ending: EndingWatch) -> None:
+def test_an_uncaught_exception_is_detected(ending: EndingWatch) -> None:
     sys.excepthook(ValueError, ValueError("no data"), None)
     assert ending.closing.outcome == "crashed"
 
@@ -85,7 +85,7 @@ def test_an_exit_after_ctrl_c_that_was_caught_is_an_interruption(
     assert ending.closing.outcome == "interrupted"
 
 
-def test_an_exit_that_somebody_caught_was_not_the_end(ending: EndingWatch) -> None:
+def test_a_caught_exit_is_not_the_end_of_the_process(ending: EndingWatch) -> None:
     with pytest.raises(SystemExit):
         sys.exit(3)
     ending.still_running()
@@ -105,7 +105,7 @@ def test_afterwards_sys_is_as_it_was() -> None:
     assert hooks() == before
 
 
-def test_a_hook_of_somebody_else_on_top_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_hook_of_other_code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     watch = EndingWatch()
     watch.install()

@@ -30,7 +30,7 @@ def watched(watch: ThreadEnd) -> None:
         watch.watch()
 
 
-def test_the_end_of_a_thread_is_said_once_in_the_thread_while_it_is_alive() -> None:
+def test_the_end_of_a_thread_is_reported_once_from_the_thread_itself() -> None:
     ((_, alive, error),) = ended(watched)
     assert alive
     assert error is None

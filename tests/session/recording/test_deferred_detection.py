@@ -101,7 +101,7 @@ def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> Non
     late.stop()
 
 
-def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_seconds() -> None:
+def test_the_last_steps_of_a_paused_training_are_judged_within_two_seconds() -> None:
     took: list[float] = []
     while min(took, default=2.0) >= 2.0 and len(took) < 10:  # a busy machine may let one wait for longer, but not all
         judged = Judged()
@@ -165,7 +165,7 @@ def test_where_no_thread_can_be_started_each_step_is_judged_at_once(monkeypatch:
     late.stop()
 
 
-def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next() -> None:
+def test_an_error_while_the_training_is_paused_is_raised_at_its_next_call() -> None:
     failing = threading.Event()
 
     def judge(step: StepReading) -> list[Finding]:

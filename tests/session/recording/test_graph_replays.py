@@ -60,7 +60,7 @@ def warmed_up(steps: int) -> tuple[nn.Linear, torch.optim.SGD]:
     return model, optimizer
 
 
-def test_a_step_that_was_captured_as_a_whole_is_told_of_once(lines: pytest.LogCaptureFixture) -> None:
+def test_a_step_captured_as_a_whole_is_reported_once(lines: pytest.LogCaptureFixture) -> None:
     model, _ = warmed_up(3)
 
     def whole_step() -> None:
@@ -74,7 +74,7 @@ def test_a_step_that_was_captured_as_a_whole_is_told_of_once(lines: pytest.LogCa
     assert "call optimizer.step() after the replay" in line
 
 
-def test_a_prediction_by_graphs_is_none_of_our_business(lines: pytest.LogCaptureFixture) -> None:
+def test_predictions_with_cuda_graphs_are_not_reported(lines: pytest.LogCaptureFixture) -> None:
     graph = Graph(lambda: None)
     for _ in range(300):
         graph.replay()

@@ -116,7 +116,7 @@ def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path
     assert (last.outcome, last.step) == ("crashed", 1)
 
 
-def test_a_jump_of_the_learning_rate_is_told_before_what_came_of_it(tmp_path: Path) -> None:
+def test_a_learning_rate_jump_is_reported_before_its_consequences(tmp_path: Path) -> None:
     told: list[Finding] = []
     guard = PartGuard(strict=True, on_failure=lambda part, error: None)
     detectors = (GradientExplosion(), LearningRateJump())
@@ -132,7 +132,7 @@ def test_a_jump_of_the_learning_rate_is_told_before_what_came_of_it(tmp_path: Pa
     assert found == [(101, "learning_rate_jump"), (102, "gradient_explosion")]
 
 
-def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
+def test_discarded_losses_are_counted_and_reported_rarely() -> None:
     account = LossCount()
     told = []
     for step in range(1, 251):

@@ -34,7 +34,7 @@ def summed_up(shares: list[float], place: str = "encoder") -> list[Finding]:
     return account.events(1000)
 
 
-def test_averages_the_end_and_the_verdict_are_told() -> None:
+def test_the_summary_has_the_averages_the_last_values_and_the_verdict() -> None:
     (event,) = summed_up([0.8, 0.72, 0.64])
     assert (event.step, event.kind, event.severity, event.place) == (
         1000,
@@ -54,7 +54,7 @@ def test_a_collapse_is_the_verdict_with_its_first_step_and_the_number_of_warning
     assert event.remedies
 
 
-def test_other_representations_are_told_by_their_ranks() -> None:
+def test_other_representations_are_summarized_by_their_ranks() -> None:
     account = RepresentationTotals()
     signals = tuple(Signal(each, "body") for each in ("effective_rank", "stable_rank", "mean_cosine"))
     for step, rank in ((100, 20.0), (200, 10.0)):

@@ -260,7 +260,7 @@ def test_no_two_names_ever_share_a_series(names: list[str], often: int) -> None:
     assert bool(owner) or not {"val_loss", "eval_loss", "valid/loss"} & set(names)
 
 
-def test_only_so_much_is_kept_of_a_run_that_nobody_records() -> None:
+def test_the_number_of_values_kept_for_an_unrecorded_run_is_limited() -> None:
     heard = ScriptMetrics()
     for number in range(12_000):
         heard._heard(LoggedMetric("run", "val_loss", number, number))

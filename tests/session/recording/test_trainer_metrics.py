@@ -243,7 +243,7 @@ def test_what_a_trainer_tells_does_not_wait_for_the_run_to_be_known() -> None:
     assert [each.values for each in metrics.take("run")] == [(0.7, 3.0)]
 
 
-def test_only_so_many_values_are_remembered() -> None:
+def test_the_number_of_remembered_values_is_limited() -> None:
     metrics = ScriptMetrics()
     for number in range(3 * MOST_REMEMBERED):
         metrics._heard(LoggedMetric(None, "val_loss", number, number))

@@ -47,7 +47,7 @@ def output_of(kind: str, folder: Path) -> str:
         ("by_torch_func", "autolog() saw forward passes with gradients"),
     ],
 )
-def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
+def test_an_undetected_training_is_reported_once_at_the_end_of_the_process(
     tmp_path: Path, kind: str, signs: str
 ) -> None:
     said = output_of(kind, tmp_path)
@@ -60,13 +60,13 @@ def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kind", [*FAILED, "by_hand", "evaluation", "prediction", "compiled_step"])
-def test_nothing_is_said_of_what_is_recorded_broke_off_or_trains_nothing(tmp_path: Path, kind: str) -> None:
+def test_nothing_is_reported_for_scripts_that_are_recorded_fail_or_do_not_train(tmp_path: Path, kind: str) -> None:
     assert SAID not in output_of(kind, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["crashed", "exited"])
-def test_nothing_is_said_by_the_command_either_of_a_script_that_failed(tmp_path: Path, kind: str) -> None:
+def test_the_run_command_does_not_report_a_failed_script_either(tmp_path: Path, kind: str) -> None:
     command = [sys.executable, "-m", "mlflow_stability", "run", str(SCRIPT), kind, str(tmp_path / "journals")]
     done = subprocess.run(
         command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
@@ -94,7 +94,7 @@ def said(lines: pytest.LogCaptureFixture) -> int:
     return sum(SAID in each.getMessage() for each in lines.records)
 
 
-def test_it_is_said_at_200_backward_passes_and_not_again(lines: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_at_200_backward_passes_and_not_again(lines: pytest.LogCaptureFixture) -> None:
     unseen.own_optimizer(199)
     assert said(lines) == 0
     unseen.own_optimizer(300)
@@ -102,7 +102,7 @@ def test_it_is_said_at_200_backward_passes_and_not_again(lines: pytest.LogCaptur
     assert said(lines) == 1
 
 
-def test_it_is_said_at_the_end_of_the_run_that_has_nothing(lines: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_at_the_end_of_the_run_that_has_no_steps(lines: pytest.LogCaptureFixture) -> None:
     for train, count in ((unseen.own_optimizer, 1), (unseen.healthy, 1)):
         with mlflow.start_run():
             train()

@@ -66,7 +66,7 @@ def test_changes_on_the_way_are_events_that_replay_does_not_look_for(watched: Wa
     assert messages["weight_decay of AdamW"].step == 30
 
 
-def test_both_halves_of_a_gan_are_told_though_they_take_turns(watched: Watched) -> None:
+def test_both_halves_of_a_gan_have_facts_though_they_alternate(watched: Watched) -> None:
     maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = SGD(maker.parameters(), lr=0.1), AdamW(judge.parameters(), lr=0.2)
     for _ in range(20):
@@ -78,7 +78,7 @@ def test_both_halves_of_a_gan_are_told_though_they_take_turns(watched: Watched) 
     assert watched.events() == []
 
 
-def test_a_parameter_that_no_optimizer_has_is_told_at_the_tenth_step(watched: Watched) -> None:
+def test_a_parameter_without_an_optimizer_is_reported_at_the_tenth_step(watched: Watched) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     train(model, SGD(model[1].parameters(), lr=0.1), 12)
     (event,) = watched.events()
@@ -97,7 +97,7 @@ def test_halves_that_are_frozen_in_turns_are_not_frozen(watched: Watched, make: 
     assert watched.events() == []
 
 
-def test_parameters_that_never_train_are_still_told(watched: Watched) -> None:
+def test_parameters_that_were_frozen_from_the_start_are_reported(watched: Watched) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].requires_grad_(False)
     train(model, SGD(model.parameters(), lr=0.1), 12)
@@ -144,7 +144,7 @@ def test_sequences_of_any_length_are_no_changes(watched: Watched) -> None:
     assert watched.events() == []
 
 
-def test_a_training_that_forgets_train_and_one_of_two_rows_are_told(watched: Watched) -> None:
+def test_a_missing_call_of_train_and_a_batch_of_two_rows_are_reported(watched: Watched) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = SGD(model.parameters(), lr=0.1)
     train(model, optimizer, 25, rows=2)
@@ -153,7 +153,7 @@ def test_a_training_that_forgets_train_and_one_of_two_rows_are_told(watched: Wat
     assert [(each.kind, each.step) for each in watched.events()] == [("model_lint", 10), ("evaluation_mode", 30)]
 
 
-def test_autocast_and_the_scaler_are_told_as_they_were_used(watched: Watched) -> None:
+def test_facts_have_the_autocast_and_the_scaler_that_were_used(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     idle, scaler = torch.amp.GradScaler("cpu", init_scale=7.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -221,7 +221,7 @@ def test_models_that_read_different_batches_in_turn_change_nothing_on_the_way(wa
     assert not [each for each in watched.events() if each.kind == "configuration_changed"]
 
 
-def test_at_which_norm_and_value_gradients_are_clipped_is_told(watched: Watched) -> None:
+def test_facts_have_the_norm_and_the_value_at_which_gradients_are_clipped(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     for step in range(60):
@@ -260,7 +260,7 @@ def test_a_norm_that_is_only_measured_is_no_limit(watched: Watched) -> None:
     assert not [key for key in watched.facts() if "clipping" in key]
 
 
-def test_why_operations_are_not_counted_is_told(watched: Watched) -> None:
+def test_facts_have_the_reason_why_operations_are_not_counted(watched: Watched) -> None:
     model = nn.DataParallel(nn.Linear(4, 1))
     train(model, SGD(model.parameters(), lr=0.1), 20)
     assert watched.facts()["flops.reason"] == "its batch is split over devices"
@@ -288,7 +288,7 @@ def test_kernels_without_a_formula_are_named(watched: Watched) -> None:
     assert "flops.reason" not in facts
 
 
-def test_a_model_that_gc_freeze_has_hidden_is_told_once_with_what_to_do(watched: Watched) -> None:
+def test_a_model_hidden_by_gc_freeze_is_reported_once_with_advice(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     gc.freeze()

@@ -32,7 +32,7 @@ def loss_of(model: nn.Module) -> Tensor:
     return loss
 
 
-def test_gradients_that_are_never_cleared_are_told_of_once_with_their_first_step(watched: Watched) -> None:
+def test_missing_zero_grad_is_reported_once_with_its_first_step(watched: Watched) -> None:
     model = nn.Linear(4, 2)
     optimizer = SGD(model.parameters(), lr=0.01)
     for _ in range(40):
@@ -47,7 +47,7 @@ def test_gradients_that_are_never_cleared_are_told_of_once_with_their_first_step
 
 @pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("made", [SGD, Adam])
-def test_from_the_step_on_at_which_clearing_ends_it_is_told_and_again_after_it_was_cleared(
+def test_the_start_and_the_end_of_missing_zero_grad_are_reported_with_their_steps(
     watched: Watched, made: Callable[..., Optimizer], clips: bool
 ) -> None:
     model = nn.Linear(4, 2)
@@ -91,7 +91,7 @@ def by_others(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("clear", [to_none, in_place, without_a_trace, by_others])
 @pytest.mark.parametrize("before_the_step", [False, True])
-def test_nothing_is_told_where_a_script_clears_gradients_in_its_own_way(
+def test_nothing_is_reported_if_a_script_clears_gradients_in_its_own_way(
     watched: Watched, clear: Callable[[nn.Module], None], before_the_step: bool
 ) -> None:
     model = nn.Linear(4, 2)

@@ -42,7 +42,7 @@ SECRET = "s3cr3tS3CR3T"
     ],
     ids=lambda words: " ".join(words)[:40],
 )
-def test_a_secret_never_stands_in_the_line(words: list[str]) -> None:
+def test_a_secret_is_never_in_the_command_line(words: list[str]) -> None:
     line = command_line(["train.py", *words, "--lr", "0.1"])
     assert SECRET not in line
     assert "A1B2" not in line
@@ -76,7 +76,7 @@ def test_what_is_no_secret_can_be_typed_again(words: list[str]) -> None:
     st.text("abcXYZ019.+/=_:@?&", min_size=8).filter(lambda text: not text.startswith("-")),
     st.booleans(),
 )
-def test_what_stands_behind_a_secret_option_is_never_told(option: str, secret: str, joined: bool) -> None:
+def test_the_value_of_a_secret_option_is_never_reported(option: str, secret: str, joined: bool) -> None:
     words = [f"{option}={secret}"] if joined else [option, secret]
     assert secret not in " ".join(without_secrets(["--x", "1", *words, "y"]))
 

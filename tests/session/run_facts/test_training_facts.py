@@ -29,7 +29,7 @@ def test_two_trainings_that_differ_in_one_number_differ_in_one_fact() -> None:
     assert {key for key in one | two if one.get(key) != two.get(key)} == {"learning_rate"}
 
 
-def test_everything_that_is_known_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_known_fact_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "--lr", "0.1", "--token", "hidden"])
     facts, seen = TrainingFacts(world_size=4), view()
     found = {each.key: each.value for each in facts.collect(seen)}
@@ -51,7 +51,7 @@ def test_a_program_in_the_call_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "hidden" not in found["argv"]
 
 
-def test_what_is_seen_later_is_told_later_and_nothing_twice() -> None:
+def test_later_facts_are_reported_later_and_none_is_repeated() -> None:
     facts, seen = TrainingFacts(), view()
     first = {each.key for each in facts.collect(seen)}
     second = replace(
@@ -77,7 +77,7 @@ def test_there_are_never_more_facts_than_a_run_can_bear() -> None:
     assert count == MOST_FACTS
 
 
-def test_a_setting_that_was_changed_is_told_once_with_both_numbers() -> None:
+def test_a_changed_setting_is_reported_once_with_both_values() -> None:
     watch, seen = SettingChanges(), view()
     assert told(watch, seen, 10, 20) == []
     seen.optimizers[0].param_groups[0]["weight_decay"] = 0.5
@@ -97,7 +97,7 @@ def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:
     assert "micro-batches in a step changed from 2 to 8" in count.message
 
 
-def test_frozen_parameters_and_a_further_group_are_told() -> None:
+def test_newly_frozen_parameters_and_a_new_group_are_reported() -> None:
     watch, seen = SettingChanges(), view()
     told(watch, seen, 10)
     seen.models[0][0].requires_grad_(False)
@@ -111,7 +111,7 @@ def test_frozen_parameters_and_a_further_group_are_told() -> None:
     ]
 
 
-def test_neither_the_learning_rate_nor_what_a_schedule_turns_at_every_step_is_told() -> None:
+def test_settings_that_a_schedule_changes_at_every_step_are_not_reported() -> None:
     watch, seen = SettingChanges(), view()
     scheduler = lr_scheduler.OneCycleLR(seen.optimizers[0], max_lr=1.0, total_steps=200)
     events = []
@@ -123,7 +123,7 @@ def test_neither_the_learning_rate_nor_what_a_schedule_turns_at_every_step_is_to
     assert events == []
 
 
-def test_what_changes_for_ever_is_told_a_few_times() -> None:
+def test_a_setting_that_keeps_changing_is_reported_a_few_times() -> None:
     watch, seen = SettingChanges(), view()
     events = []
     for look in range(100):
@@ -141,7 +141,7 @@ def test_a_model_is_looked_over_once() -> None:
     assert watch.look(20, seen) == []
 
 
-def test_evaluation_mode_is_told_once_after_two_looks_in_a_row() -> None:
+def test_evaluation_mode_is_reported_once_after_two_consecutive_checks() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     seen = TrainingView([SGD(model.parameters(), lr=0.1)], [model])
     watch = SettingChanges()

@@ -42,7 +42,7 @@ said = st.one_of(
 
 
 @given(said)
-def test_a_line_says_what_was_said(one):
+def test_a_line_restores_its_record(one):
     line = line_of(one)
     assert line.count("\n") == 1
     assert read_line(line) == one
@@ -59,7 +59,7 @@ def test_a_line_of_a_later_version_is_passed_over():
     assert read_line('{"record": "reset", "step": 1, "attempt": 0, "reason": "", "mood": "new"}') == Reset(1, 0, "")
 
 
-def test_a_line_says_whether_a_detector_found_it_or_somebody_told_it():
+def test_a_line_says_whether_a_finding_was_judged_or_reported():
     found = at_step(7, "overfitting", Severity.WARNING, "The validation loss rises.")
     assert '"judged": true' in line_of(found)
     assert '"judged": false' in line_of(changed(found, source=Source.REPORTED))

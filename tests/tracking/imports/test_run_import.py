@@ -62,7 +62,7 @@ def test_a_run_arrives_with_everything_that_is_known_of_it(sqlite_uri: str) -> N
     assert (there.info.start_time, there.info.end_time) == (1_600_000_000_000, 1_600_000_001_000)
 
 
-def test_a_log_that_was_moved_is_the_run_that_it_was_and_that_is_said(sqlite_uri: str) -> None:
+def test_a_moved_log_is_recognized_as_the_same_run_with_a_remark(sqlite_uri: str) -> None:
     said: list[str] = []
     first = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, math.nan]}), remark=said.append)
     again = RunImport("logs", sqlite_uri)
@@ -149,7 +149,7 @@ def test_names_that_mlflow_does_not_take_are_made_to_fit(sqlite_uri: str) -> Non
     assert len(MlflowClient(sqlite_uri).get_run(run_id).data.metrics) == 4
 
 
-def test_progress_is_told_up_to_the_last_value(sqlite_uri: str) -> None:
+def test_progress_is_reported_up_to_the_last_value(sqlite_uri: str) -> None:
     told: list[int] = []
     RunImport("logs", sqlite_uri).bring(a_run({"loss": [1.0] * 1500}), progress=told.append)
     assert told == [1000, 1500]
@@ -164,7 +164,7 @@ def test_the_full_record_of_a_run_of_ours_comes_along(sqlite_uri: str, tmp_path:
     ]
 
 
-def test_a_deleted_experiment_is_said_to_be_deleted(sqlite_uri: str) -> None:
+def test_a_deleted_experiment_is_refused_as_deleted(sqlite_uri: str) -> None:
     client = MlflowClient(sqlite_uri)
     client.delete_experiment(client.create_experiment("gone"))
     with pytest.raises(TrackingError, match="Experiment gone was deleted"):

@@ -126,7 +126,9 @@ def test_removing_leaves_the_very_functions_that_were_there() -> None:
         assert dict(vars(MlflowClient)) == before
 
 
-def test_what_somebody_put_on_top_of_ours_stays_and_hears_alone(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_patch_of_other_code_stays_and_alone_receives_metrics(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[LoggedMetric] = []
     ear = UserMetrics(found.append)
     untouched = MlflowClient.log_metric

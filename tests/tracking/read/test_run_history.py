@@ -120,7 +120,7 @@ def test_an_exception_with_other_line_ends_in_its_message_is_read_whole(sqlite_u
         assert (history.outcome, history.outcome_detail, history.notes) == ("crashed", detail, ())
 
 
-def test_a_folder_without_a_record_is_none_of_ours(tmp_path: Path) -> None:
+def test_a_folder_without_a_record_is_not_a_recording(tmp_path: Path) -> None:
     assert recorded_folder(tmp_path, RunFacts("here", "theirs")) is None
 
 
@@ -195,7 +195,7 @@ def test_losses_that_charts_do_not_show_are_nan_where_their_count_rose(sqlite_ur
     }  # fmt: skip
 
 
-def test_a_run_that_is_not_there_is_said_in_one_sentence(sqlite_uri: str) -> None:
+def test_a_missing_run_is_refused_in_one_sentence(sqlite_uri: str) -> None:
     with pytest.raises(RunNotFoundError, match="No run 'nope'"):
         read_run_history("nope", sqlite_uri)
 
@@ -207,7 +207,7 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_is_told_soon() -> None:
+def test_a_server_that_does_not_answer_is_reported_soon() -> None:
     before = dict(os.environ)
     with socket.socket() as listening:  # takes the connection and says nothing
         listening.bind(("127.0.0.1", 0))
@@ -241,7 +241,7 @@ def test_a_report_is_put_into_the_run_and_replaced(sqlite_uri: str) -> None:
         (200, "application/json", b"{}", "not as an MLflow server"),
     ],
 )
-def test_what_a_server_answers_instead_is_said(status: int, kind: str, body: bytes, said: str) -> None:
+def test_an_unexpected_answer_of_a_server_is_in_the_error(status: int, kind: str, body: bytes, said: str) -> None:
     with SameAnswer(status, kind, body) as server:
         with pytest.raises(TrackingError, match=said):
             read_run_history("0123456789abcdef" * 2, server.url)
@@ -249,7 +249,7 @@ def test_what_a_server_answers_instead_is_said(status: int, kind: str, body: byt
             RunImport("logs", server.url)
 
 
-def test_a_deleted_run_is_read_and_that_is_said(sqlite_uri: str) -> None:
+def test_a_deleted_run_is_read_with_a_note(sqlite_uri: str) -> None:
     run_id = a_run(sqlite_uri, [("loss", 0, 1.0, 1000), ("loss", 1, 0.5, 2000)])
     assert not read_run_history(run_id, sqlite_uri).notes
     MlflowClient(tracking_uri=sqlite_uri).delete_run(run_id)

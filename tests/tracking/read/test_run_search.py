@@ -96,12 +96,12 @@ def test_a_comparison_may_go_into_an_experiment_that_is_not_there_yet(sqlite_uri
 
 
 @pytest.mark.parametrize(("asked", "said"), [("none such", "Available: Default"), ("77", "No experiment '77'")])
-def test_an_experiment_that_is_not_there_is_said_with_those_that_are(sqlite_uri: str, asked: str, said: str) -> None:
+def test_the_error_for_a_missing_experiment_lists_the_existing_ones(sqlite_uri: str, asked: str, said: str) -> None:
     with pytest.raises(RunNotFoundError, match=said):
         runs_of_experiment(asked, tracking_uri=sqlite_uri)
 
 
-def test_a_server_that_is_away_is_said_within_seconds() -> None:
+def test_an_unreachable_server_is_reported_within_seconds() -> None:
     with pytest.raises(TrackingError, match="does not answer"):
         runs_of_experiment("Default", tracking_uri="http://127.0.0.1:9")
 

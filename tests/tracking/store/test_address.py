@@ -56,7 +56,7 @@ def test_a_uri_with_credentials_is_preferred_when_it_names_the_same_store(monkey
     assert tracking_uri_for("http://host", "/data", "http://you:other@host") == "http://you:other@host"
 
 
-def test_where_nobody_said_where_mlflows_own_default_holds(monkeypatch, tmp_path):
+def test_without_a_tracking_uri_the_default_of_mlflow_applies(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert tracking_uri_for(None, str(tmp_path)) == f"sqlite:///{tmp_path}/mlflow.db"
     (tmp_path / "mlruns" / "0").mkdir(parents=True)

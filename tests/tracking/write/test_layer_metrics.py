@@ -84,7 +84,7 @@ def test_of_many_modules_with_sparse_codes_four_are_drawn() -> None:
     assert found == ["blocks.0", "blocks.5", "blocks.10", "blocks.15"]
 
 
-def test_dead_and_saturated_units_are_told_of_all_layers_together_and_of_the_worst() -> None:
+def test_dead_and_saturated_units_have_their_mean_and_maximum_over_all_layers() -> None:
     signals = (*(Signal("activation_dead", each) for each in "abc"), Signal("activation_saturation", "d"))
     values = (0.0, 0.25, 0.5, 0.125)
     found = {str(each.signal): each.value(values) for each in chosen_signals(signals, "")}

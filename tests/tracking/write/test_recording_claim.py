@@ -60,7 +60,7 @@ def test_a_recording_waits_for_those_of_its_process_until_they_have_arrived():
     assert left(RecordingTag("a", 0, state="ended", time=now)) == 0
 
 
-def test_a_tag_that_somebody_has_written_over_is_passed_over():
+def test_an_overwritten_tag_is_ignored():
     tags = {tag_name("a"): "mine!", tag_name("b"): "[]", tag_name("c"): RecordingTag("c", 2).text(), "other": "x"}
     assert list(recordings_in(tags)) == [2]
 

@@ -54,7 +54,7 @@ def test_one_whose_upload_broke_off_has_no_meta(checkpoints: RunCheckpoints, tmp
     assert checkpoints.meta(folder.name, tmp_path / "meta") is None
 
 
-def test_a_run_that_is_gone_is_said_in_one_sentence(checkpoints: RunCheckpoints, tmp_path: Path) -> None:
+def test_a_missing_run_is_an_error(checkpoints: RunCheckpoints, tmp_path: Path) -> None:
     nobody = RunCheckpoints(checkpoints._client, "0" * 32)
     with pytest.raises((TrackingError, LookupError)):
         nobody.names()

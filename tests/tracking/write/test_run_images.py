@@ -71,7 +71,7 @@ def test_pictures_of_the_script_are_not_counted(sqlite_uri: str, picture: Path) 
     assert RunImages(client, run_id).steps("stability/attention") == set()
 
 
-def test_a_store_that_is_away_is_told_in_one_sentence(picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_reported_in_one_sentence(picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     client = MlflowClient(tracking_uri="http://127.0.0.1:9")
     with pytest.raises(StabilityError, match="Could not list the images"):

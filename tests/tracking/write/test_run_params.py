@@ -53,7 +53,7 @@ def test_a_long_value_is_cut_in_its_middle_and_says_how_long_it_was(client: Mlfl
     assert our_tags_of(client, run_id) == {}
 
 
-def test_what_the_run_has_already_stays_and_the_other_value_stands_beside_it(client: MlflowClient, run_id: str) -> None:
+def test_existing_parameters_stay_and_a_different_value_goes_into_a_tag(client: MlflowClient, run_id: str) -> None:
     client.log_param(run_id, "stability.optimizer", "mine")
     RunParams(client, run_id, 0).write({"optimizer": "AdamW", "seed": "1"})
     params = RunParams(client, run_id, 1)
@@ -95,7 +95,9 @@ class Overtaken(MlflowClient):
         return super().log_batch(run_id, *args, **kwargs)  # type: ignore[arg-type]
 
 
-def test_somebody_who_was_faster_is_no_trouble(sqlite_uri: str, client: MlflowClient, run_id: str) -> None:
+def test_a_parameter_that_another_writer_set_first_is_no_error(
+    sqlite_uri: str, client: MlflowClient, run_id: str
+) -> None:
     params = RunParams(Overtaken(sqlite_uri), run_id, 0)
     params.write({"python": "3.12", "seed": "ours", "torch": "2"})
     assert params_of(client, run_id) == {
@@ -140,7 +142,7 @@ def test_an_older_server_gets_shorter_values_and_what_is_refused_holds_nothing_u
     assert our_tags_of(client, run_id) == {}
 
 
-def test_a_run_that_is_gone_and_a_server_that_is_away_are_told_as_such(
+def test_a_missing_run_and_an_unreachable_server_are_different_errors(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunNotFoundError):

@@ -41,7 +41,7 @@ def table_of(values: NDArray[np.float64]) -> LayerTable:
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("count", [2048, 16_384])
-def test_the_shape_of_drawn_values_is_told_whatever_the_draw(name: str, count: int) -> None:
+def test_the_shape_of_random_values_is_recognized_for_every_seed(name: str, count: int) -> None:
     shape, draw = DRAWS[name]
     told = [distribution_shape(table_of(draw(np.random.default_rng(seed), count)), 0) for seed in range(20)]
     assert told == [shape] * 20
@@ -54,7 +54,7 @@ def test_noise_of_few_values_has_no_second_peak() -> None:
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("count", [1, 16, 64, 127])
-def test_nothing_is_said_of_the_shape_of_a_handful_of_values(name: str, count: int) -> None:
+def test_a_handful_of_values_has_too_few_values_for_a_shape(name: str, count: int) -> None:
     table = table_of(DRAWS[name][1](np.random.default_rng(0), count))
     assert distribution_shape(table, 0) == "too few values"
 

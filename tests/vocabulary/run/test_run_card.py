@@ -41,12 +41,12 @@ def test_a_final_loss_that_is_no_number_comes_back_as_such() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"source": 1}', "[" * 100_000, "\x00"])
-def test_what_is_no_card_is_said_to_be_none(text: str) -> None:
+def test_text_that_is_no_card_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         card_from_json(text)
 
 
-def test_a_card_with_a_severity_that_does_not_exist_is_none() -> None:
+def test_a_card_with_an_unknown_severity_is_refused() -> None:
     damaged = {**json.loads(card_to_json(RunCard("a"))), "severity": 11}
     with pytest.raises(ValueError, match="11"):
         card_from_json(json.dumps(damaged))

@@ -66,13 +66,13 @@ def test_a_sentence_ends_once() -> None:
         (4.5e20, ("4.5e+20 times 2.1", "4.5e+20 times 2.1", "4.5e+20 times the start at the end")),
     ],
 )
-def test_a_rise_is_told_in_percent_and_in_times_where_that_would_be_a_row_of_digits(
+def test_a_rise_is_given_in_percent_and_a_very_large_one_as_a_multiple(
     share: float, words: tuple[str, str, str]
 ) -> None:
     assert (risen(share, "2.1"), above(share, "2.1"), changed(share)) == words
 
 
-def test_a_fall_is_told_in_percent() -> None:
+def test_a_fall_is_given_in_percent() -> None:
     assert changed(-0.61) == "-61% from start to end"
 
 
