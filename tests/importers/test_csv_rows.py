@@ -36,7 +36,7 @@ def test_a_quoted_cell_may_hold_line_ends(tmp_path: Path, separator: str) -> Non
     )
 
 
-def test_a_cell_may_hold_more_lines_than_are_looked_at_first(tmp_path: Path) -> None:
+def test_a_cell_may_have_more_lines_than_the_first_part_that_is_read(tmp_path: Path) -> None:
     assert len(curve(history(tmp_path, table(samples=["one\n" * 50])), "loss")) == 60
 
 
@@ -65,6 +65,6 @@ def test_whatever_a_writer_of_tables_quotes_is_put_together(rows: list[list[str]
 
 
 @given(st.text('a",\n', max_size=60))
-def test_no_text_whatever_is_lost_or_makes_it_fail(text: str) -> None:
+def test_no_text_is_lost_or_makes_it_fail(text: str) -> None:
     found = "".join(row for _, row in rows_of(text.split("\n"), ","))
     assert found.count("a") == text.count("a")

@@ -99,7 +99,7 @@ def test_a_list_of_rows_and_names_with_lists_are_runs_too(tmp_path: Path) -> Non
     assert steps(history(tmp_path, json.dumps(pairs)), "loss") == [10, 20, 30]
 
 
-def test_a_single_line_that_holds_everything_is_a_document(tmp_path: Path) -> None:
+def test_a_single_line_with_everything_is_a_document(tmp_path: Path) -> None:
     assert (
         len(curve(history(tmp_path, json.dumps({"history": {"loss": [3, 2, 1], "epoch": [1, 2, 3]}})), "history/loss"))
         == 3
@@ -114,19 +114,19 @@ def test_numbers_as_text_and_as_tensors_are_numbers(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_no_line_whatever_makes_it_fail(text: str) -> None:
+def test_no_line_makes_it_fail(text: str) -> None:
     for line in ("{" + text + "}", text + '{"loss": 1}', '{"a": ' + text + "}"):
         read = json_line(line)
         assert read is None or all(isinstance(each, float) for each in read.values.values())
 
 
-def test_a_number_that_no_float_holds_is_infinite() -> None:
+def test_a_number_too_large_for_a_float_is_infinite() -> None:
     read = json_line('{"loss": ' + "9" * 400 + "}")
     assert read is not None
     assert read.values == {"loss": math.inf}
 
 
-def test_rows_that_are_no_objects_are_passed_over_and_endless_numbers_are_infinite(tmp_path: Path) -> None:
+def test_rows_that_are_no_objects_are_skipped_and_huge_numbers_are_infinite(tmp_path: Path) -> None:
     rows: list[object] = [{"step": n, "loss": 1.0} for n in range(4)]
     rows[2:2] = [None, [1], {"step": 9, "loss": 10**400}]
     for document in (rows, {"log_history": rows}):

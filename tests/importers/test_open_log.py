@@ -87,7 +87,7 @@ def test_a_folder_without_permission_is_refused_as_such(as_nobody: Path) -> None
     closed.chmod(0o755)
 
 
-def test_what_cannot_be_read_beside_a_log_is_noted(as_nobody: Path) -> None:
+def test_an_unreadable_file_next_to_a_log_is_noted(as_nobody: Path) -> None:
     (as_nobody / "good.log").write_text(LOG)
     (as_nobody / "secret.log").write_text(LOG)
     (as_nobody / "secret.log").chmod(0)
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_beside_a_log_is_noted(as_nobody: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "nul\0byte"])
-def test_a_name_that_no_system_takes_is_refused(name: str) -> None:
+def test_a_file_name_that_no_system_allows_is_refused(name: str) -> None:
     refused(Path(name))
 
 
@@ -127,7 +127,7 @@ def test_control_characters_in_a_path_do_not_reach_the_terminal(tmp_path: Path) 
     assert "\x1b" not in refused(tmp_path / "a\x1b[31mb\nc.log")
 
 
-def test_the_content_tells_the_format_and_the_name_does_not(tmp_path: Path) -> None:
+def test_the_content_decides_the_format_and_the_name_does_not(tmp_path: Path) -> None:
     assert history(tmp_path, "step,loss\n1,3\n2,2\n", "metrics.json").format == "progress_csv"
     assert history(tmp_path, '{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n', "results.csv").format == "json_lines"
     assert history(tmp_path, LOG, "events.out.tfevents.1").format == "text"
@@ -148,7 +148,7 @@ def test_a_folder_without_logs_says_so(tmp_path: Path) -> None:
     assert "No training log in" in refused(tmp_path)
 
 
-def test_a_folder_that_leads_into_itself_ends(tmp_path: Path) -> None:
+def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(LOG)
     (tmp_path / "again").symlink_to(tmp_path)
     assert len(read(tmp_path)) == 1

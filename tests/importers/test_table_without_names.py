@@ -17,7 +17,7 @@ def table(*columns: list[float], mark: str = ",") -> str:
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
-def test_the_only_column_beside_the_steps_is_the_loss(tmp_path: Path, mark: str) -> None:
+def test_the_only_column_besides_the_steps_is_the_loss(tmp_path: Path, mark: str) -> None:
     run = history(tmp_path, table([10 * n for n in range(7)], FALLING, mark=mark), "log.csv")
     assert curve(run, "loss") == [(10 * n, value) for n, value in enumerate(FALLING)]
     assert any("no header" in note for note in run.notes)

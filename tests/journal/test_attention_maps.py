@@ -16,7 +16,7 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import attention_map_files, read_attention_map, write_attention_map
 
 
-def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_map_is_read_back_unchanged(tmp_path: Path) -> None:
     broken = replace(attention(), weights=np.full((4, 8, 8), np.nan, np.float16))
     for each in (attention(32, 64, 64, causal=True, tokens=(512, 512)), broken):
         file = write_attention_map(tmp_path, each)
@@ -28,7 +28,7 @@ def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:
 @given(
     st.text(), st.integers(0, 10**13), st.integers(0, 10**5), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5)
 )
-def test_any_name_step_and_shape_come_back(
+def test_any_name_step_and_shape_is_read_back(
     layer: str, step: int, number: int, heads: int, queries: int, keys: int
 ) -> None:
     weights = np.full((heads, queries, keys), 0.5, np.float16)
@@ -69,7 +69,7 @@ def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_file_and_raises_nothing(tmp_path: Path) -> None:
     def training() -> None:
         limit(100)
         assert write_attention_map(tmp_path, attention()) is None

@@ -11,11 +11,11 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(TEXT, TEXT, st.integers(0, 2**40), st.floats(0, 1e10))
-def test_a_fact_comes_back_as_it_went(key: str, value: str, step: int, time: float) -> None:
+def test_a_fact_is_read_back_unchanged(key: str, value: str, step: int, time: float) -> None:
     fact = Fact(key, value, step, time)
     assert decode(unframe(encode(fact).rstrip(b"\n"))) == fact
     assert read_line(line_of(fact)) == fact
 
 
-def test_a_kind_of_record_that_is_not_known_yet_is_passed_over() -> None:
+def test_an_unknown_kind_of_record_is_skipped() -> None:
     assert decode(["something new", {"key": "x"}]) is None

@@ -39,7 +39,7 @@ def limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def test_a_full_disk_stops_the_recording_and_tears_nothing_that_is_read(tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_recording_and_leaves_earlier_records_readable(tmp_path: Path) -> None:
     folder = tmp_path / "r"
 
     def training() -> None:
@@ -62,7 +62,7 @@ def test_a_full_disk_stops_the_recording_and_tears_nothing_that_is_read(tmp_path
     assert words["closing"]["outcome"] == "crashed"
 
 
-def test_with_space_again_the_record_says_what_is_missing_and_goes_on(tmp_path: Path) -> None:
+def test_after_space_is_freed_the_record_says_what_is_missing_and_continues(tmp_path: Path) -> None:
     folder = tmp_path / "r"
 
     def training() -> None:

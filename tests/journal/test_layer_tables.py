@@ -31,7 +31,7 @@ def bare(step: int, what: str = "gradient") -> LayerTable:
     return layer_table_from(step, 2, what, ["a", "b.c"], [0.0, 1.0, np.inf, 0.5, np.nan, 1.0, 2.0, 0.0])
 
 
-def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_table_is_read_back_unchanged(tmp_path: Path) -> None:
     for each in (bare(7), table(1000, gpt_layers(12), [not_finite, normal()], "weight")):
         file = write_layer_table(tmp_path, each)
         assert file is not None
@@ -40,7 +40,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.text(), min_size=1, max_size=5), st.integers(0, 10**13), st.integers(0, 2**40))
-def test_any_name_any_step_and_any_count_come_back(names: list[str], step: int, count: int) -> None:
+def test_any_name_step_and_count_is_read_back(names: list[str], step: int, count: int) -> None:
     values = np.zeros((len(names), 78))
     values[:, -1] = count
     told = layer_table_from(step, 0, "gradient", names, values.reshape(-1).tolist())
@@ -72,7 +72,7 @@ def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_file_and_raises_nothing(tmp_path: Path) -> None:
     def training() -> None:
         limit(100)
         assert write_layer_table(tmp_path, bare(1)) is None

@@ -48,7 +48,7 @@ def test_what_outlives_the_runs_is_no_session(tmp_path):
     assert session_folders(root) == [folder]
 
 
-def test_an_empty_root_goes_with_its_gitignore_and_one_in_use_stays(tmp_path):
+def test_an_empty_root_is_deleted_with_its_gitignore_and_one_in_use_stays(tmp_path):
     root = tmp_path / "j"
     folder = new_session_folder(root)
     remove_empty_root(root)

@@ -34,7 +34,7 @@ def end_without_being_taken_note_of(process):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_process_is_the_same_however_it_is_seen(sleeper):
+def test_a_process_has_the_same_identity_from_every_source(sleeper):
     code = (
         "import json, sys; from mlflow_stability.journal.process_identity import identity_of;"
         "print(json.dumps(identity_of(int(sys.argv[1])).as_json()))"
@@ -44,7 +44,7 @@ def test_a_process_is_the_same_however_it_is_seen(sleeper):
     assert process_status(identity_of(sleeper.pid)) is ProcessStatus.LIVES
 
 
-def test_a_process_that_ended_is_gone_before_it_was_waited_for():
+def test_an_ended_process_is_gone_even_before_it_is_waited_for():
     process = subprocess.Popen(["true"])
     identity = identity_of(process.pid)
     end_without_being_taken_note_of(process)
@@ -53,7 +53,7 @@ def test_a_process_that_ended_is_gone_before_it_was_waited_for():
     assert process_status(identity) is ProcessStatus.GONE
 
 
-def test_another_process_under_the_same_pid_is_not_it():
+def test_another_process_with_the_same_pid_is_a_different_one():
     own = own_identity()
     assert process_status(own) is ProcessStatus.LIVES
     assert process_status(replace(own, start=own.start + "0")) is ProcessStatus.GONE
@@ -165,7 +165,7 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     assert asked(identity, "unshare", "-pf", *mounts) in ("unknown", "gone")
 
 
-def test_a_clock_of_a_container_that_counts_otherwise_tells_nothing():
+def test_a_container_clock_with_another_origin_proves_nothing():
     own = own_identity()
     pids = own.namespaces.partition(" ")[0]
     assert process_status(replace(own, namespaces=f"{pids} time:[1]")) is ProcessStatus.UNKNOWN

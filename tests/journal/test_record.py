@@ -68,7 +68,7 @@ def body(line: bytes) -> bytes:
 
 
 @given(records)
-def test_every_record_comes_back_as_it_was_written(record: object) -> None:
+def test_every_record_is_read_back_unchanged(record: object) -> None:
     back = decode(unframe(body(encode(record))))  # type: ignore[arg-type]
     if isinstance(record, Finding):
         assert isinstance(back, Finding)
@@ -78,7 +78,7 @@ def test_every_record_comes_back_as_it_was_written(record: object) -> None:
 
 
 @given(st.lists(st.tuples(signals, values), max_size=30), steps, times)
-def test_every_reading_comes_back_bit_by_bit(pairs: list[tuple[Signal, float]], step: int, time: float) -> None:
+def test_every_reading_is_read_back_bit_for_bit(pairs: list[tuple[Signal, float]], step: int, time: float) -> None:
     reading = StepReading(step, tuple(each for each, _ in pairs), tuple(value for _, value in pairs), 3, time)
     number, names = decode_layout(unframe(body(encode_layout(7, reading.signals))))
     back = decode_step(unframe(body(encode_step(reading, 7))), {number: names})
@@ -89,7 +89,7 @@ def test_every_reading_comes_back_bit_by_bit(pairs: list[tuple[Signal, float]], 
 
 
 @pytest.mark.parametrize("value", [sys.float_info.max, -sys.float_info.max, sys.float_info.min, 5e-324, -0.0, 1e16])
-def test_values_at_the_edge_of_doubles_survive_beside_each_other(value: float) -> None:
+def test_extreme_doubles_survive_next_to_each_other(value: float) -> None:
     reading = StepReading(1, (Signal("a"), Signal("b")), (value, value))
     back = decode_step(unframe(body(encode_step(reading, 0))), {0: reading.signals})
     assert back.values == reading.values
@@ -129,7 +129,7 @@ def test_an_event_that_an_earlier_version_marked_as_live_was_reported_and_not_ju
     assert told.source is Source.REPORTED
 
 
-def test_kinds_and_fields_of_a_later_version_are_passed_over() -> None:
+def test_kinds_and_fields_of_a_later_version_are_ignored() -> None:
     assert decode(unframe(body(frame(b'["portrait",{"of":"a map"}]')))) is None
     assert decode(unframe(body(frame(b'["note",{"key":"k","value":"v","colour":"red"}]')))) == Note("k", "v")
 

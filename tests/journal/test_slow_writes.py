@@ -49,7 +49,7 @@ def test_slow_writes_are_reported_once_with_their_time_and_share() -> None:
     assert times.check(2 * MIN_WRITES) is None
 
 
-def test_a_few_slow_writes_among_many_say_nothing() -> None:
+def test_a_few_slow_writes_among_many_are_not_reported() -> None:
     times = WriteTimes()
     for _ in range(MIN_WRITES):
         times.add_slow(0.5)
@@ -57,7 +57,7 @@ def test_a_few_slow_writes_among_many_say_nothing() -> None:
     assert times.check(3 * MIN_WRITES) is None  # nor do they count in the writes after them
 
 
-def test_slow_writes_in_long_steps_say_nothing() -> None:
+def test_slow_writes_in_long_steps_are_not_reported() -> None:
     times = WriteTimes()
     for _ in range(MIN_WRITES):
         times.add_slow(SLOW_SECONDS)
@@ -65,7 +65,7 @@ def test_slow_writes_in_long_steps_say_nothing() -> None:
     assert times.check(MIN_WRITES) is None
 
 
-def test_a_thread_that_keeps_pythons_lock_is_not_taken_for_a_slow_disk() -> None:
+def test_a_thread_that_holds_the_gil_is_not_mistaken_for_a_slow_disk() -> None:
     times, over = WriteTimes(), threading.Event()
 
     def work() -> None:

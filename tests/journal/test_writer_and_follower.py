@@ -50,7 +50,7 @@ def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
     assert modes == [0o700, 0o600, 0o600]
 
 
-def test_reading_stops_at_any_place_and_a_fork_goes_on_from_it(tmp_path: Path) -> None:
+def test_reading_can_stop_at_any_place_and_a_fork_continues_from_there(tmp_path: Path) -> None:
     path, said = a_journal(tmp_path / "r")
     ends = [entry.end for entry in JournalFollower(path).read()]
     for number, end in enumerate(ends, 1):
@@ -85,7 +85,7 @@ def test_a_journal_cut_at_any_byte_gives_the_records_before_it(tmp_path: Path) -
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(torn=st.integers(0, 7), keep=st.floats(0, 1))
-def test_a_line_torn_at_any_byte_costs_itself_only(
+def test_a_line_cut_at_any_byte_loses_only_itself(
     tmp_path_factory: pytest.TempPathFactory, torn: int, keep: float
 ) -> None:
     folder = tmp_path_factory.mktemp("torn") / "r"
@@ -177,7 +177,7 @@ def test_a_note_that_could_not_be_kept_claims_no_missing_steps(tmp_path: Path) -
     assert read_journal(tmp_path / "r" / "journal") == [OPENING, reading(1), reading(2)]
 
 
-def test_ctrl_c_while_a_line_is_written_costs_that_line_at_most(tmp_path: Path) -> None:
+def test_ctrl_c_while_a_line_is_written_loses_that_line_at_most(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "r", OPENING)
     kept, at = [], 0
     while True:

@@ -127,7 +127,7 @@ def test_the_tests_that_are_named_notice_a_change_by_a_quarter() -> None:
     assert {name for name, node in found.items() if node} == set(NOTICED)
 
 
-def test_the_default_of_a_field_is_changed_while_tests_run_and_put_back() -> None:
+def test_the_default_of_a_field_is_changed_during_a_test_and_restored() -> None:
     with default_of(Says, "limit", 8.75):
         assert Says().limit == 8.75
     assert Says().limit == 7.0

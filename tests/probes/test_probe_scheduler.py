@@ -72,7 +72,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("make", PERIODIC)
-def test_no_step_at_which_a_probe_is_due_is_passed_over(make: Callable[[], Any]) -> None:
+def test_no_step_with_a_due_probe_is_missed(make: Callable[[], Any]) -> None:
     probe, asked_always = make(), make()
     ask_at = 1
     for step in range(1, 1100):

@@ -65,7 +65,7 @@ def listened(model: nn.Module, turns: ForwardScheduler) -> None:
 
 
 @pytest.mark.parametrize("part", PROBES)
-def test_inputs_outputs_and_what_lies_between_are_let_go_with_the_pass(part: str) -> None:
+def test_inputs_outputs_and_intermediate_tensors_are_released_after_the_pass(part: str) -> None:
     probe, model = probe_of(part), Attends()
     turns = ForwardScheduler(unguarded, [probe], 10)
     listened(model, turns)
@@ -80,7 +80,7 @@ def test_inputs_outputs_and_what_lies_between_are_let_go_with_the_pass(part: str
 
 @pytest.mark.parametrize("part", PROBES)
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_model_that_the_script_drops_is_let_go_when_watching_ends(part: str, asked: bool) -> None:
+def test_a_model_that_the_script_drops_is_released_when_watching_ends(part: str, asked: bool) -> None:
     probe, model = probe_of(part), Attends()
     turns = ForwardScheduler(unguarded, [probe], 10)
     listened(model, turns)

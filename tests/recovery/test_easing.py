@@ -109,7 +109,7 @@ def test_a_rate_that_is_a_tensor_keeps_its_address_and_its_version() -> None:
 
 
 @given(st.floats(0.001, 1.0), st.integers(1, 1000))
-def test_the_release_is_smooth_and_never_goes_back(factor: float, steps: int) -> None:
+def test_the_release_is_smooth_and_never_reverses(factor: float, steps: int) -> None:
     plan = EasingPlan(start=5, factor=factor, steps=steps)
     shares = [plan.share(step) for step in range(5, 7 + steps)]
     assert shares[0] == pytest.approx(factor)
@@ -128,7 +128,7 @@ def test_a_step_that_was_interrupted_leaves_no_eased_rate_behind() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_rate_that_the_optimizer_itself_writes_in_its_step_is_not_undone() -> None:
+def test_a_learning_rate_that_the_optimizer_writes_in_its_step_is_kept() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     easing = Easing(EasingPlan(start=0))
     easing.before_step(optimizer, 0)
@@ -171,7 +171,7 @@ def test_reported_rates_are_those_at_which_a_step_is_taken() -> None:
     assert held_rates(optimizer, (math.nan, 0.01), 3.0) == (None, 0.01)
 
 
-def test_a_hold_lets_go_by_itself() -> None:
+def test_a_hold_ends_by_itself() -> None:
     plan = EasingPlan(start=0, hold_doubles_in=100)
     assert plan.ceiling(1e-3, 0) == 1e-3
     assert plan.ceiling(1e-3, 1000) == pytest.approx(1.024)

@@ -50,7 +50,7 @@ def test_the_last_step_of_the_countdown_is_that_of_the_finding() -> None:
     assert found == [announced[0] + 2]
 
 
-def test_a_noisy_loss_is_announced_ever_more_seldom() -> None:
+def test_a_noisy_loss_is_announced_less_and_less_often() -> None:
     rows = 64
     said = lines(([1.0] * 30 + [3.0]) * rows + [1.0])
     announced = [line for line in said if "1 of 3" in line]

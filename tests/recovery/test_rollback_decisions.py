@@ -25,7 +25,7 @@ def states(*steps: int) -> tuple[GoodState, ...]:
     return tuple(GoodState(each, 3.0 - each / 1000) for each in steps)
 
 
-def test_all_being_well_nothing_is_done() -> None:
+def test_a_healthy_training_needs_no_action() -> None:
     past, decision = decide(POLICY, RollbackHistory(), Situation(100, good=states(50)))
     assert decision == Decision()
     assert past == RollbackHistory()
@@ -45,14 +45,14 @@ def test_the_onset_lies_before_the_finding_where_the_finding_does_not_say() -> N
     assert decision.onset == 484
 
 
-def test_a_state_from_after_the_onset_is_never_gone_back_to() -> None:
+def test_a_state_after_the_onset_is_never_restored() -> None:
     situation = Situation(500, (divergence(500, onset=480),), good=states(480, 490))
     _, decision = decide(POLICY, RollbackHistory(), situation)
     assert decision.action == "give_up"
     assert not decision.final
 
 
-def test_where_none_is_old_enough_the_oldest_from_before_the_onset_must_do() -> None:
+def test_if_no_state_is_old_enough_the_oldest_before_the_onset_is_used() -> None:
     situation = Situation(500, (divergence(500, onset=480),), good=states(460, 470))
     assert decide(POLICY, RollbackHistory(), situation)[1].target == 460
 
@@ -66,11 +66,11 @@ def test_the_best_state_is_the_one_of_the_lowest_loss() -> None:
 @pytest.mark.parametrize(
     "event", [divergence(500, Severity.WARNING), at_step(500, "loss_spike", Severity.CRITICAL, "")]
 )
-def test_a_mild_or_another_finding_leads_nowhere(event: Finding) -> None:
+def test_mild_and_other_findings_cause_no_rollback(event: Finding) -> None:
     assert decide(POLICY, RollbackHistory(), Situation(500, (event,), good=states(300)))[1] == Decision()
 
 
-def test_repeated_trouble_rewinds_further_and_eases_more() -> None:
+def test_a_repeated_problem_rewinds_further_and_eases_more() -> None:
     good = states(100, 200, 300, 400)
     past = RollbackHistory()
     targets, factors = [], []
@@ -87,13 +87,13 @@ def test_repeated_trouble_rewinds_further_and_eases_more() -> None:
     assert decide(POLICY, past, Situation(660, (divergence(660),), good=good)) == (past, Decision())
 
 
-def test_states_of_a_course_that_was_left_are_not_gone_back_to() -> None:
+def test_states_of_an_abandoned_course_are_not_restored() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=states(400)))
     late = Situation(2000, (divergence(2000),), good=states(400, 450))
     assert decide(POLICY, past, late)[1].target == 400
 
 
-def test_a_state_that_was_healthy_since_then_saves_what_was_learnt_since() -> None:
+def test_a_later_healthy_state_preserves_the_progress_since_the_last_rollback() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=states(300, 400)))
     again = Situation(900, (divergence(900, onset=890),), good=states(300, 400, 600, 700, 850))
     assert decide(POLICY, past, again)[1].target == 700  # 80 steps before, for it is the second time
@@ -107,14 +107,14 @@ def test_a_state_that_was_healthy_since_then_saves_what_was_learnt_since() -> No
         (Situation(300, broken_step_taken=True, good=states(100, 299)), 300, 299),
     ],
 )
-def test_broken_weights_steps_and_rows_of_skips_lead_back_at_once(
+def test_broken_weights_broken_steps_and_consecutive_skips_cause_a_rollback_at_once(
     situation: Situation, onset: int, target: int
 ) -> None:
     _, decision = decide(POLICY, RollbackHistory(), situation)
     assert (decision.action, decision.onset, decision.target) == ("rollback", onset, target)
 
 
-def test_where_a_good_state_breaks_at_its_first_step_going_back_further_is_not_tried() -> None:
+def test_no_older_state_is_tried_if_a_good_state_breaks_at_its_first_step() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
     past, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert (decision.action, decision.final) == ("give_up", True)
@@ -127,17 +127,17 @@ def test_giving_up_names_the_weights_that_a_rollback_without_effect_replaced() -
     assert decision.target == 300
 
 
-def test_weights_that_were_left_because_they_diverged_are_not_wanted_back() -> None:
+def test_weights_that_diverged_are_not_named_when_it_gives_up() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(300, (divergence(300, onset=290),), good=states(100, 200)))
     _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert (decision.action, decision.final, decision.target) == ("give_up", True, -1)
 
 
-def test_few_skips_lead_nowhere() -> None:
+def test_a_few_skips_cause_no_rollback() -> None:
     assert decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=24, good=states(100)))[1] == Decision()
 
 
-def test_a_finding_right_after_going_back_waits_until_the_state_has_settled() -> None:
+def test_a_finding_right_after_a_rollback_waits_until_the_state_has_settled() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500),), good=states(300, 400)))
     past, decision = decide(POLICY, past, Situation(505, (divergence(505),), good=states(300, 400)))
     assert decision == Decision()
@@ -164,7 +164,7 @@ def test_a_restored_state_with_high_losses_is_a_problem_though_detectors_start_a
     assert "after the rollback: mean loss of 10 steps is 3." in decision.reason
 
 
-def test_a_state_that_does_not_hold_is_tried_once_more_and_then_an_older_one() -> None:
+def test_a_state_that_diverges_again_is_retried_once_and_then_an_older_one_is_used() -> None:
     good = (GoodState(200, 2.5), GoodState(300, 2.5), GoodState(400, 2.2))
     past, decision = decide(
         POLICY, RollbackHistory(), Situation(500, (divergence(500, loss=4.0, level=2.0),), 4.0, good=good)
@@ -179,18 +179,18 @@ def test_a_state_that_does_not_hold_is_tried_once_more_and_then_an_older_one() -
 
 
 @pytest.mark.parametrize("losses", [[2.2] * 50, [2.2, 3.9] * 50, [2.2] * 110 + [9.0] * 50, [2.2, float("nan")] * 50])
-def test_a_restored_state_that_holds_is_left_alone(losses: list[float]) -> None:
+def test_a_restored_state_with_acceptable_losses_needs_no_action(losses: list[float]) -> None:
     assert after_a_return(losses) == Decision()
 
 
-def test_with_nothing_to_go_back_to_one_trouble_is_given_up_and_the_next_may_be_answered() -> None:
+def test_without_a_good_state_it_gives_up_on_one_problem_but_not_on_the_next() -> None:
     past, decision = decide(POLICY, RollbackHistory(), Situation(30, (divergence(30),)))
     assert (decision.action, decision.final) == ("give_up", False)
     assert "No good state" in decision.reason
     assert decide(POLICY, past, Situation(900, (divergence(900),), good=states(500)))[1].action == "rollback"
 
 
-def test_a_policy_without_rollback_never_goes_back() -> None:
+def test_a_policy_without_rollback_never_rolls_back() -> None:
     situation = Situation(300, (divergence(300),), weights_finite=False, good=states(100))
     assert decide(RollbackPolicy(max_rollbacks=0), RollbackHistory(), situation)[1] == Decision()
 
@@ -258,7 +258,7 @@ SITUATIONS = st.lists(
 
 
 @given(SITUATIONS, st.integers(0, 100), st.sampled_from(["newest", "best"]))
-def test_whatever_happens_returns_are_bounded_and_lead_to_states_from_before_the_trouble(
+def test_rollbacks_are_bounded_and_lead_to_states_before_the_problem_for_any_history(
     told: list[tuple[int, bool, bool, int, list[int], int]], rewind: int, select: str
 ) -> None:
     policy = RollbackPolicy(rewind=rewind, rollback_target=select)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def at_the_start(step: int, update_ratio: float = 0.5) -> Situation:
     return Situation(step, (event,), good=(INITIAL,))
 
 
-def test_trouble_from_the_first_steps_on_leads_to_the_initial_weights_with_smaller_steps_for_good() -> None:
+def test_a_problem_in_the_first_steps_restores_the_initial_weights_with_smaller_steps_for_good() -> None:
     past, decision = decide(POLICY, RollbackHistory(), at_the_start(5))
     assert (decision.action, decision.target) == ("rollback", 0)
     assert decision.lasting_share == pytest.approx(0.1)
@@ -312,12 +312,12 @@ def test_a_step_that_changed_the_weights_by_many_times_their_norm_was_too_large_
     assert decide(POLICY, RollbackHistory(), at_the_start(5, float("nan")))[1].lasting_share == pytest.approx(0.1)
 
 
-def test_one_broken_step_does_not_speak_against_the_learning_rate() -> None:
+def test_one_broken_step_does_not_lower_the_learning_rate() -> None:
     _, decision = decide(POLICY, RollbackHistory(), Situation(10, broken_step_taken=True, good=(INITIAL,)))
     assert (decision.target, decision.lasting_share) == (0, 1.0)
 
 
-def test_what_is_learnt_of_the_learning_rate_holds_for_later_returns_to_proven_states() -> None:
+def test_a_lower_learning_rate_from_an_early_rollback_applies_to_later_rollbacks() -> None:
     past, _ = decide(POLICY, RollbackHistory(), at_the_start(5))
     later = Situation(5000, (divergence(5000, onset=4990),), good=(INITIAL, *states(4000, 4900)))
     past, decision = decide(POLICY, past, later)
@@ -386,7 +386,7 @@ def test_changed_data_changed_at_the_first_high_loss_and_not_where_it_may_have_b
 
 
 @pytest.mark.parametrize(("left", "set_aside"), [(3.9, 500), (3.0, None), (3.0, 400)])
-def test_weights_that_were_left_are_not_wanted_back_where_the_restored_ones_are_better_or_they_are_gone(
+def test_replaced_weights_are_not_brought_back_if_deleted_or_if_the_restored_ones_are_better(
     left: float, set_aside: int | None
 ) -> None:
     _, (decision,) = after_changed_data([3.8] * 100, left=left, set_aside=set_aside)
@@ -439,7 +439,7 @@ def test_only_losses_of_the_part_that_diverged_are_judged_after_a_rollback() -> 
         assert decision == Decision()
 
 
-def test_a_loss_that_can_be_negative_and_is_below_that_of_the_state_is_no_reason_to_go_back() -> None:
+def test_a_loss_that_can_be_negative_and_is_below_that_of_the_state_causes_no_rollback() -> None:
     event = divergence(190, loss=-1788.0, level=-2010.0)
     for initial in (False, True):
         good = (GoodState(1, -69.0, initial, around=(-69.0, -40.0, -50.0) * 5),)
@@ -453,7 +453,7 @@ def test_a_loss_that_can_be_negative_and_is_below_that_of_the_state_is_no_reason
     assert decide(POLICY, RollbackHistory(), broken)[1].action == "rollback"
 
 
-def test_an_early_state_that_gives_the_high_loss_that_it_always_gave_holds() -> None:
+def test_an_early_state_with_the_same_high_loss_as_before_is_accepted() -> None:
     early = (GoodState(1, math.nan, around=(2.6, 2.5, 2.5, 2.4, 2.3) * 4),)
     event = divergence(400, loss=3.1, level=0.03, onset=396)
     past, decision = decide(POLICY, RollbackHistory(), Situation(400, (event,), 3.1, good=early))

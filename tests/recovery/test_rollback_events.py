@@ -18,7 +18,7 @@ def test_a_rollback_event_has_its_reason_its_target_the_steps_lost_and_its_durat
     assert eased.metrics["learning_rate"] == 0.005
 
 
-def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:
+def test_giving_up_for_good_is_critical_and_says_what_continues() -> None:
     event = give_up_event(Decision("give_up", "Nothing helps.", 196, final=True), 212, rollbacks=3)
     assert event.severity is Severity.CRITICAL
     assert event.message.startswith(
@@ -26,7 +26,7 @@ def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:
     )
 
 
-def test_giving_up_on_one_trouble_is_a_warning() -> None:
+def test_giving_up_on_one_problem_is_a_warning() -> None:
     event = give_up_event(Decision("give_up", "No state.", 30), 40, rollbacks=0)
     assert event.severity is Severity.WARNING
     assert "left to itself" not in event.message

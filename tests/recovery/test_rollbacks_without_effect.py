@@ -53,7 +53,7 @@ def test_a_slow_rise_whose_rollback_gave_no_lower_loss_is_undone_and_not_counted
     assert not past.ignores_level
 
 
-def test_after_the_second_undone_rollback_a_higher_loss_is_no_reason_any_more() -> None:
+def test_after_two_undone_rollbacks_a_moderately_higher_loss_causes_no_rollback() -> None:
     past, (_, changed) = after_rollback(risen(500, 3.3, 2.2), [3.6] * 30, 3.3)
     assert (changed.action, changed.ignores_level) == ("data_changed", False)
     past, (_, undone) = after_rollback(risen(900, 5.0, 3.3), [5.2] * 30, 5.0, past=past)
@@ -82,7 +82,7 @@ def test_a_rollback_that_lowers_the_loss_at_once_is_not_undone() -> None:
     assert [each.action for each in decisions] == ["rollback"]
 
 
-def test_an_early_state_that_gives_the_high_losses_of_its_time_is_not_undone() -> None:
+def test_a_rollback_to_an_early_state_with_the_high_losses_of_its_time_is_not_undone() -> None:
     early = tuple(2.4 - 0.03 * each for each in range(30))
     _, decisions = after_rollback(
         divergence(500, loss=2.1, level=0.5), [2.4 - 0.03 * each for each in range(60)], 2.1, early
@@ -160,7 +160,7 @@ def test_a_small_rise_that_lasts_after_a_jump_of_the_learning_rate_is_answered()
 @pytest.mark.parametrize(
     ("losses", "factor"), [([3.0] * 40 + [2.3] * 200, 100.0), ([3.0] * 200, 5.0), ([2.1] * 200, 100.0)]
 )
-def test_a_rise_that_passes_or_a_smaller_jump_is_left_alone(losses: list[float], factor: float) -> None:
+def test_a_temporary_rise_or_a_smaller_jump_causes_no_action(losses: list[float], factor: float) -> None:
     jump = jump_to(0.001 * factor)
     assert after_a_jump(losses, jump) == []
 

@@ -95,7 +95,7 @@ def test_the_norm_of_a_tensor_is_held_to_a_multiple_of_its_usual_one() -> None:
 
 
 @pytest.mark.parametrize("clip", ["coordinate", "norm"])
-def test_saved_and_loaded_it_goes_on_bit_identically(clip: Any) -> None:
+def test_after_saving_and_loading_it_continues_bit_identically(clip: Any) -> None:
     one = model_of()
     optimizer = SPAMAdam(one.parameters(), lr=0.01, clip=clip, reset_every=8, warm_up=4)
     train(one, optimizer, 11)
@@ -146,13 +146,13 @@ def test_it_works_with_schedulers_closures_groups_and_half_precision() -> None:
         *({"foreach": "yes"}, {"maximize": 1}, {"norm_decay": [0.9]}, {"weight_decay": float("nan")}),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
     ((name, _),) = wrong.items()
     with pytest.raises(SettingsError, match=rf"^{name} must be .*; got .*\."):
         SPAMAdam([nn.Parameter(torch.ones(1))], **wrong)
 
 
-def test_a_misspelt_argument_is_answered_by_what_was_meant() -> None:
+def test_the_error_for_a_misspelt_argument_suggests_the_right_one() -> None:
     with pytest.raises(
         SettingsError, match=r"^SPAMAdam\(\) has no argument 'reset_evry'. Did you mean 'reset_every'\?$"
     ):
@@ -180,7 +180,7 @@ def losses_around_a_spike(optimizer_of: Callable[[Any], Optimizer]) -> tuple[flo
     return sum(losses[180:200]) / 20, sum(losses[380:]) / 20
 
 
-def test_it_learns_on_after_a_spike_that_leaves_adam_standing_still() -> None:
+def test_it_keeps_learning_after_a_spike_that_stalls_adam() -> None:
     before, after = losses_around_a_spike(lambda p: SPAMAdam(p, lr=0.01))
     adam_before, adam_after = losses_around_a_spike(lambda p: torch.optim.Adam(p, lr=0.01))
     assert after < before

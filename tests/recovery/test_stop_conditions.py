@@ -71,7 +71,7 @@ def test_a_step_that_a_loss_scaler_threw_away_is_no_reason_to_stop() -> None:
         "loss>%",
     ],
 )
-def test_text_that_cannot_be_meant_is_refused(text: str) -> None:
+def test_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="stop_on"):
         stop_conditions((text,))
 

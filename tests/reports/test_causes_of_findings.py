@@ -20,7 +20,7 @@ DECIDING = "The loss was infinite one step before it was NaN."
 
 
 @pytest.mark.parametrize("render", [rich.run, markdown.run, html.run])
-def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
+def test_each_finding_has_its_cause_and_the_deciding_cause_has_a_section(
     render: Callable[[Report], str],
 ) -> None:
     text = " ".join(render(Report((broken(),))).replace("\\", "").replace("<bdi>", "").split())

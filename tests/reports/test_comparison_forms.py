@@ -113,7 +113,7 @@ def test_the_page_is_whole_and_needs_no_script_and_no_network(made: Made) -> Non
     assert "nan%" not in page.lower()
 
 
-def test_of_a_thousand_runs_the_page_shows_the_stablest_and_the_sickest() -> None:
+def test_of_a_thousand_runs_the_page_shows_the_most_and_the_least_stable() -> None:
     from dataclasses import replace
 
     from mlflow_stability.diagnosis.compare import comparison_of

@@ -69,7 +69,7 @@ def test_a_table_that_leaves_runs_out_says_so_at_its_end(form: str, count: int, 
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
-def test_a_run_that_had_trouble_is_named_as_diagnose_wants_it(form: str) -> None:
+def test_an_unstable_run_is_named_by_the_id_that_diagnose_takes(form: str) -> None:
     run_id = "0123456789abcdef" * 2
     cards = [replace(made("wild", {}, lost=300), source=run_id), made("calm", {})]
     comparison = comparison_of(cards)

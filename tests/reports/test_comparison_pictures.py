@@ -71,7 +71,7 @@ def test_stairs_begin_at_all_and_end_at_what_is_left() -> None:
     assert survival_picture_of([SurvivalCurve("all runs", 4, 0)]) is None
 
 
-def test_a_strip_shows_how_far_a_run_went_and_when_it_had_trouble() -> None:
+def test_a_strip_shows_the_length_of_a_run_and_the_times_of_its_problems() -> None:
     found = strips_of([made("well", {}), made("lost", {}, lost=500), made("short", {}, last=500)])
     assert found is not None
     well, lost, short = found.strips

@@ -26,13 +26,13 @@ def test_what_cannot_be_seen_is_written_out(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
-def test_a_long_name_is_cut_where_it_is_asked_for() -> None:
+def test_a_long_name_is_shortened_on_request() -> None:
     assert plain("x" * 1000, 20) == "x" * 19 + "…"
     assert plain("x" * 20, 20) == "x" * 20
 
 
 @given(TEXTS)
-def test_plain_text_never_holds_anything_that_cannot_be_printed(text: str) -> None:
+def test_plain_text_never_has_unprintable_characters(text: str) -> None:
     assert plain(text).isprintable()
     assert plain(plain(text)) == plain(text)
 

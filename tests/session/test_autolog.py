@@ -81,7 +81,7 @@ def test_autolog_itself_takes_no_time_and_creates_nothing(tmp_path: Path) -> Non
     assert set(sys.modules) == modules
 
 
-def test_disable_leaves_torch_and_sys_exactly_as_they_were() -> None:
+def test_disable_restores_torch_and_sys_exactly() -> None:
     places = ((torch.autograd, "backward"), (torch.optim.Optimizer, "zero_grad"), (sys, "exit"), (sys, "excepthook"))
     before = [vars(owner)[name] for owner, name in places]
     mlflow_stability.autolog(strict=True)
@@ -142,7 +142,7 @@ def test_attach_does_nothing_where_the_environment_switched_it_off(
         ({"rolback": True}, "autolog() has no argument 'rolback'. Did you mean 'rollback'?"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_rule(given: dict[str, float], said: str) -> None:
+def test_invalid_arguments_are_refused_with_the_rule(given: dict[str, float], said: str) -> None:
     with pytest.raises(SettingsError) as refused:
         mlflow_stability.autolog(**given)  # type: ignore[arg-type]
     assert str(refused.value).startswith(said)
@@ -170,7 +170,7 @@ def test_attach_takes_a_folder_and_a_name_as_autolog_does(tmp_path: Path, sqlite
     assert (tmp_path / "j").is_dir()
 
 
-def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_on(
+def test_without_a_journal_folder_there_is_one_warning_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -414,7 +414,7 @@ def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.M
     assert judges[-1] == DivergenceClassic(divergence_threshold=1.5, consecutive_steps=3)
 
 
-def test_detectors_beside_the_default_ones_take_their_place_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detectors_given_with_the_default_ones_replace_those_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
     own = GradientExplosion(threshold=3, threshold_alone=True)
     classic = ["divergence:classic", LossSpikeClassic(deviations=4)]
@@ -428,7 +428,7 @@ def test_detectors_beside_the_default_ones_take_their_place_live(monkeypatch: py
     assert len(judges) == len(default_detectors()) - 1  # two look for a divergence by default
 
 
-def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its_own(
+def test_the_sensitivity_changes_detectors_by_name_but_not_those_with_given_thresholds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     without_a_courier(monkeypatch)

@@ -43,7 +43,7 @@ def test_a_part_that_fails_is_reported_once_and_rests() -> None:
     assert guard.off == {"norm": "ValueError: ours"}
 
 
-def test_other_parts_go_on() -> None:
+def test_other_parts_continue() -> None:
     guard = PartGuard(strict=False, on_failure=Failures())
     guard("norm", broken)()
     assert guard("loss", lambda: 7)() == 7
@@ -70,7 +70,7 @@ def test_ctrl_c_and_the_like_always_pass(kind: type[BaseException]) -> None:
     assert failures == []
 
 
-def test_an_error_while_telling_of_an_error_stays_with_us() -> None:
+def test_an_error_while_reporting_an_error_does_not_reach_the_script() -> None:
     guard = PartGuard(strict=False, on_failure=broken)
     assert guard("norm", broken)() is None
     assert guard.off
@@ -119,7 +119,7 @@ def in_the_middle_of_a_file() -> None:
         handle.close()
 
 
-def test_ctrl_c_is_heard_where_our_own_clean_up_fails_over_it() -> None:
+def test_ctrl_c_reaches_the_script_even_if_our_clean_up_fails() -> None:
     failures = Failures()
     guard = PartGuard(strict=False, on_failure=failures)
     with pytest.raises(ValueError, match="open writing handle"):
@@ -130,7 +130,7 @@ def test_ctrl_c_is_heard_where_our_own_clean_up_fails_over_it() -> None:
     assert not failures
 
 
-def test_what_the_scripts_signal_handler_raises_is_heard_behind_an_error_of_ours() -> None:
+def test_an_exception_of_the_scripts_signal_handler_is_not_hidden_by_an_error_of_ours() -> None:
     def handler(*_: Any) -> None:
         raise TimeoutError("the script's time is up")
 
@@ -211,7 +211,7 @@ def computes_aside() -> float:
         return float(torch.ones(2).sum())
 
 
-def test_at_any_moment_at_which_ctrl_c_comes_torch_is_left_as_it_was() -> None:
+def test_ctrl_c_at_any_moment_leaves_torch_unchanged() -> None:
     guard = PartGuard(strict=False, on_failure=Failures())
     computes = guard("norm", guard("inner", computes_aside))
     before, at = thread_state(), 0
@@ -232,7 +232,7 @@ def test_at_any_moment_at_which_ctrl_c_comes_torch_is_left_as_it_was() -> None:
     assert not guard.off
 
 
-def test_an_error_of_ours_leaves_torch_as_it_was_as_well() -> None:
+def test_an_error_of_ours_leaves_torch_unchanged_as_well() -> None:
     def body() -> None:
         torch.set_grad_enabled(False)
         untracked().__enter__()
@@ -283,7 +283,7 @@ class Hook:
         return "went on"
 
 
-def test_a_hook_goes_on_where_a_part_inside_it_fails() -> None:
+def test_a_hook_continues_if_a_part_inside_it_fails() -> None:
     hook = Hook(broken)
     assert [hook.run(), hook.run()] == ["went on", "went on"]
     assert hook.failures == [("norm", "ours")]

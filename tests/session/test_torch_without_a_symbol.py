@@ -67,7 +67,7 @@ def hide(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torch_api.SYMBOLS)
-def test_the_training_goes_on(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_training_continues(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     bare = trained()
     monkeypatch.setitem(torch_api.SYMBOLS, name, torch_api.SYMBOLS[name])
     hide(name)

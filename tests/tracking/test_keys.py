@@ -66,7 +66,7 @@ def test_further_sections_say_what_they_hold():
     assert metric_key(Signal("grad_norm", "blocks.0.attn")) == "stability/layers/grad_norm/blocks.0.attn"
 
 
-def test_a_training_beside_the_first_has_one_section():
+def test_a_second_training_has_one_section():
     keys = [metric_key(Signal(quantity, "track_critic")) for quantity in ("loss", "adam_rms", "step_time")]
     assert keys == [f"stability/track_critic/{name}" for name in ("loss", "adam_rms", "step_time")]
 

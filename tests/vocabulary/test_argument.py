@@ -42,7 +42,7 @@ class Knobs:
         check_fields(self)
 
 
-def test_a_misspelt_argument_is_answered_by_the_one_that_was_meant() -> None:
+def test_the_error_for_a_misspelt_argument_suggests_the_right_one() -> None:
     with pytest.raises(SettingsError) as told:
         call("a", rolback=True)  # type: ignore[call-arg]
     assert str(told.value) == "call() has no argument 'rolback'. Did you mean 'rollback'?"
@@ -50,7 +50,7 @@ def test_a_misspelt_argument_is_answered_by_the_one_that_was_meant() -> None:
         Knobs(evry=3)  # type: ignore[call-arg]
 
 
-def test_an_argument_like_none_is_answered_by_those_there_are() -> None:
+def test_the_error_for_an_unknown_argument_lists_the_existing_ones() -> None:
     with pytest.raises(SettingsError, match=r"no argument 'zzz'\. It has path and rollback\."):
         call("a", zzz=1)  # type: ignore[call-arg]
 

@@ -45,7 +45,7 @@ def test_autolog_has_few_arguments_and_each_name_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_an_argument_of_before_is_answered_with_where_it_is(name: str) -> None:
+def test_the_error_for_a_former_argument_says_what_replaces_it(name: str) -> None:
     said = answer(mlflow_stability.autolog, **{name: 5})
     assert said.startswith(f"autolog() has no argument {name!r}. ")
     assert "Did you mean" not in said
@@ -68,7 +68,7 @@ def test_the_answer_has_the_value_that_was_given() -> None:
     assert "Options(journal_dir='j')" in answer(mlflow_stability.autolog, journal_dir="j")
 
 
-def test_thresholds_of_before_are_detectors_that_there_are() -> None:
+def test_former_thresholds_are_replaced_by_existing_detectors() -> None:
     for text in THRESHOLDS.values():
         assert detectors_named([text.format(0.5)])
     for function in (mlflow_stability.diagnose, mlflow_stability.compare, mlflow_stability.judge):

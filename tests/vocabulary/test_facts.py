@@ -49,7 +49,7 @@ class ExampleFacts(Facts):
 EXAMPLE = ExampleFacts(Colour.RED, math.inf, 3, "/a/b.pt", (Part("x", None), Part("y", 2.0)), Part("z", 0.5), True)
 
 
-def test_json_holds_plain_values_of_all_fields() -> None:
+def test_json_has_plain_values_of_all_fields() -> None:
     assert json.loads(json.dumps(EXAMPLE.as_json(), allow_nan=False)) == {
         "kind": "example",
         "colour": "red",
@@ -62,7 +62,7 @@ def test_json_holds_plain_values_of_all_fields() -> None:
     }
 
 
-def test_facts_are_read_back_and_new_fields_passed_over() -> None:
+def test_facts_are_read_back_and_unknown_fields_are_ignored() -> None:
     values = json.loads(json.dumps(EXAMPLE.as_json()))
     assert facts_from_json(values) == EXAMPLE
     assert facts_from_json({**values, "added_later": 1}) == EXAMPLE

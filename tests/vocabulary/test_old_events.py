@@ -69,7 +69,7 @@ def read_from_old_line(event: Finding) -> Facts:
         NonFiniteFacts("loss", -math.inf, None),
     ],
 )
-def test_facts_of_an_old_event_are_those_that_it_was_made_of(facts: Facts) -> None:
+def test_facts_of_an_old_event_are_recovered_from_its_message(facts: Facts) -> None:
     kind = "inf_detected" if isinstance(facts, NonFiniteFacts) else ""
     event = Finding.at(facts, 400, Severity.WARNING, kind=kind)
     if isinstance(facts, NonFiniteFacts):

@@ -43,7 +43,7 @@ def test_presets_differ_from_each_other_and_from_the_defaults() -> None:
     assert len(every) == 4
 
 
-def test_what_was_given_comes_first_even_where_it_is_the_default() -> None:
+def test_a_given_option_takes_precedence_even_if_it_equals_the_default() -> None:
     usual, given = Settings(), Options(sdr_check_interval=100, capture_batch=True).given
     found = settings_of(preset="debugging", rollback=True, layers_every_n_steps=usual.layers_every_n_steps, **given)
     assert (found.layers_every_n_steps, found.attention_every_n_steps, found.sdr_check_interval) == (100, 50, 100)
@@ -65,7 +65,7 @@ def test_without_a_preset_nothing_is_changed_and_an_unknown_one_is_refused() -> 
         with_preset({"preset": "prod"})
 
 
-def test_a_public_function_knows_which_arguments_it_was_given() -> None:
+def test_a_public_function_knows_which_arguments_were_passed() -> None:
     @check_arguments
     def inner(*, a: int = 1, b: int = 2) -> frozenset[str]:
         return given_arguments()

@@ -27,7 +27,7 @@ from mlflow_stability.vocabulary.settings import Settings
         {"rollback_after_skips": 0},
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_rule_and_what_came(wrong: dict[str, Any]) -> None:
+def test_invalid_values_are_refused_with_the_rule_and_the_value(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(SettingsError, match=rf"^{name} must be .*{value!s}") as told:
         RollbackPolicy(**wrong)
@@ -67,7 +67,7 @@ def test_there_is_a_policy_for_every_preset_that_a_setting_can_name() -> None:
     assert all(isinstance(RollbackPolicy.preset(each), RollbackPolicy) for each in PRESETS)
 
 
-def test_a_misspelt_knob_is_answered_by_the_one_that_was_meant() -> None:
+def test_the_error_for_a_misspelt_option_suggests_the_right_one() -> None:
     with pytest.raises(SettingsError, match=r"^RollbackPolicy\(\) has no argument 'max_rollback'\. Did you mean"):
         RollbackPolicy(max_rollback=3)  # type: ignore[call-arg]
 

@@ -41,7 +41,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "wrong"), CASES)
-def test_what_a_setting_cannot_be_is_refused_with_what_it_takes_and_what_it_got(name: str, wrong: object) -> None:
+def test_invalid_settings_are_refused_with_the_allowed_values_and_the_given_one(name: str, wrong: object) -> None:
     with pytest.raises(SettingsError) as refused:
         Settings(**{name: wrong})  # type: ignore[arg-type]
     said = str(refused.value)

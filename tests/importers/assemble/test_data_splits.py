@@ -64,7 +64,7 @@ def test_other_fields_and_texts_say_nothing(field: str, text: str) -> None:
     assert held_out_in_row({field: text}) == ""
 
 
-def test_a_metric_that_says_itself_on_which_data_it_was_measured_keeps_its_name(tmp_path: Path) -> None:
+def test_a_metric_that_names_its_own_data_split_keeps_its_name(tmp_path: Path) -> None:
     table = "epoch,phase,train_loss,val_loss\n" + "".join(f"{n},val,{2 / (n + 1)},{3 / (n + 1)}\n" for n in range(5))
     run = history(tmp_path, table)
     assert {each.name: each.meaning.quantity for each in run.metrics if each.meaning.known} == {
@@ -108,7 +108,7 @@ def documents() -> list[object]:
 
 
 @pytest.mark.parametrize("document", documents())
-def test_lists_of_rows_beside_each_other_are_one_run(tmp_path: Path, document: object) -> None:
+def test_adjacent_lists_of_rows_are_one_run(tmp_path: Path, document: object) -> None:
     run = history(tmp_path, json.dumps(document, indent=1))
     assert curve(run, "loss") == [(n, 3 - n / 4) for n in range(8)]
     (validation,) = run.of("val_loss")
@@ -128,7 +128,7 @@ def test_lists_without_epochs_are_put_side_by_side_if_they_are_as_long(tmp_path:
     assert [value for _, value in curve(run, "loss")] == [3 - n / 4 for n in range(8)]
 
 
-def test_a_list_of_samples_beside_the_training_is_no_validation(tmp_path: Path) -> None:
+def test_a_list_of_samples_next_to_the_training_is_no_validation(tmp_path: Path) -> None:
     document = {
         "log": [{"step": n, "loss": 1 / n} for n in range(1, 9)],
         "test": [{"id": n, "score": 1} for n in range(5)],

@@ -27,7 +27,7 @@ def test_rows_of_one_value_each_are_the_curves_that_they_name(tmp_path: Path, ke
         assert run.metrics[0].series.times[0] == 1.7e9
 
 
-def test_a_row_that_holds_other_numbers_too_is_a_row_like_any_other(tmp_path: Path) -> None:
+def test_a_row_that_has_other_numbers_too_is_an_ordinary_row(tmp_path: Path) -> None:
     rows = [{"name": "exp", "step": n, "value": 1.0, "loss": 2.0} for n in range(3)]
     run = history(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
     assert {each.name for each in run.metrics} == {"value", "loss"}

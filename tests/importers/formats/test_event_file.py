@@ -77,7 +77,7 @@ def test_scalars_of_the_second_tensorflow_are_read_however_they_are_packed(
     assert curve(read(file)[0], "epoch_loss") == [(0, 2.5), (1, 2.5), (2, 2.5)][:3]
 
 
-def test_not_a_number_is_kept_and_pictures_are_passed_over(tmp_path: Path) -> None:
+def test_nan_is_kept_and_images_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "events"
     picture = field(1, b"image") + field(4, field(1, 4) + field(3, b"\x89PNG"))
     file.write_bytes(VERSION + b"".join(event(n, simple("loss", math.nan), picture) for n in (1, 2)))
@@ -122,7 +122,7 @@ def test_what_a_run_wrote_of_training_and_validation_is_one_run(tmp_path: Path) 
     assert all(each.series.attempts.max() == 0 for each in run.metrics)
 
 
-def test_experiments_side_by_side_are_no_parts_of_one_run(tmp_path: Path) -> None:
+def test_experiments_in_sibling_folders_are_separate_runs(tmp_path: Path) -> None:
     for folder in ("train_a", "train_b", "other"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "events.out.tfevents.1").write_bytes(
@@ -145,12 +145,12 @@ def test_a_file_without_scalars_says_so(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_whatever_make_the_parser_fail(content: bytes) -> None:
+def test_no_bytes_make_the_parser_fail(content: bytes) -> None:
     assert sum(1 for _ in fields_of(content)) <= len(content)
 
 
 @given(st.binary(max_size=300))
-def test_no_event_file_whatever_makes_reading_fail(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_no_event_file_makes_reading_fail(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.mktemp("events") / "events"
     file.write_bytes(
         VERSION + event(1, simple("loss", 1.0)) + event(2, simple("loss", 1.0)) + record(content) + content

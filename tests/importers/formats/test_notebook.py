@@ -136,7 +136,7 @@ def test_a_history_that_was_printed_or_displayed_is_read(tmp_path: Path, how: st
     assert math.isnan(curve(run, "loss")[2][1])
 
 
-def test_an_exception_and_an_interruption_are_how_it_ended(tmp_path: Path) -> None:
+def test_an_exception_or_an_interruption_is_read_as_the_outcome(tmp_path: Path) -> None:
     def ended(name: str) -> Output:
         return {"output_type": "error", "ename": name, "evalue": "why", "traceback": ["\x1b[0;31m----"]}
 
@@ -208,7 +208,7 @@ def test_any_notebook_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
 
 
 @given(st.text(alphabet=st.sampled_from(list("<>/tabledrh 01loss&;\"'=-!")), max_size=200))
-def test_any_page_is_read_or_passed_over(tmp_path_factory: pytest.TempPathFactory, page: str) -> None:
+def test_any_page_is_read_or_skipped(tmp_path_factory: pytest.TempPathFactory, page: str) -> None:
     file = tmp_path_factory.mktemp("page") / "any.ipynb"
     file.write_text(notebook(cell(shown(f"<table>{page}")), cell(printed(keras(9)))))
     assert read(file)

@@ -195,7 +195,7 @@ def test_a_small_pickle_that_would_grow_without_end_is_refused_soon(tmp_path: Pa
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"\x80\x02", b"\x80\x04", b"(dp0\n", b"}q\x00("]))
-def test_no_bytes_whatever_make_it_fail(tmp_path_factory: pytest.TempPathFactory, content: bytes, head: bytes) -> None:
+def test_no_bytes_make_it_fail(tmp_path_factory: pytest.TempPathFactory, content: bytes, head: bytes) -> None:
     with suppress(NotPlainError):
         plain_value(head + content)
     file = tmp_path_factory.mktemp("pickle") / "a.pkl"
@@ -216,7 +216,7 @@ def test_a_history_with_changed_bytes_is_read_or_refused(
     read_or_refused(file)
 
 
-def test_a_folder_s_pickles_are_read_and_a_checkpoint_beside_them_costs_nothing(tmp_path: Path) -> None:
+def test_pickles_in_a_folder_are_read_and_a_checkpoint_among_them_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "history.pkl").write_bytes(pickle.dumps({"loss": [2.0, 1.0]}))
     (tmp_path / "model.pkl").write_bytes(pickle.dumps(Path("x")))
     assert [Path(run.source).name for run in read(tmp_path)] == ["history.pkl"]

@@ -153,7 +153,7 @@ def test_a_wandb_folder_is_one_run(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6), st.binary(max_size=40))
-def test_no_wandb_file_whatever_makes_reading_fail(
+def test_no_wandb_file_makes_reading_fail(
     tmp_path_factory: pytest.TempPathFactory, records: list[bytes], tail: bytes
 ) -> None:
     file = tmp_path_factory.mktemp("wandb") / "run.wandb"

@@ -110,13 +110,13 @@ def test_the_numbers_of_a_sentence_are_no_curve(tmp_path: Path) -> None:
     ("after", "went_on"),
     [("", False), ("saving the model\n", False), ("step 10 loss 0.5\n", True)],
 )
-def test_training_goes_on_after_a_finding_where_values_follow(tmp_path: Path, after: str, went_on: bool) -> None:
+def test_training_continued_after_a_finding_if_values_follow(tmp_path: Path, after: str, went_on: bool) -> None:
     run = history(tmp_path, lines(1, 9) + "NaN detected in gradients\n" + after)
     (line,) = [line_of(event) for event in run.reported]
     assert line.went_on is went_on
 
 
-def test_early_stopping_is_no_trouble(tmp_path: Path) -> None:
+def test_early_stopping_is_no_problem(tmp_path: Path) -> None:
     words = "Early stopping: val_loss did not improve for 5 epochs, stopping training\n"
     assert reported(tmp_path, lines(1, 9) + words) == []
 

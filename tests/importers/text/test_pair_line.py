@@ -157,7 +157,7 @@ def test_prose_dates_hashes_and_versions_are_no_values(line: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_no_text_whatever_makes_it_fail(line: str) -> None:
+def test_no_text_makes_it_fail(line: str) -> None:
     found = pair_line(line)
     assert found is None or all(isinstance(value, float) for value in found[0].values.values())
 

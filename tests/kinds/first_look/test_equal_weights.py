@@ -13,5 +13,5 @@ def test_a_model_whose_weights_are_all_equal_is_found() -> None:
     assert (finding.severity, finding.facts) == (Severity.WARNING, EqualWeightsFacts())
 
 
-def test_a_layer_that_begins_at_zero_is_left_alone() -> None:
+def test_a_layer_that_starts_at_zero_is_not_reported() -> None:
     assert judged("equal_weights", weights_equal=[0.5]) == []

@@ -30,7 +30,7 @@ def test_large_and_tiny_inputs_are_found() -> None:
     assert [finding.step for finding in scales(0.0, 0.0039, 0.002)] == [1]
 
 
-def test_inputs_that_are_tiny_at_the_first_look_alone_are_left_alone() -> None:
+def test_inputs_that_are_tiny_only_at_the_first_measurement_are_not_reported() -> None:
     series = {"input_low@stem": [-0.01, -2.0], "input_high@stem": [0.01, 2.0], "input_rms@stem": [0.005, 0.7]}
     assert judged("input_scale", **series) == []
 
@@ -40,15 +40,15 @@ def test_inputs_that_are_tiny_at_the_first_look_alone_are_left_alone() -> None:
     [(-3.0, 4.0, 1.0), (0.0, 1.0, 0.5), (0.0, 1.0, 0.01), (0.0, 60.0, 8.0), (0.0, 0.0, 0.0)],
     ids=["standardised", "pixels", "one-hot", "counts", "zeros"],
 )
-def test_usual_inputs_are_left_alone(low: float, high: float, rms: float) -> None:
+def test_usual_inputs_are_not_reported(low: float, high: float, rms: float) -> None:
     assert scales(low, high, rms) == []
 
 
-def test_the_same_input_for_each_row_is_found_at_the_second_look() -> None:
+def test_the_same_input_for_each_row_is_found_at_the_second_measurement() -> None:
     (finding,) = judged("same_input", **{"input_spread@rnn": [0.0, 0.0, 0.0]})
     assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, 1, SameInputFacts("rnn", 2))
 
 
 @pytest.mark.parametrize("spreads", [[0.0, 0.3, 0.0, 0.0], [1.0, 0.0, 0.0]])
-def test_rows_that_differed_once_are_left_alone(spreads: list[float]) -> None:
+def test_rows_that_differed_once_are_not_reported(spreads: list[float]) -> None:
     assert judged("same_input", **{"input_spread@rnn": spreads}) == []

@@ -17,7 +17,7 @@ BAD: dict[str, tuple[str, list[float], Facts]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_it_is_found_when_each_look_shows_it(kind: str) -> None:
+def test_it_is_found_if_each_measurement_shows_it(kind: str) -> None:
     quantity, values, facts = BAD[kind]
     (finding,) = judged(kind, **{quantity: values})
     assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, len(values) - 1, facts)
@@ -31,6 +31,6 @@ GOOD: dict[str, tuple[str, list[float]]] = {
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_a_look_that_does_not_show_it_begins_the_count_again(kind: str) -> None:
+def test_a_measurement_that_does_not_show_it_restarts_the_count(kind: str) -> None:
     quantity, values = GOOD[kind]
     assert judged(kind, **{quantity: values}) == []

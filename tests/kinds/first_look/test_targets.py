@@ -25,7 +25,7 @@ def test_batches_of_one_class_each_are_found() -> None:
     [([0.0] * 8, [0.0] * 8), ([0.0, 1.0] * 4, [0.0, 1.0, 0.0, 3.0] * 2), ([9.0] * 8, [-1.0] * 8)],
     ids=["the same class always", "one batch is mixed", "all are ignored"],
 )
-def test_other_targets_are_left_alone(low: list[float], high: list[float]) -> None:
+def test_other_targets_are_not_reported(low: list[float], high: list[float]) -> None:
     assert judged("one_class", class_low=low, class_high=high) == []
 
 

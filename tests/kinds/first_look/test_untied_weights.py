@@ -13,5 +13,5 @@ def test_a_copied_output_layer_is_found_once() -> None:
     assert (finding.severity, finding.facts) == (Severity.WARNING, UntiedWeightsFacts("head"))
 
 
-def test_an_output_layer_of_its_own_is_left_alone() -> None:
+def test_a_separate_output_layer_is_not_reported() -> None:
     assert judged("untied_weights", **{"copied_embedding@head": [0.0]}) == []

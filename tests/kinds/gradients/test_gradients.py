@@ -70,7 +70,7 @@ def test_a_hundred_times_the_level_is_critical_also_while_the_loss_falls() -> No
     assert {finding.severity for finding in findings if finding.step >= 600} == {Severity.INFO}
 
 
-def test_an_explosion_that_goes_on_is_one_finding() -> None:
+def test_a_continuing_explosion_is_one_finding() -> None:
     findings = judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 190))
     assert [(finding.step, finding.severity) for finding in findings] == [(500, Severity.INFO), (502, Severity.WARNING)]
     assert findings[-1].metrics["since"] == 500

@@ -72,7 +72,7 @@ def test_a_gradient_lost_in_the_first_half_of_the_layers_is_reported_at_the_firs
     assert "gradient norm of first" in event.message
 
 
-def test_what_a_model_or_what_holds_the_layers_owns_itself_is_no_first_layer() -> None:
+def test_parameters_of_the_model_or_of_a_container_itself_are_no_first_layer() -> None:
     for own in ("GPT", "blocks"):
         layers = {own: 1e-4 * steady[:21], "blocks.0": 0.3 * steady[:21], "blocks.1": steady[:21], "head": steady[:21]}
         stands = 2.3 + noise(5, 2001, 0.01)
@@ -123,7 +123,7 @@ def test_a_layer_without_gradient_whose_weights_stay_is_dead(decay: float) -> No
     assert event.severity is Severity.WARNING
 
 
-def test_a_layer_that_few_batches_reach_is_not_dead() -> None:
+def test_a_layer_that_is_used_by_few_batches_is_not_dead() -> None:
     weights = 3.0 + np.cumsum(np.abs(noise(6, 21, 0.01)))
     layers = {**layered("param_norm", rare=weights), **layered("grad_norm", rare=np.zeros(21))}
     assert every_hundred("dead_layer", loss=np.full(2001, 2.0), **layers) == []

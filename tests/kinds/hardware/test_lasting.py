@@ -32,7 +32,7 @@ def judged_by_the_clock(kind: str, values: Floats, seconds: float) -> list[Findi
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_trouble_that_lasts_is_reported_again_as_a_warning(kind: str) -> None:
+def test_a_lasting_problem_is_reported_again_as_a_warning(kind: str) -> None:
     _, values, factor = CASES[kind]
     first, second = judged_by_the_clock(kind, at(values, BAD_FROM, factor, STEPS), 2.0)
     assert (first.severity, second.severity) == (Severity.INFO, Severity.WARNING)
@@ -41,7 +41,7 @@ def test_trouble_that_lasts_is_reported_again_as_a_warning(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_what_lasts_less_than_100_steps_or_a_minute_stays_information(kind: str) -> None:
+def test_a_problem_of_less_than_100_steps_or_a_minute_stays_information(kind: str) -> None:
     _, values, factor = CASES[kind]
     short = judged_by_the_clock(kind, at(values, BAD_FROM, factor, 100), 2.0)
     fast = judged_by_the_clock(kind, at(values, BAD_FROM, factor, STEPS), 0.01)

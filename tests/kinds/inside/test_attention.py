@@ -40,7 +40,7 @@ WIDE = [0.95] * 6
 NARROW = [0.95, 0.6, 0.02, 0.01, 0.01, 0.01]
 
 
-def test_a_layer_of_which_half_the_heads_look_at_one_place_is_named_once() -> None:
+def test_a_layer_with_half_of_its_heads_collapsed_is_reported_once() -> None:
     (event,) = collapse(a__head_0=WIDE, a__head_1=NARROW, a__head_2=NARROW, a__head_3=WIDE, b__head_0=WIDE)
     assert (event.step, event.kind, event.place) == (400, "attention_collapse", "a")
     assert "in 2 of 4 heads (heads 1 and 2)" in event.message

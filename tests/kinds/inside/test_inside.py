@@ -60,7 +60,7 @@ def test_nan_outputs_are_reported_once_at_the_first_module_that_has_them() -> No
     assert "all finite at step 4" in event.message
 
 
-def test_a_module_that_masks_with_infinity_from_the_start_is_left_alone() -> None:
+def test_a_module_that_masks_with_infinity_from_the_start_is_not_reported() -> None:
     assert judged("activation_nonfinite", **{"activation_nonfinite@mask": [9] * MEASUREMENTS}) == []
 
 

@@ -76,7 +76,7 @@ def test_a_slow_rise_under_a_falling_loss_is_a_warning_before_it_is_large(seed: 
     assert 0.04 <= event.metrics["rise"] < 0.15
 
 
-def test_a_slow_rise_that_goes_on_becomes_critical() -> None:
+def test_a_continuing_slow_rise_becomes_critical() -> None:
     rising = 2 + np.clip((np.arange(3000) - 500) / 1000, 0, 2) + noise(1, 3000, 0.05)
     severities = [event.severity for event in findings(rising)]
     assert severities[0] is Severity.WARNING
@@ -151,7 +151,7 @@ def test_a_loss_that_can_be_negative_diverges_when_it_jumps() -> None:
 
 
 @pytest.mark.parametrize("phi", [0.6, 0.9])
-def test_noise_that_hangs_together_is_no_drift(phi: float) -> None:
+def test_correlated_noise_is_no_drift(phi: float) -> None:
     noisy, last = noise(7, 20_000, 0.05), 0.0
     for step, fresh in enumerate(noisy):
         last = noisy[step] = phi * last + fresh

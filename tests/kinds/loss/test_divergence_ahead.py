@@ -47,7 +47,7 @@ def test_one_slightly_high_measurement_is_no_finding_and_a_jump_is_reported_once
     assert len(ahead(norms)) == 1
 
 
-def test_what_is_not_finite_or_zero_is_passed_over() -> None:
+def test_non_finite_and_zero_values_are_ignored() -> None:
     norms = course()
     norms[[10, 20]] = np.nan, 0.0
     assert ahead(norms) == []

@@ -54,5 +54,5 @@ def test_clipping_by_a_factor_of_hundreds_under_sgd_is_found() -> None:
     ],
     ids=["usual clipping", "nothing to clip", "updates of Adam", "large updates"],
 )
-def test_other_clipping_is_left_alone(run: RunHistory) -> None:
+def test_other_clipping_is_not_reported(run: RunHistory) -> None:
     assert found(run) == []

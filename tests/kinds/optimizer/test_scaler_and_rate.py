@@ -28,11 +28,11 @@ def events(changes: Iterable[tuple[int, float]]) -> list[Finding]:
     return judged("loss_scale_collapse step_skipped", skipped_steps=skips, loss_scale=scales)
 
 
-def test_the_search_for_a_first_scale_is_no_trouble() -> None:
+def test_the_search_for_a_first_scale_is_no_finding() -> None:
     assert events((step, 0.5) for step in range(12)) == []
 
 
-def test_growing_and_falling_in_turn_is_no_trouble() -> None:
+def test_a_scale_that_alternately_grows_and_falls_is_no_finding() -> None:
     assert events([(200, 2.0), (201, 0.5), (500, 2.0), (501, 0.5), (800, 2.0), (801, 0.5)]) == []
 
 

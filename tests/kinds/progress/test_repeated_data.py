@@ -60,7 +60,7 @@ def test_a_training_on_the_whole_data_set_was_always_smooth() -> None:
     assert judged("repeated_data", loss=3.0 * np.exp(-np.arange(900) / 200)) == []
 
 
-def test_noise_that_hangs_together_is_noise() -> None:
+def test_correlated_noise_is_noise() -> None:
     value, hanging = 0.0, []
     for fresh in noise(2, 20_000, 0.02):
         value = 0.95 * value + fresh

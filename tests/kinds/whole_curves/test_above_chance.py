@@ -44,7 +44,7 @@ def test_two_classes_at_chance_level_are_only_mentioned() -> None:
 
 
 @pytest.mark.parametrize("losses", [falling(400, first=4.3, last=1.4), falling(150, first=4.2, last=4.15)])
-def test_a_loss_that_falls_and_a_short_run_are_left_alone(losses: np.ndarray) -> None:
+def test_a_falling_loss_and_a_short_run_are_not_reported(losses: np.ndarray) -> None:
     assert found(losses) == []
 
 
@@ -56,5 +56,5 @@ def test_a_squared_error_that_never_gets_below_the_variance_of_its_targets_is_a_
     assert "no better than the variance of the targets (0.5)" in finding.message
 
 
-def test_a_squared_error_that_falls_from_far_above_the_variance_of_its_targets_is_left_alone() -> None:
+def test_a_squared_error_that_falls_from_far_above_the_variance_of_its_targets_is_not_reported() -> None:
     assert found(falling(400, first=9.0, last=0.1), 0.5, "target_variance") == []

@@ -81,7 +81,7 @@ def test_noise_with_rare_outliers_rarely_gives_a_warning() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, wanted, _) in PEERS.items() if wanted])
-def test_trouble_is_found_once_and_where_it_began(name: str) -> None:
+def test_a_problem_is_found_once_and_where_it_began(name: str) -> None:
     maker, wanted, onset = PEERS[name]
     for seed in range(5000, 5004):
         diagnosis = diagnosis_of(run_of(metric_of("loss", maker(np.random.default_rng(seed)))))

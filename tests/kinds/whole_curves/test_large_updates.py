@@ -54,11 +54,11 @@ def test_updates_that_replace_the_weights_and_a_flat_loss_are_a_learning_rate_th
     ],
     ids=["smaller updates", "a loss that fell to a third", "updates that end small", "a loss that rose"],
 )
-def test_other_trainings_are_left_alone(history: RunHistory) -> None:
+def test_other_trainings_are_not_reported(history: RunHistory) -> None:
     assert found_in(history) == []
 
 
-def test_a_loss_that_still_falls_is_left_alone() -> None:
+def test_a_loss_that_still_falls_is_not_reported() -> None:
     history = recorded(4.5, 2.9, 0.029)
     falling = history.of("loss")[0].series.values * np.linspace(1.1, 0.9, len(STEPS))
     losses = metric_of("loss", falling, steps=list(STEPS), meaning=Meaning("loss", known=True))

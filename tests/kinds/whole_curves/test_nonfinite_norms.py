@@ -26,5 +26,5 @@ def test_one_nan_while_a_loss_scale_is_searched_is_only_mentioned() -> None:
 
 
 @pytest.mark.parametrize("at", [3, 300])
-def test_one_infinity_is_what_a_loss_scaler_throws_away(at: int) -> None:
+def test_a_single_infinity_is_a_step_that_a_loss_scaler_skipped(at: int) -> None:
     assert severities(at, np.inf) == [("inf_detected", Severity.INFO, True)]

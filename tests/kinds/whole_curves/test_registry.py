@@ -63,7 +63,7 @@ def test_an_infinity_that_turns_into_nan_is_one_finding() -> None:
     assert "infinite at step 2 and NaN from step 3 on" in episode.message
 
 
-def test_a_gradient_norm_that_a_loss_scaler_threw_away_is_only_mentioned() -> None:
+def test_a_gradient_norm_that_a_loss_scaler_skipped_is_only_mentioned() -> None:
     norms = np.ones(100)
     norms[[3, 50]] = inf
     episodes = found(NonFiniteRule(), run_named(loss=falling(100), grad_norm=norms))

@@ -47,7 +47,7 @@ def test_last_points_high_only_relative_to_an_almost_zero_loss_are_no_divergence
     assert [kind for kind, _ in serious(run_named(loss=losses))] == ["divergence"]
 
 
-def test_a_loss_that_was_learnt_may_go_on_to_exactly_zero() -> None:
+def test_a_low_loss_may_fall_to_exactly_zero() -> None:
     losses = learnt(400)
     losses[300:] = 0.0
     assert serious(run_named(loss=losses)) == []

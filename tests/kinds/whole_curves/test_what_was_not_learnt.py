@@ -42,7 +42,7 @@ def test_a_validation_loss_that_rises_while_the_training_guesses_is_no_overfitti
     assert judged("overfitting", loss=training, val_loss=validation) == []
 
 
-def test_it_is_overfitting_where_the_training_loss_goes_on_to_fall() -> None:
+def test_it_is_overfitting_if_the_training_loss_keeps_falling() -> None:
     training, validation = at_chance(60)
     training = training * np.linspace(1.0, 0.4, 60)
     assert "overfitting" in dict(serious(run_named(loss=training, val_loss=validation)))

@@ -28,7 +28,7 @@ def convolutional() -> nn.Sequential:
     )
 
 
-def test_it_is_due_at_the_tenth_turn_and_then_at_every_hundredth() -> None:
+def test_it_is_due_at_the_tenth_step_and_then_at_every_hundredth() -> None:
     probe = ActivationProbe(unguarded)
     assert [own_step for own_step in range(1, 301) if probe.due(own_step)] == [10, 100, 200, 300]
 
@@ -81,7 +81,7 @@ def test_the_preceding_module_decides_whether_a_dimension_holds_channels_or_unit
     assert look(linear, torch.randn(4, 5, 7, 6))["activation_dead@1"] == 9 / 12
 
 
-def test_a_dormant_unit_is_one_of_next_to_no_activity() -> None:
+def test_a_dormant_unit_has_almost_no_activity() -> None:
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU())
     with torch.no_grad():
         model[0].weight.copy_(torch.eye(10))
@@ -109,7 +109,7 @@ def test_pinned_values_are_a_share_of_all(activation: nn.Module, share: float) -
     assert look(model, x)["activation_saturation@1"] == share
 
 
-def test_what_has_no_ends_has_no_saturation() -> None:
+def test_unbounded_activations_have_no_saturation() -> None:
     assert not [name for name in look(convolutional(), torch.randn(32, 3, 8, 8)) if "saturation" in name][1:]
 
 
@@ -180,7 +180,7 @@ def test_the_signals_are_the_same_object_every_time() -> None:
     assert layouts[0] is layouts[1] is layouts[2]
 
 
-def test_few_examples_say_nothing_of_units() -> None:
+def test_units_are_not_judged_by_few_examples() -> None:
     row = look(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(4, 4))
     assert "activation_mean@1" in row
     assert "activation_dead@1" not in row
@@ -236,7 +236,7 @@ def test_an_exception_leaves_no_hook_and_no_measurement_behind() -> None:
     assert not any(id(each) in MODULE_CALLS for each in model.modules())
 
 
-def test_a_model_that_is_copied_or_saved_during_a_look_takes_nothing_along() -> None:
+def test_a_model_copied_or_saved_during_a_measurement_has_no_objects_of_ours() -> None:
     model, probe = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ActivationProbe(unguarded)
     probe.open(model, 10, lambda: True)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -273,7 +273,7 @@ def plain() -> nn.Module:
     ],
     ids=["convolutions", "checkpoint", "reentrant checkpoint"],
 )
-def test_a_training_that_is_looked_into_is_bit_for_bit_the_same(
+def test_a_measured_training_is_bit_identical(
     build: Callable[[], nn.Module], shape: tuple[int, ...], autocast: bool
 ) -> None:
     def train(probe: ActivationProbe | None) -> list[Tensor]:

@@ -80,7 +80,7 @@ def test_the_spread_of_a_few_rows_is_not_measured() -> None:
     assert set(row) == {"input_low@0", "input_high@0", "input_rms@0"}
 
 
-def test_whole_numbers_and_failed_passes_are_left_alone() -> None:
+def test_integers_and_failed_passes_are_not_measured() -> None:
     class Raises(nn.Module):
         def forward(self, _: Tensor) -> Tensor:
             raise ValueError("no output")

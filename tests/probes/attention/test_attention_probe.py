@@ -190,7 +190,7 @@ def test_a_training_is_the_same_to_the_bit(around: Any) -> None:
     assert {each.layer for each in trainings[1].maps} == layers
 
 
-def test_a_default_device_is_no_trouble() -> None:
+def test_a_default_device_does_no_harm() -> None:
     torch.set_default_device("cpu")
     try:
         before = _get_current_function_mode_stack()
@@ -236,7 +236,7 @@ def test_a_mode_of_the_script_on_top_of_ours_stays() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_what_interrupts_a_forward_pass_leaves_nothing_behind(error: type[BaseException]) -> None:
+def test_an_interrupted_forward_pass_leaves_nothing_behind(error: type[BaseException]) -> None:
     raising = [False]
 
     def around(layer: nn.Module, x: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def test_what_interrupts_a_forward_pass_leaves_nothing_behind(error: type[BaseEx
     assert len(training.maps) == 4, "of a pass that was not whole there are no maps"
 
 
-def test_errors_of_ours_are_contained() -> None:
+def test_errors_in_our_code_do_not_reach_the_training() -> None:
     said: list[str] = []
 
     def guard(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -347,7 +347,7 @@ def test_two_models_in_one_training_get_different_names() -> None:
     assert len(set(places)) == len(places) == 9
 
 
-def test_a_language_model_is_looked_into_head_by_head() -> None:
+def test_a_language_model_is_measured_head_by_head() -> None:
     torch.manual_seed(0)
     model = TinyGPT(layers=2, width=32, heads=4, length=16)
     found = looked(model, *batch_of(2, 16))
@@ -356,7 +356,7 @@ def test_a_language_model_is_looked_into_head_by_head() -> None:
     assert all(each.causal for each in found.maps)
 
 
-def test_a_compiled_model_is_looked_into_in_a_second_pass() -> None:
+def test_a_compiled_model_is_measured_in_a_second_pass() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     try:
@@ -375,7 +375,7 @@ def test_a_compiled_model_is_looked_into_in_a_second_pass() -> None:
         torch._dynamo.utils.counters.clear()
 
 
-def test_what_is_compiled_in_the_middle_of_a_pass_that_is_looked_into_is_compiled_all_the_same() -> None:
+def test_code_is_still_compiled_during_a_measured_pass() -> None:
     torch._dynamo.reset()
     attend = torch.compile(lambda x: scaled_dot_product_attention(x, x, x) + x.softmax(-1).sum(), backend="eager")
 

@@ -173,7 +173,7 @@ def test_autocast_rounds_the_inputs_as_the_attention_does() -> None:
     )
 
 
-def test_of_many_scores_rows_at_even_distances_are_looked_at() -> None:
+def test_of_many_scores_evenly_spaced_rows_are_measured() -> None:
     query, key = torch.randn(6, 2, 12, 4), torch.randn(6, 2, 8, 4)
     scores = scores_of_call(1, None, query, key, key)
     assert scores is not None
@@ -192,7 +192,7 @@ def test_a_broken_score_is_not_hidden() -> None:
     assert entropy.isnan().tolist() == largest.isnan().tolist() == [False, True]
 
 
-def test_what_no_numbers_can_be_taken_of_is_left_alone() -> None:
+def test_tensors_without_readable_numbers_are_not_measured() -> None:
     far = torch.randn(1, 2, 4, 8, device="meta")
     assert scores_of_call(1, None, far, far, far) is None
     ragged = torch.nested.nested_tensor([torch.randn(2, 3, 8), torch.randn(2, 4, 8)], layout=torch.jagged)

@@ -126,7 +126,7 @@ def other_numbers(_: nn.Module, scores: Tensor, value: Tensor) -> Tensor:
     [classifier, router, router_by_einsum, codebook, over_queries, other_numbers],
     ids=lambda form: form.__name__,
 )
-def test_what_is_no_attention_is_not_called_one(form: Form) -> None:
+def test_other_softmaxes_are_not_mistaken_for_attention(form: Form) -> None:
     scores, value = torch.randn(3, 2, 5, 5), torch.randn(3, 2, 5, 6)
     assert looked(Own(form), scores, value).entropy == {}
 

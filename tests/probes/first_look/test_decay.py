@@ -35,7 +35,7 @@ def test_the_group_whose_weights_shrink_most_is_named(kind: type[torch.optim.Ada
     ],
     ids=["grokking", "images", "little in the gradient of Adam", "before the warm-up"],
 )
-def test_usual_decays_are_left_alone(optimizer: torch.optim.Optimizer) -> None:
+def test_usual_decays_are_not_reported(optimizer: torch.optim.Optimizer) -> None:
     assert strong_decay(optimizer, 10) is None
 
 

@@ -25,7 +25,7 @@ def test_matrices_with_one_value_are_counted(value: float) -> None:
     assert share(model) == 1.0
 
 
-def test_one_matrix_and_single_units_are_left_alone() -> None:
+def test_a_single_matrix_and_single_units_are_not_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     for parameter in model.parameters():
         nn.init.zeros_(parameter)

@@ -69,7 +69,7 @@ def test_modules_in_a_dict_and_tensors_that_are_no_parameters_are_found() -> Non
     assert looked_at(model, sgd(model), scale.mul) == [UnregisteredFacts(Holder.ATTRIBUTE, "scale", "", "", 1, 4)]
 
 
-def test_a_list_whose_modules_are_registered_or_optimized_or_not_used_is_left_alone() -> None:
+def test_a_list_whose_modules_are_registered_or_optimized_or_unused_is_not_reported() -> None:
     unused = Net(blocks=[nn.Linear(4, 4)])
     assert looked_at(unused, sgd(unused)) == []
     blocks = [nn.Linear(4, 4)]
@@ -80,7 +80,7 @@ def test_a_list_whose_modules_are_registered_or_optimized_or_not_used_is_left_al
     assert looked_at(model, sgd(model), *blocks) == []
 
 
-def test_what_the_script_changes_itself_is_left_alone() -> None:
+def test_parameters_that_the_script_updates_itself_are_not_reported() -> None:
     block = nn.Linear(4, 4)
     model = Net(blocks=[block])
 
@@ -97,12 +97,12 @@ def test_parameters_that_an_optimizer_lacks_are_named_by_their_modules() -> None
     assert looked_at(model, sgd(model.body)) == [NotOptimizedFacts(2, 10 / 30, ("head",))]
 
 
-def test_a_model_of_which_a_small_part_is_trained_is_left_alone() -> None:
+def test_a_model_with_only_a_small_trained_part_is_not_reported() -> None:
     model = Net()
     assert looked_at(model, sgd(model.head)) == []
 
 
-def test_modules_in_evaluation_mode_and_frozen_parameters_are_left_alone() -> None:
+def test_modules_in_evaluation_mode_and_frozen_parameters_are_not_reported() -> None:
     model = Net()
     model.head.eval()
     assert looked_at(model, sgd(model.body)) == []
@@ -135,7 +135,7 @@ def test_a_single_parameter_is_one() -> None:
     assert "(3% of the values) is in the optimizer and had" in NoGradientFacts(1, 0.03, ("head",), 9).sentence(20)
 
 
-def test_a_small_part_without_a_gradient_and_one_that_had_a_gradient_once_are_left_alone() -> None:
+def test_a_small_part_without_a_gradient_or_with_an_earlier_gradient_is_not_reported() -> None:
     model = Net(unused=nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     look = LeftOut()
@@ -161,7 +161,7 @@ def test_an_optimizer_of_another_model_is_found_where_nothing_writes_to_it() -> 
     assert finding.remedies[0].action is Action.MAKE_OPTIMIZER_OF_MODEL
 
 
-def test_a_training_without_gradients_is_left_alone() -> None:
+def test_a_training_without_gradients_is_not_reported() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     look = LeftOut()

@@ -134,7 +134,7 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_loss_functions_expect_is_left_alone(name: str) -> None:
+def test_inputs_that_a_loss_function_expects_are_not_reported(name: str) -> None:
     assert facts_of(RIGHT[name]()) is None
 
 
@@ -154,7 +154,7 @@ def test_each_kind_of_mistake_in_the_first_losses_is_reported_once() -> None:
     assert ([finding.kind for finding in found], switched) == (["loss_input"], [])
 
 
-def test_losses_are_looked_at_in_the_first_ten_steps() -> None:
+def test_losses_are_checked_in_the_first_ten_steps() -> None:
     switched: list[bool] = []
     step = 2
     look = FirstLook(lambda _: None, tuple, lambda: step, switched.append)
@@ -167,7 +167,7 @@ def test_losses_are_looked_at_in_the_first_ten_steps() -> None:
     assert switched == [False]
 
 
-def test_the_first_losses_of_a_resumed_training_are_looked_at() -> None:
+def test_the_first_losses_of_a_resumed_training_are_checked() -> None:
     found: list[Finding] = []
     switched: list[bool] = []
     step = 501

@@ -59,7 +59,7 @@ def test_two_optimizers_of_the_same_parameters_are_found_at_the_second_look() ->
     assert looks(first, second, 10) == []
 
 
-def test_optimizers_that_take_turns_with_gradients_of_their_own_are_left_alone() -> None:
+def test_alternating_optimizers_with_their_own_gradients_are_not_reported() -> None:
     model = nn.Linear(4, 4)
     shared, optimizers = SharedParameters(), [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
     for set_to_none in (True, False):
@@ -71,7 +71,7 @@ def test_optimizers_that_take_turns_with_gradients_of_their_own_are_left_alone()
                 optimizer.step()
 
 
-def test_optimizers_of_other_parameters_and_wrappers_are_left_alone() -> None:
+def test_optimizers_of_other_parameters_and_wrappers_are_not_reported() -> None:
     model, other = with_gradients(nn.Linear(4, 4)), with_gradients(nn.Linear(4, 4))
     first = torch.optim.SGD(model.parameters(), lr=0.1)
     assert looks(first, torch.optim.SGD(other.parameters(), lr=0.1), 10, 20, 100) == []
@@ -100,5 +100,5 @@ def test_means_that_nothing_divides_are_found_once() -> None:
     [(lambda: mean() / 4, 4), (lambda: mean(reduction="sum"), 4), (mean, 2)],
     ids=["divided", "a sum", "two losses"],
 )
-def test_other_accumulation_is_left_alone(make: Callable[[], Tensor], passes: int) -> None:
+def test_other_accumulation_is_not_reported(make: Callable[[], Tensor], passes: int) -> None:
     assert accumulated(make, passes) == []

@@ -50,7 +50,7 @@ def test_a_prediction_and_a_target_of_different_shapes_are_found(name: str) -> N
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_losses_of_equal_shapes_and_pairs_on_purpose_are_left_alone(name: str) -> None:
+def test_losses_of_equal_shapes_and_intentional_pairs_are_not_reported(name: str) -> None:
     with warnings.catch_warnings(action="ignore"):
         assert loss_over_pairs(RIGHT[name](), 1) is None
 

@@ -59,7 +59,7 @@ def test_the_largest_gradient_of_weights_in_fp16_is_measured() -> None:
 
 
 @pytest.mark.parametrize(("rate", "lost"), [(1e-6, 1.0), (1.0, 0.0)])
-def test_weights_in_half_precision_that_a_step_leaves_as_they_were_are_counted(rate: float, lost: float) -> None:
+def test_half_precision_weights_that_a_step_leaves_unchanged_are_counted(rate: float, lost: float) -> None:
     model = nn.Linear(64, 64).bfloat16()
     nn.init.constant_(model.weight, 0.1)
     nn.init.constant_(model.bias, 0.1)

@@ -45,7 +45,7 @@ def test_a_given_ignore_index_counts() -> None:
     assert measured(loss, more) == {"class_low": 2, "class_high": 3, "targets_ignored": pytest.approx(4 / 6)}
 
 
-def test_a_few_targets_are_left_alone() -> None:
+def test_a_few_targets_are_not_reported() -> None:
     assert measured(functional.cross_entropy(outputs(2, 5), CLASSES[:2])) == {}
 
 
@@ -65,7 +65,7 @@ def test_the_variance_of_targets_is_measured_for_a_mean_squared_error_alone() ->
     assert measured(functional.mse_loss(outputs(8, 1), outputs(8, 1))) == {}, "two predictions"
 
 
-def test_targets_that_a_hook_has_packed_are_left_alone() -> None:
+def test_targets_that_a_hook_packed_are_not_measured() -> None:
     unpacked: list[object] = []
 
     def unpack(packed: Tensor) -> Tensor:

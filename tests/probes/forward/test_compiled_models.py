@@ -115,7 +115,7 @@ def test_a_part_that_is_traced_in_the_middle_has_the_operations_of_the_script_al
     assert graphs[0] == graphs[1]
 
 
-def test_torch_is_afterwards_as_it_was() -> None:
+def test_torch_is_unchanged_afterwards() -> None:
     before = torch.compile, torch._dynamo.optimize, torch.jit._trace.make_module
     calls: list[str] = []
     retreat = CompiledCodeWatch(lambda compiled: calls.append("back" if compiled else "traced"))

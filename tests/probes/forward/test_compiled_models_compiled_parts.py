@@ -201,7 +201,7 @@ def test_what_is_kept_from_the_compiler_does_not_end_a_look() -> None:
     assert (counter.given_up, counter.flops) == ("", 2 * 4 * 6 * 6)
 
 
-def test_several_who_look_leave_torch_as_it_was_in_whatever_order_they_end() -> None:
+def test_several_counters_leave_torch_unchanged_in_whatever_order_they_end() -> None:
     before = torch.compile, torch._dynamo.eval_frame.set_eval_frame
     first, second = FlopCounter(), FlopCounter()
     first._compiled_code.put_on()

@@ -48,7 +48,7 @@ def test_it_is_too_deep_where_the_stack_is_full_already(usual_recursion_limit: i
 
 
 @pytest.mark.parametrize("limit", [1000, 3000])
-def test_whatever_is_looked_into_has_room_for_hooks_on_every_level(limit: int) -> None:
+def test_every_measured_model_has_room_for_hooks_on_every_level(limit: int) -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(limit)
     try:

@@ -91,7 +91,7 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.utils.counters.clear()
 
 
-def test_a_probe_looks_into_the_steps_that_it_wants() -> None:
+def test_a_probe_measures_the_steps_for_which_it_is_due() -> None:
     probe = Looker(every=3)
     loop = Loop(nn.Linear(4, 2), probe)
     for _ in range(7):
@@ -112,7 +112,7 @@ def test_only_the_first_of_several_forward_passes_of_a_step_is_measured() -> Non
     assert len(loop.blocks) == 1
 
 
-def test_evaluation_is_not_looked_into() -> None:
+def test_evaluation_is_not_measured() -> None:
     probe = Looker()
     loop = Loop(nn.Linear(4, 2), probe)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_inside_its_pass_a_probe_knows_that_it_is_going_on() -> None:
     assert not probe.alive()
 
 
-def test_each_model_counts_its_own_turns() -> None:
+def test_each_model_counts_its_own_steps() -> None:
     probe = Looker(every=2)
     one, two = nn.Linear(4, 2), nn.Linear(4, 2)
     loop = Loop(one, probe)
@@ -220,7 +220,7 @@ def test_the_reason_why_a_model_is_not_measured_is_reported_once() -> None:
     assert event.message.startswith("Activations, attention and representations of Linear are not measured: ")
 
 
-def test_nothing_of_a_pass_is_held_when_it_is_over() -> None:
+def test_nothing_of_a_pass_is_kept_when_it_is_over() -> None:
     inputs = torch.ones(3, 4)
     loop = Loop(nn.Linear(4, 2), Looker())
     loop.train(inputs)

@@ -74,7 +74,7 @@ def hooks_of(model: nn.Module) -> int:
     return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
 
 
-def test_the_outermost_module_is_heard_by_place_and_by_name() -> None:
+def test_the_outermost_module_is_observed_by_position_and_by_name() -> None:
     model = nn.Sequential(Net())
     _, heard = watched(model)
     model(torch.ones(2, 4))
@@ -145,7 +145,7 @@ class Parts(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model() -> None:
+def test_a_script_that_calls_the_parts_of_its_model_is_observed_and_has_one_model() -> None:
     model = Parts()
     heard = Heard()
     watch = ForwardWatch(unguarded, (heard,))
@@ -167,7 +167,7 @@ def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model()
     assert hooks_of(model) == 0
 
 
-def test_removing_leaves_every_module_as_it_was() -> None:
+def test_removing_leaves_every_module_unchanged() -> None:
     model = Net()
     state = {id(each): dict(vars(each)) for each in model.modules()}
     MODULE_CALLS.forget_all()  # watches that other tests have left
@@ -182,7 +182,7 @@ def test_removing_leaves_every_module_as_it_was() -> None:
     assert nn.Module.__call__.__code__ is call
 
 
-def test_a_copy_of_the_model_is_not_heard() -> None:
+def test_a_copy_of_the_model_is_not_observed() -> None:
     model = Net()
     _, heard = watched(model)
     double = copy.deepcopy(model)
@@ -213,7 +213,7 @@ def test_a_model_can_be_scripted_while_it_is_watched() -> None:
     assert heard.calls == [("Sequential", 1, []), "ended"]
 
 
-def test_a_compiled_model_is_heard_and_not_compiled_again() -> None:
+def test_a_compiled_model_is_observed_and_not_compiled_again() -> None:
     model = Net()
     compiled: Any = torch.compile(model, backend="aot_eager")
     compiled(torch.ones(2, 4))
@@ -228,7 +228,7 @@ def test_a_compiled_model_is_heard_and_not_compiled_again() -> None:
     assert len(heard.calls) == 2
 
 
-def test_a_model_that_compiled_itself_is_heard_from_the_outside() -> None:
+def test_a_model_that_compiled_itself_is_observed_from_the_outside() -> None:
     model = Net()
     model.compile(backend="aot_eager", fullgraph=True)
     model(torch.ones(2, 4))
@@ -259,7 +259,7 @@ def test_what_is_compiled_while_it_is_watched_has_no_break_in_its_graph() -> Non
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_a_distributed_model_is_heard_at_its_wrapper(tmp_path: Any) -> None:
+def test_a_distributed_model_is_observed_at_its_wrapper(tmp_path: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         model = DistributedDataParallel(Net())
@@ -274,7 +274,7 @@ def test_a_distributed_model_is_heard_at_its_wrapper(tmp_path: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated")
-def test_a_model_that_is_traced_in_mid_training_is_not_heard() -> None:
+def test_a_model_that_is_traced_during_training_is_not_observed() -> None:
     model = Net()
     _, heard = watched(model)
     torch.jit.trace(model, torch.ones(2, 4), check_trace=False)

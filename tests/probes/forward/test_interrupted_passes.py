@@ -54,7 +54,7 @@ def test_ctrl_c_ends_the_pass_and_the_next_call_is_judged_for_itself(compiled: b
     watch.remove()
 
 
-def test_after_ctrl_c_another_model_is_heard_as_well() -> None:
+def test_after_ctrl_c_another_model_is_observed_as_well() -> None:
     model, watch, heard = interrupted()
     other = Net()
     watch.before_step(SGD(other.parameters(), lr=0.1))
@@ -73,7 +73,7 @@ def test_after_ctrl_c_the_model_can_be_traced() -> None:
     assert "ended" not in heard.calls
 
 
-def test_after_ctrl_c_a_call_in_another_thread_is_nobodys_business() -> None:
+def test_after_ctrl_c_a_call_in_another_thread_is_ignored() -> None:
     model, _, heard = interrupted()
     other = threading.Thread(target=lambda: model(torch.ones(2, 4)))
     other.start()

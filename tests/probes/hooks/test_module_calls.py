@@ -142,7 +142,7 @@ def test_unwatched_modules_copies_of_watched_modules_and_muted_calls_are_not_rep
     watched.remove()
 
 
-def test_a_module_that_is_let_go_is_forgotten() -> None:
+def test_a_deleted_module_is_forgotten() -> None:
     model = nn.Linear(4, 3)
     MODULE_CALLS.observe(model, Calls())
     assert len(MODULE_CALLS) == 1

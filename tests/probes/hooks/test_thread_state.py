@@ -34,7 +34,7 @@ def nothing_is_left() -> Iterator[None]:
     assert torch.is_grad_enabled()
 
 
-def test_what_was_changed_is_put_right_and_what_was_not_is_left_alone() -> None:
+def test_changed_state_of_the_thread_is_restored_and_the_rest_is_left_alone() -> None:
     with Silent() as theirs, torch.no_grad():
         before = thread_state.noted()
         torch.set_grad_enabled(True)
@@ -63,7 +63,7 @@ def test_an_error_of_ours_ends_no_count_that_is_going_on_nor_ctrl_c_one_of_the_s
         assert _get_current_dispatch_mode_stack() == [counter.mode]
 
 
-def test_a_mode_of_ours_that_is_over_is_not_put_back() -> None:
+def test_a_mode_of_ours_that_has_ended_is_not_restored() -> None:
     alive = [True]
     ours = mode(alive)
     ours.enter()

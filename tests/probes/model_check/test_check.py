@@ -136,7 +136,7 @@ def test_weights_that_are_nearly_zero_are_not_called_zero() -> None:
     assert one(check(model), "zero_weights").message == "1 weight matrix has zeros alone: 0.weight."
 
 
-def test_every_usual_initialisation_is_left_alone() -> None:
+def test_no_usual_initialisation_is_reported() -> None:
     ways = (nn.init.xavier_normal_, nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.kaiming_uniform_)
     for way in (*ways, lambda each: nn.init.normal_(each, std=0.02)):
         model = net()

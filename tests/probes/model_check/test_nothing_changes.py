@@ -116,7 +116,7 @@ def test_a_check_with_a_batch_changes_not_a_bit(
     assert not any(part in each for each in checked.not_checked)
 
 
-def test_a_model_that_cannot_be_put_back_is_not_run_and_says_why() -> None:
+def test_a_model_that_cannot_be_restored_is_not_run_and_the_reason_is_reported() -> None:
     class Streams(Careless):
         def __init__(self) -> None:
             super().__init__()

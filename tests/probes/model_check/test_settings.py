@@ -14,7 +14,7 @@ def lint(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Finding]:
     return model_lint([model], optimizers or [SGD(model.parameters(), lr=0.1)], step=10)
 
 
-def test_a_usual_model_is_not_talked_about() -> None:
+def test_a_usual_model_has_no_findings() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.Embedding(10, 8), nn.TransformerEncoder(layer, 2), nn.LayerNorm(8), nn.Linear(8, 10))
     assert lint(model) == []
@@ -65,7 +65,7 @@ def test_adam_with_its_first_beta_above_its_second_is_reported(
     assert [each.metrics for each in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
 
 
-def test_betas_that_mean_something_else_are_not_talked_about() -> None:
+def test_betas_with_another_meaning_are_not_reported() -> None:
     class NovoGrad(SGD):
         pass
 
@@ -79,7 +79,7 @@ def test_attention_with_a_scale_near_zero_is_reported() -> None:
     assert event.metrics["scale"] == 1e-6
 
 
-def test_a_scale_that_is_no_attentions_or_is_learnt_is_left_alone() -> None:
+def test_a_scale_that_is_learned_or_not_of_attention_is_not_reported() -> None:
     class LayerScale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -48,7 +48,7 @@ def found_by(memory: ObjectMemory, optimizer: Optimizer | None = None) -> set[nn
     return {each for each in modules if type(each) is Own}
 
 
-def test_where_nothing_was_made_there_is_no_second_walk(walks: Walks, memory: ObjectMemory) -> None:
+def test_without_new_objects_there_is_no_second_walk(walks: Walks, memory: ObjectMemory) -> None:
     model = Own()
     assert found_by(memory) == found_by(memory) == {model}
     assert len(walks) == 1

@@ -45,7 +45,7 @@ def test_a_training_without_foreign_writes_has_no_such_value(tmp_path: Path, mak
     assert measured(tmp_path, make=make) == {}
 
 
-def test_a_write_is_counted_at_the_next_look_and_its_change_is_measured_where_two_steps_in_a_row_are_looked_at(
+def test_a_write_is_counted_at_the_next_measurement_and_its_size_is_measured_between_consecutive_ones(
     tmp_path: Path,
 ) -> None:
     def double(step: int, model: nn.Module) -> None:

@@ -42,7 +42,7 @@ MAKERS: dict[str, Callable[[nn.Module], list[Optimizer]]] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_updates_are_what_the_weights_really_did(name: str, dtype: torch.dtype) -> None:
+def test_updates_are_the_real_changes_of_the_weights(name: str, dtype: torch.dtype) -> None:
     model = net(dtype=dtype)
     optimizers = MAKERS[name](model)
     measured = Measured(optimizers, [WeightUpdates(1, 1)])
@@ -55,7 +55,7 @@ def test_updates_are_what_the_weights_really_did(name: str, dtype: torch.dtype) 
         must_be(measured.end(), truth(model, before))
 
 
-def test_the_update_of_one_small_tensor_is_what_it_really_did() -> None:
+def test_the_update_of_a_single_small_tensor_is_its_real_change() -> None:
     model = nn.Linear(4, 1, bias=False)
     optimizer = AdamW(model.parameters(), lr=0.01)
     measured = Measured([optimizer], [WeightUpdates(1, 100)])
@@ -169,7 +169,7 @@ def test_a_layer_larger_than_the_budget_is_measured_in_slices() -> None:
         assert any(row.get(f"update_ratio@{name}") == 0 for row in rows)
 
 
-def test_what_does_not_fit_at_all_is_not_measured() -> None:
+def test_nothing_is_measured_with_a_budget_that_is_too_small() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
     measured = Measured([optimizer], [WeightUpdates(1, 1, 8)])

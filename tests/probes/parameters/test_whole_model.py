@@ -130,7 +130,7 @@ def test_weights_that_are_all_zero_have_no_ratios() -> None:
     assert math.isnan(row["lr_ratio"])
 
 
-def test_infinite_beside_nan_is_nan() -> None:
+def test_infinity_and_nan_together_are_nan() -> None:
     model = net()
     optimizers = MAKERS["two optimizers"](model)
     measured = measured_by(optimizers)

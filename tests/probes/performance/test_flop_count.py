@@ -94,7 +94,7 @@ def test_a_convolution_is_counted_for_every_place_of_its_output() -> None:
     assert count.flops == 2 * (2 * 6 * 7) * 5 * (3 * 3 * 3)
 
 
-def test_kernels_of_others_are_named() -> None:
+def test_custom_kernels_are_named() -> None:
     @torch.library.custom_op("stability_test::double", mutates_args=())
     def double(x: Tensor) -> Tensor:
         return x * 2
@@ -105,7 +105,7 @@ def test_kernels_of_others_are_named() -> None:
     assert tuple(count.unknown) == ("stability_test.double",)
 
 
-def test_a_forward_pass_that_talks_to_other_processes_does_so(tmp_path: Any) -> None:
+def test_a_forward_pass_that_communicates_with_other_processes_still_does(tmp_path: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     value = torch.ones(2)
     try:
@@ -123,7 +123,7 @@ def test_nothing_is_counted_if_another_flop_counter_is_active() -> None:
     assert theirs.get_total_flops() == 2 * 2 * 3 * 5
 
 
-def test_a_mode_of_the_script_that_outlives_the_forward_pass_stays_where_it_is() -> None:
+def test_a_mode_of_the_script_that_outlives_the_forward_pass_stays_active() -> None:
     counter, theirs = FlopCounter(), FlopCounterMode(display=False)
     assert counter.enter()
     theirs.__enter__()

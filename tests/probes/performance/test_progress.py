@@ -99,7 +99,7 @@ def test_the_halves_of_a_gan_are_over_together(total: int) -> None:
     assert [value for _, (value, _) in sorted(told.items())] == sorted(value for value, _ in told.values())
 
 
-def test_a_training_that_goes_on_after_its_schedule_has_ended_says_nothing_more() -> None:
+def test_a_training_that_continues_after_its_schedule_reports_no_more_progress() -> None:
     assert max(run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, 35), steps=60)) == 35
 
 

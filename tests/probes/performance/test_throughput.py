@@ -138,7 +138,7 @@ def test_a_model_that_reads_no_tokens_has_samples_only() -> None:
     assert drive.told[10]["samples_per_second"] == pytest.approx(16)
 
 
-def test_a_number_of_tokens_that_was_given_holds_whatever_is_seen() -> None:
+def test_a_given_number_of_tokens_counts_even_for_unobserved_batches() -> None:
     drive = Drive(Reader(), tokens_per_step=1000)
     for number in range(20):
         drive.take(tokens(), seen=number > 2)

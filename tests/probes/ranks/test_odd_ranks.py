@@ -36,7 +36,7 @@ def steps_with(quantity: str, rows: dict[int, dict[str, float]]) -> list[int]:
 
 
 @MODES
-def test_one_whose_captures_fail_leaves_and_the_others_go_on_alone(tmp_path: Path, mode: str) -> None:
+def test_a_rank_whose_captures_fail_leaves_and_the_others_continue_alone(tmp_path: Path, mode: str) -> None:
     first, second, rows = trained("failed", tmp_path, mode)
     assert second.code == 0
     assert len(second.printed.splitlines()) == STEPS
@@ -46,7 +46,7 @@ def test_one_whose_captures_fail_leaves_and_the_others_go_on_alone(tmp_path: Pat
     assert "switched off in another process" in first.errors
 
 
-def test_one_whose_weights_cannot_be_measured_takes_only_these_from_all(tmp_path: Path) -> None:
+def test_a_rank_whose_weights_cannot_be_measured_removes_only_weights_from_all(tmp_path: Path) -> None:
     first, second, rows = trained("norms", tmp_path, "autopilot")
     assert second.code == 0
     assert steps_with("grad_norm", rows) == list(rows)
@@ -54,7 +54,7 @@ def test_one_whose_weights_cannot_be_measured_takes_only_these_from_all(tmp_path
     assert NO_MORE not in first.errors
 
 
-def test_one_without_gradients_takes_part(tmp_path: Path) -> None:
+def test_a_rank_without_gradients_takes_part(tmp_path: Path) -> None:
     _, second, rows = trained("none", tmp_path, "watched")
     assert second.code == 0
     assert steps_with("grad_norm", rows) == list(rows)
@@ -70,7 +70,7 @@ def test_a_rank_with_fewer_batches_does_not_block_the_others(tmp_path: Path, mod
     assert NO_MORE not in first.errors
 
 
-def test_ranks_that_are_out_of_step_notice_it_and_go_on_alone(tmp_path: Path) -> None:
+def test_ranks_that_are_out_of_step_notice_it_and_continue_alone(tmp_path: Path) -> None:
     first, second, rows = trained("extra", tmp_path, "autopilot")
     assert second.code == 0
     assert len(second.printed.splitlines()) == STEPS

@@ -31,12 +31,12 @@ def must_agree(ways: tuple[str, ...], processes: int, folder: Path, **options: f
             assert seen == pytest.approx(wanted, rel=1e-5, abs=1e-9), (way, step)
 
 
-def test_on_two_processes(tmp_path: Path) -> None:
+def test_norms_agree_on_two_processes(tmp_path: Path) -> None:
     ways = "ddp", "fsdp2", "fsdp2_mixed", "fsdp2_offload", "tensor", "sequence", "fsdp1", "fsdp1_orig", "zero"
     must_agree(ways, 2, tmp_path)
 
 
-def test_on_four_processes(tmp_path: Path) -> None:
+def test_norms_agree_on_four_processes(tmp_path: Path) -> None:
     must_agree(("fsdp2", "hsdp", "tensor_fsdp2", "tensor", "fsdp1_orig"), 4, tmp_path)
 
 
@@ -44,5 +44,5 @@ def test_the_norm_before_clipping_is_the_one_that_the_script_got(tmp_path: Path)
     must_agree(("fsdp2", "fsdp1", "fsdp1_orig"), 2, tmp_path, clip=0.2)
 
 
-def test_under_the_autopilot(tmp_path: Path) -> None:
+def test_norms_agree_under_the_autopilot(tmp_path: Path) -> None:
     must_agree(("fsdp2",), 2, tmp_path, rollback=True)

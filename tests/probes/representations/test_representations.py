@@ -79,7 +79,7 @@ def test_the_share_of_inputs_comes_before_what_is_judged_by_it() -> None:
     assert names.index("sdr_input_ratio") < names.index("sdr_unique_ratio")
 
 
-def test_the_temperature_is_found_beside_the_codes_and_its_logarithm_is_undone() -> None:
+def test_the_temperature_is_found_next_to_the_codes_and_converted_from_its_logarithm() -> None:
     model = Speaker()
     assert looks(model)["sdr_temperature@encoder.winners"] == pytest.approx(math.exp(0.5))
     model.encoder.winners.temperature = 0.25
@@ -240,7 +240,7 @@ def test_the_signals_are_the_same_object_every_time() -> None:
     assert [each is other for each, other in zip(layouts[1], layouts[2], strict=True)] == [True]
 
 
-def test_a_training_that_is_looked_into_is_bit_for_bit_the_same() -> None:
+def test_a_measured_training_is_bit_identical() -> None:
     def train(probe: RepresentationProbe | None) -> list[Tensor]:
         model = Speaker()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -51,7 +51,7 @@ def picture(model: Keeper) -> list[Any]:
     return kept
 
 
-def test_a_second_run_leaves_buffers_attributes_and_random_numbers_as_they_were() -> None:
+def test_a_second_run_leaves_buffers_attributes_and_random_numbers_unchanged() -> None:
     model = Keeper()
     model(torch.randn(4, 3)).sum().backward()
     before = picture(model)
@@ -70,7 +70,7 @@ def test_a_second_run_leaves_buffers_attributes_and_random_numbers_as_they_were(
         assert torch.equal(mine, each.grad)
 
 
-def test_everything_is_put_back_when_the_run_fails() -> None:
+def test_everything_is_restored_when_the_run_fails() -> None:
     model = Keeper()
     before = picture(model)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
@@ -78,7 +78,7 @@ def test_everything_is_put_back_when_the_run_fails() -> None:
     assert picture(model) == before
 
 
-def test_contents_that_were_changed_in_place_are_put_back_into_the_same_container() -> None:
+def test_contents_that_were_changed_in_place_are_restored_in_the_same_container() -> None:
     model = Keeper()
     model.losses.append(torch.ones(()))
     losses, cache = model.losses, model.cache

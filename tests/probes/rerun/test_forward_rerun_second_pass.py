@@ -71,7 +71,7 @@ def reason(model: nn.Module, *args: Any, **kwargs: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", NOT_RUN_AGAIN)
-def test_what_cannot_be_put_back_is_not_run_and_says_why(kind: type[SnapshotManager]) -> None:
+def test_a_model_that_cannot_be_restored_is_not_run_and_the_reason_is_given(kind: type[SnapshotManager]) -> None:
     model = made(kind)
     model.linear.compile(backend="eager")
     if kind is Hooked:  # hooks do not run in a second pass
@@ -89,7 +89,7 @@ def test_an_iterator_is_not_eaten() -> None:
     assert len(list(chunks)) == 3
 
 
-def test_a_batch_of_the_scripts_own_kind_is_given_back_as_it_was() -> None:
+def test_a_batch_of_a_custom_class_is_restored() -> None:
     class Batch:
         def __init__(self) -> None:
             self.x, self.calls, self.notes = torch.ones(2, 6), 0, {"seen": [1]}
@@ -132,7 +132,7 @@ class Odd(nn.Module):
         return found
 
 
-def test_what_the_model_raises_is_its_own_affair_and_after_two_times_it_is_left_alone() -> None:
+def test_errors_of_the_model_end_the_pass_and_too_many_of_them_end_all_passes() -> None:
     model, second = Odd(), SecondPass()
 
     def looked(rows: int) -> bool | None:
@@ -190,7 +190,7 @@ def test_weights_that_were_cast_for_the_second_pass_still_get_a_gradient() -> No
     assert model.linear.weight.grad is not None
 
 
-def test_after_ctrl_c_in_a_second_pass_everything_is_put_back() -> None:
+def test_after_ctrl_c_in_a_second_pass_everything_is_restored() -> None:
     class Interrupted(HelperObject):
         def number(self) -> Tensor:
             found = super().number()

@@ -70,7 +70,7 @@ class CountsGlobally(Plain):
         return super().forward(x)
 
 
-def test_global_numbers_and_texts_are_put_back_and_global_containers_are_left_alone() -> None:
+def test_global_numbers_and_texts_are_restored_and_global_containers_are_left_alone() -> None:
     model = CountsGlobally()
     state = state_of(model, torch.ones(1, 2))
     assert not state.refusal
@@ -103,7 +103,7 @@ OPAQUE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("words", OPAQUE)
-def test_what_cannot_be_put_back_is_refused_by_its_name(words: str) -> None:
+def test_state_that_cannot_be_restored_is_refused_by_its_name(words: str) -> None:
     hidden = OPAQUE[words]()
     assert state_of(Plain(stream=hidden)).refusal == f"Plain.stream {words}"
     assert state_of(Plain(kept={"a": [types.SimpleNamespace(stream=hidden)]})).refusal == (
@@ -186,14 +186,14 @@ def test_a_lightning_module_reads_its_trainer_and_logs_nothing() -> None:
     assert logged == [1.0]
 
 
-def test_more_than_can_be_looked_at_in_a_moment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_holds_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writable_state, "MAX_VALUES", 500)
     assert state_of(Plain(kept=list(range(10)))).refusal == ""
     assert state_of(Plain(kept=list(range(1000)))).refusal == "it holds more than 500 values"
     assert state_of(Plain(kept=[[number] for number in range(300)])).refusal == "it holds more than 500 values"
 
 
-def test_every_kind_of_container_holds_the_same_objects_in_the_same_order_again() -> None:
+def test_every_kind_of_container_is_restored_with_the_same_objects_in_the_same_order() -> None:
     kept: dict[str, Any] = {
         "list": [1, [2]],
         "dict": {"a": 1, "b": [2]},
@@ -246,7 +246,7 @@ nested = st.recursive(
 
 
 @given(kept=nested, other=nested, data=st.data())
-def test_whatever_is_done_to_nested_containers_is_undone(kept: Any, other: Any, data: st.DataObject) -> None:
+def test_any_change_to_nested_containers_is_reversed(kept: Any, other: Any, data: st.DataObject) -> None:
     model = Plain(kept=kept)
     before = repr(kept)
     state = state_of(model)
@@ -267,7 +267,7 @@ def test_whatever_is_done_to_nested_containers_is_undone(kept: Any, other: Any, 
     assert model.kept is kept
 
 
-def test_modules_buffers_and_memory_that_were_exchanged_are_put_back() -> None:
+def test_replaced_modules_buffers_and_memory_are_restored() -> None:
     model = Plain()
     model.register_buffer("mean", torch.zeros(2))
     weight, inside, mean = model.inside.weight, model.inside, model.mean

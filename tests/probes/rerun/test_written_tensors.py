@@ -40,7 +40,7 @@ def with_a_gradient(tensor: Tensor) -> None:
 @pytest.mark.parametrize(
     "write", [add, through_a_view, behind_the_graph, as_output, running_statistics, many_at_once, with_a_gradient]
 )
-def test_whatever_writes_to_a_tensor_is_undone(write: Callable[[Tensor], None]) -> None:
+def test_any_write_to_a_tensor_is_reversed(write: Callable[[Tensor], None]) -> None:
     tensor = torch.ones(2, 3)
     tensor[0] = 3
     before, version, written = tensor.clone(), tensor._version, WrittenTensors()
@@ -69,7 +69,7 @@ def test_a_generator_of_the_scripts_own_draws_the_same_numbers_again() -> None:
 
 
 @pytest.mark.parametrize("write", [lambda tensor: tensor.resize_(9), lambda tensor: tensor.set_(torch.ones(2))])
-def test_what_could_not_be_undone_is_not_done(write: Callable[[Tensor], None]) -> None:
+def test_a_write_that_cannot_be_reversed_is_not_made(write: Callable[[Tensor], None]) -> None:
     tensor = torch.ones(2)
     with pytest.raises(NotRunAgain, match="replaces the memory"), TrackedWrites(WrittenTensors()):
         write(tensor)

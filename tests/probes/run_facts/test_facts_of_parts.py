@@ -37,7 +37,7 @@ def test_facts_of_an_optimizer_include_all_its_numbers() -> None:
     assert "foreach" not in facts
 
 
-def test_further_groups_tell_what_they_have_otherwise() -> None:
+def test_facts_of_further_groups_include_only_their_differences() -> None:
     one, two = layer(), layer()
     groups = [{"params": one.parameters()}, {"params": two.parameters(), "weight_decay": 0.0}]
     facts = optimizer_facts([SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)])
@@ -52,7 +52,7 @@ def test_a_second_optimizer_has_names_of_its_own() -> None:
     assert (facts["optimizer_1"], facts["optimizer_1.learning_rate"]) == ("SGD", "0.2")
 
 
-def test_the_learning_rate_is_the_one_that_a_schedule_sets_out_from() -> None:
+def test_the_learning_rate_is_the_initial_one_of_the_schedule() -> None:
     optimizer = SGD(layer().parameters(), lr=0.5)
     lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=10)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
@@ -89,7 +89,7 @@ def test_facts_of_a_schedule_include_its_nested_schedules() -> None:
     assert "scheduler_1" not in facts
 
 
-def test_schedules_of_other_optimizers_are_passed_over() -> None:
+def test_schedules_of_other_optimizers_are_ignored() -> None:
     one, two = SGD(layer().parameters(), lr=0.5), SGD(layer().parameters(), lr=0.5)
     schedulers = [lr_scheduler.ExponentialLR(two, 0.9), lr_scheduler.StepLR(one, 7)]
     facts = scheduler_facts(schedulers, [one, two])
@@ -189,7 +189,7 @@ def test_what_torch_says_of_itself_draws_nothing_and_switches_nothing() -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has the newer switch since 2.9")
-def test_a_script_that_uses_the_newer_switch_for_precision_is_no_trouble() -> None:
+def test_a_script_may_use_the_newer_switch_for_precision() -> None:
     torch.backends.fp32_precision = "tf32"
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:

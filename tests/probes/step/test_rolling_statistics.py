@@ -69,7 +69,7 @@ def test_after_a_reset_the_steps_before_count_no_more() -> None:
     assert dict(said)[Signal("loss_ema")] == pytest.approx(1.0)
 
 
-def test_of_a_step_that_ctrl_c_ends_half_way_all_is_known_or_nothing_or_what_was_known_is_forgotten() -> None:
+def test_an_interrupted_step_counts_fully_or_not_at_all_or_resets_the_statistics() -> None:
     interrupted = True
     for at in range(1, 100):
         if not interrupted:

@@ -80,7 +80,7 @@ def test_a_gradient_that_is_not_finite_or_has_a_graph_is_seen_among_few_values()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_the_norm_of_a_crowd_of_gradients_is_the_one_that_clipping_would_take(dtype: torch.dtype) -> None:
+def test_the_norm_of_many_gradients_is_the_one_that_clipping_computes(dtype: torch.dtype) -> None:
     tensors = [torch.nan_to_num(each, 1.0, 1.0, 1.0) for each in crowd(dtype)] + [torch.empty(0, 3, dtype=dtype)]
     norm = total_norm(tensors)
     assert norm is not None

@@ -70,7 +70,7 @@ def test_a_checkpoint_is_a_folder_with_its_state_and_its_facts(tmp_path: Path) -
     assert torch.equal(content["tensors"]["head.weight"], made.model.head.weight)
 
 
-def test_what_a_checkpoint_holds_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_training_continues_bit_for_bit_from_a_checkpoint(tmp_path: Path) -> None:
     made = training()
     store = CheckpointStore(tmp_path, "r")
     store.commit(copy_state(made.parts, 2), 1.0)
@@ -94,7 +94,7 @@ def test_damaged_metadata_is_not_read(content: bytes) -> None:
     assert read_meta(content) is None
 
 
-def test_a_checkpoint_is_good_once_it_was_promoted_and_is_not_rejected_then(tmp_path: Path) -> None:
+def test_a_promoted_checkpoint_is_good_and_is_no_longer_rejected(tmp_path: Path) -> None:
     store = filled(tmp_path, 100)
     store.commit(at(200), 2.0)
     assert [each.is_good for each in store.listing()] == [True, False]
@@ -136,14 +136,14 @@ def test_of_any_checkpoints_the_best_and_the_last_good_stay_and_no_more_than_ask
 
 
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=12), st.integers(2, 6))
-def test_one_that_has_not_proved_itself_pushes_no_good_one_out(losses: list[float], most: int) -> None:
+def test_an_unverified_checkpoint_does_not_displace_a_good_one(losses: list[float], most: int) -> None:
     good = [CheckpointMeta(step, loss, "", 0, 0.0, good=True) for step, loss in enumerate(losses)]
     gone = to_delete(good, most)
     left = [each for each in good if not any(each is other for other in gone)]
     assert to_delete([*left, CheckpointMeta(99, float("nan"), "", 0, 0.0)], most) == []
 
 
-def test_too_few_places_are_refused(tmp_path: Path) -> None:
+def test_keeping_fewer_than_two_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="at least 2"):
         CheckpointStore(tmp_path, "r", 1)
 
@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_next_older_one_with_a_message(
     assert "using step 200 instead" in found.messages[0]
 
 
-def test_the_one_that_was_asked_for_is_found(tmp_path: Path) -> None:
+def test_the_requested_checkpoint_is_found(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, "r")
     for step, loss in ((100, 2.0), (200, 0.5), (300, 1.9), (400, 1.8)):
         store.commit(at(step), loss)

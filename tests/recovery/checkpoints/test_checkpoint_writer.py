@@ -43,7 +43,7 @@ def steps_in(folder: Path) -> list[int]:
     return [each.step for each in listing(folder / "c")]
 
 
-def test_a_checkpoint_is_written_beside_the_training(writer: CheckpointWriter, tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_in_the_background(writer: CheckpointWriter, tmp_path: Path) -> None:
     assert writer.submit(state(500), 2.0)
     assert writer.drain(30)
     assert steps_in(tmp_path) == [500]
@@ -201,7 +201,7 @@ def test_a_checkpoint_every_five_hundred_steps_is_good_after_fifty_healthy_ones(
     assert [(each.kind) for each in writer.events()] == []
 
 
-def test_one_that_trouble_followed_is_taken_back_and_the_good_one_stays(
+def test_a_checkpoint_shortly_before_a_problem_is_deleted_and_the_good_one_stays(
     writer: CheckpointWriter, tmp_path: Path
 ) -> None:
     at = cadence_over(writer)

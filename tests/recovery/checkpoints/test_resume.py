@@ -41,7 +41,7 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_new_process_goes_on_for_a_hundred_steps_bit_for_bit(tmp_path: Path) -> None:
+def test_a_new_process_continues_for_a_hundred_steps_bit_for_bit(tmp_path: Path) -> None:
     whole = script("resumable.py", "whole", str(tmp_path))
     resumed = script("resumable.py", "resumed", str(tmp_path))
     assert (whole["first"], resumed["first"]) == (1, 101)

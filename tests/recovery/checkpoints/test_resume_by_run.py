@@ -22,7 +22,7 @@ def a_training(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("store", ["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])
-def test_a_run_is_gone_on_from_where_its_checkpoints_lie_only_in_mlflow(
+def test_a_run_whose_checkpoints_are_only_in_mlflow_is_resumed(
     store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = request.getfixturevalue(store)

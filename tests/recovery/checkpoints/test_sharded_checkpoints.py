@@ -127,7 +127,7 @@ def restored(folder: Path) -> tuple[nn.Linear, mlflow_stability.recovery.checkpo
     return model, mlflow_stability.restore(model, torch.optim.AdamW(model.parameters()), directory=folder)
 
 
-def test_a_damaged_shard_is_passed_over(parts: TrainingParts, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_damaged_shard_is_skipped(parts: TrainingParts, tmp_path: Path) -> None:
     _, newest = saved(parts, tmp_path / "c", 10, 20)
     shard = newest / "__0_0.distcp"
     content = bytearray(shard.read_bytes())

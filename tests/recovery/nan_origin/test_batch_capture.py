@@ -56,7 +56,7 @@ def test_inputs_are_held_by_reference_and_named_by_the_way_to_them() -> None:
     assert [each.name for each in facts_of(batch)] == ["args[0]['ids']", "kwargs['picture']"]
 
 
-def test_evaluation_leaves_the_training_batch_where_it_is() -> None:
+def test_evaluation_does_not_replace_the_captured_training_batch() -> None:
     model = Reader()
     capture, _ = listening(model)
     first = {"ids": torch.tensor([[1]])}

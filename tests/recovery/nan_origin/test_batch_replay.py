@@ -95,7 +95,7 @@ def test_hardware_is_not_blamed_if_state_or_random_numbers_may_have_differed() -
 
 
 @pytest.mark.parametrize("kind", RESTORED)
-def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(kind: type[SnapshotManager]) -> None:
+def test_a_model_with_its_own_state_trains_identically_with_and_without_a_replay(kind: type[SnapshotManager]) -> None:
     def trained(looked: bool) -> list[Tensor]:
         model = made(kind)
         capture, watch = listening(model)
@@ -119,7 +119,7 @@ def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(
 
 
 @pytest.mark.parametrize("kind", NOT_RUN_AGAIN)
-def test_what_cannot_be_put_back_is_not_run_again_and_says_why(kind: type[SnapshotManager]) -> None:
+def test_a_model_that_cannot_be_restored_is_not_run_again_and_the_reason_is_given(kind: type[SnapshotManager]) -> None:
     found = replayed(made(kind), torch.full((2, 6), float("nan")))
     assert (found.conclusion, found.finite) == ("cannot tell", None)
     assert found.message == f"The batch was not run again: {NOT_RUN_AGAIN[kind]}."
@@ -229,7 +229,7 @@ def test_nothing_of_the_training_is_touched(net: Net) -> None:
     assert hooks == [len(each._forward_hooks) for each in net.modules()]
 
 
-def test_half_precision_is_run_again_as_it_was(net: Net) -> None:
+def test_a_pass_in_half_precision_is_replayed_in_half_precision(net: Net) -> None:
     class InHalf(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             output = super().forward(x)

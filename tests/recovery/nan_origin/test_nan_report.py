@@ -116,14 +116,14 @@ class Recurrent(nn.Module):
         return output
 
 
-def test_the_way_back_through_recurrent_modules_and_checkpoints_is_followed() -> None:
+def test_an_origin_is_found_through_recurrent_modules_and_activation_checkpoints() -> None:
     found = replayed(Plant(Recurrent(), "backward", "", "sqrt", batch=last(torch.zeros_like))).origin
     assert found is not None
     assert (found.source, found.operation) == ("backward", "sqrt")
     assert "Recurrent.forward" in found.line
 
 
-def test_the_pass_of_a_step_that_broke_is_the_one_that_is_run_again() -> None:
+def test_the_broken_pass_of_a_step_is_the_one_that_is_replayed() -> None:
     torch.manual_seed(0)
     model = Net(a_logarithm().model.between, nn.Identity())
     capture, _ = listening(model)

@@ -53,9 +53,7 @@ BREAKS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaler"])
 @pytest.mark.parametrize("broken", BREAKS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_broken_step_changes_nothing_and_training_goes_on_as_if_it_had_not_been(
-    name: str, broken: str, scaled: bool
-) -> None:
+def test_a_broken_step_changes_nothing_and_training_continues_without_it(name: str, broken: str, scaled: bool) -> None:
     def train(plan: list[Callable[[nn.Module, Tensor], Tensor]]) -> list[object]:
         model = model_of()
         optimizer = OPTIMIZERS[name](model.parameters())

@@ -64,7 +64,7 @@ def test_a_flag_on_the_device_decides_by_itself(broken: bool) -> None:
     assert differences(before if broken else after, picture(module)) == []
 
 
-def test_without_a_copy_nothing_is_undone() -> None:
+def test_nothing_is_restored_without_a_copy() -> None:
     module = Odd()
     undo = BufferUndo([module])
     before = picture(module)
@@ -134,7 +134,7 @@ def test_buffers_are_restored_even_if_forward_assigns_a_new_tensor_to_one_of_the
     assert not undo.has_broken()
 
 
-def test_where_one_buffer_has_another_size_the_others_are_put_back() -> None:
+def test_if_one_buffer_changes_its_size_the_others_are_restored() -> None:
     module = Odd()
     undo = BufferUndo([module])
     undo.keep()

@@ -75,7 +75,7 @@ def test_the_copy_shares_nothing_with_what_it_restored() -> None:
         fresh.run(3)
 
 
-def test_tensors_stay_where_they_are_and_versions_as_they_were() -> None:
+def test_tensors_keep_their_memory_and_their_versions() -> None:
     training = adamw()
     training.run(3)
     copy = copy_state(training.parts, 3)
@@ -114,7 +114,7 @@ def test_layers_that_began_to_learn_later_are_restored_and_lose_their_state() ->
     assert training.optimizers[0].param_groups[1]["lr"] == 0.5
 
 
-def test_betas_that_the_script_changed_since_are_not_silently_put_back() -> None:
+def test_betas_that_the_script_changed_later_are_not_silently_restored() -> None:
     training = adamw()
     training.run(2)
     copy = copy_state(training.parts, 2)
@@ -126,7 +126,7 @@ def test_betas_that_the_script_changed_since_are_not_silently_put_back() -> None
     assert (group["betas"], group["lr"]) == ((0.9, 0.999), 1e-2)
 
 
-def test_a_learning_rate_that_is_nan_is_put_back_all_the_same() -> None:
+def test_a_nan_learning_rate_is_restored_anyway() -> None:
     training = adamw()
     training.run(2)
     copy = copy_state(training.parts, 2)
@@ -135,7 +135,7 @@ def test_a_learning_rate_that_is_nan_is_put_back_all_the_same() -> None:
     assert training.optimizers[0].param_groups[0]["lr"] == 1e-2
 
 
-def test_the_schedule_stays_where_it_is_unless_asked() -> None:
+def test_the_schedule_is_restored_only_on_request() -> None:
     training = adamw()
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizers[0], 50)
     parts = TrainingParts(tuple(training.optimizers), (training.model,), (schedule,))
@@ -189,7 +189,7 @@ def test_a_loss_scaler_is_restored_in_place_and_a_new_one_starts_from_the_copy()
     assert fresh.state_dict() == saved
 
 
-def test_how_a_loss_scaler_grows_stays_as_it_was_set_since_and_only_its_scale_is_put_back() -> None:
+def test_only_the_scale_of_a_loss_scaler_is_restored_and_later_growth_settings_stay() -> None:
     _, scaler, parts = scaled(3)
     copy, saved = copy_state(parts, 3), scaler.state_dict()
     calm_loss_scaler(scaler)

@@ -202,7 +202,7 @@ def test_a_scheduler_of_the_script_that_refuses_half_way_changes_nothing() -> No
     assert not hasattr(scheduler, "half_done")
 
 
-def test_what_cannot_even_be_put_back_is_named() -> None:
+def test_parts_that_cannot_be_restored_after_an_error_are_named() -> None:
     training = Training.of(OPTIMIZERS["adamw foreach"])
     training.run(2)
     copy = copy_state(training.parts, 2)

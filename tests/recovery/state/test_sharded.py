@@ -58,12 +58,12 @@ def test_shards_and_their_moments_are_restored_and_stay_shards(model: nn.Module,
     assert all(map(torch.equal, all_of_it(), after))
 
 
-def test_a_state_that_no_process_holds_whole_is_known_for_it(model: nn.Module) -> None:
+def test_a_sharded_state_is_recognized(model: nn.Module) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     assert "is a DTensor" in str(what_splits(find_parts([optimizer])))
 
 
-def test_of_a_pipeline_each_process_has_a_stage(model: nn.Module) -> None:
+def test_a_pipeline_stage_is_recognized_as_a_part_of_the_state(model: nn.Module) -> None:
     stage = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(stage.parameters())
     pipelined = PipelineStage(stage, stage_index=0, num_stages=2, device=torch.device("cpu"))
@@ -72,6 +72,6 @@ def test_of_a_pipeline_each_process_has_a_stage(model: nn.Module) -> None:
     assert what_splits(find_parts([whole])) is None
 
 
-def test_a_state_that_is_here_whole_is_split_by_nothing() -> None:
+def test_a_complete_state_is_not_recognized_as_split() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     assert what_splits(find_parts([torch.optim.AdamW(model.parameters())])) is None

@@ -60,7 +60,7 @@ def test_what_the_training_changes_meanwhile_is_not_in_the_snapshot(device: Late
     must_be_as_before(copy)
 
 
-def test_the_stream_of_the_training_transfers_none_of_it(device: LateDevice) -> None:
+def test_the_stream_of_the_training_transfers_no_part_of_the_snapshot(device: LateDevice) -> None:
     Training(device).copy()
     (beside,) = device.beside
     assert (len(beside.waiting), len(device.waiting)) == (2, 1)  # the one is the norms, in one row

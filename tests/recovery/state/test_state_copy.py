@@ -131,7 +131,7 @@ def test_a_copy_draws_nothing_and_changes_nothing(name: str) -> None:
     assert random.getstate() == before[3]
 
 
-def test_a_copy_stays_as_it_was_while_the_training_goes_on() -> None:
+def test_a_copy_stays_unchanged_while_the_training_continues() -> None:
     training = Training.of(OPTIMIZERS["lbfgs"])
     training.run(3)
     copy, before = copy_state(training.parts, 3), bits(training)
@@ -205,7 +205,7 @@ def test_numbers_so_large_that_their_norm_overflows_are_finite(kind: torch.dtype
     assert copy_state(parts_of(model), 0).not_finite() == frozenset()
 
 
-def test_generators_of_random_numbers_go_on_where_they_were() -> None:
+def test_generators_of_random_numbers_continue_from_the_copy() -> None:
     def draw() -> tuple[Any, ...]:
         return random.random(), random.gauss(0, 1), np.random.normal(), np.random.rand(), torch.rand(3).tolist()
 
@@ -254,7 +254,7 @@ SCHEDULES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-def test_every_schedule_is_in_the_file_and_goes_on_from_it(name: str, tmp_path: Path) -> None:
+def test_every_schedule_is_in_the_file_and_continues_from_it(name: str, tmp_path: Path) -> None:
     training = Training.of(OPTIMIZERS["sgd momentum"])
     schedule = SCHEDULES[name](training.optimizers[0])
     for _ in range(4):

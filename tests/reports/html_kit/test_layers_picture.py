@@ -51,7 +51,7 @@ def test_what_is_written_as_png_is_read_back_the_same(rows: int, columns: int, s
     assert (pixels(data_address(made)) == made).all()
 
 
-def test_a_pixel_is_a_cell_and_what_is_no_value_looks_like_none() -> None:
+def test_a_pixel_is_a_cell_and_missing_values_have_their_own_colours() -> None:
     norms, _ = pictures()
     calm, wild = (pixels(heat.address) for heat in norms.heats)
     assert calm.shape == wild.shape == (30, 60, 4)

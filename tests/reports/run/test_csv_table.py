@@ -33,7 +33,7 @@ def test_a_healthy_run_has_a_row_with_its_verdict_and_no_issue() -> None:
     assert row["verdict"].startswith("Healthy: ")
 
 
-def test_a_run_of_which_only_other_issues_were_asked_for_has_no_row() -> None:
+def test_a_run_whose_findings_were_all_filtered_out_has_no_row() -> None:
     (run,) = BAD.diagnoses
     assert rows_of(Report((replace(run, findings=()),))) == []
 

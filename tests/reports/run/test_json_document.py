@@ -35,7 +35,7 @@ def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
         assert set(undocumented) <= {"kind"}, definition
 
 
-def test_facts_are_an_object_beside_the_message() -> None:
+def test_facts_are_an_object_next_to_the_message() -> None:
     facts = SpikeFacts(7.5, 0.5, 18.8, 8.0)
     (diagnosis, *_) = BAD.diagnoses
     told = replace(diagnosis, findings=(replace(diagnosis.findings[0], facts=facts), *diagnosis.findings[1:]))

@@ -78,7 +78,7 @@ def test_the_marks_are_below_the_curve_at_their_steps() -> None:
     assert (marks.index("2") - 10) / (78 - 10) == pytest.approx(0.96, abs=0.02)
 
 
-def test_the_curve_that_went_wrong_is_shown_beside_the_first() -> None:
+def test_the_broken_curve_is_shown_in_addition_to_the_first() -> None:
     other = replace(broken(), sketches=(replace(healthy().sketches[0], metric="total"), *broken().sketches))
     text = shown(Report((other,)))
     assert "\ntotal " in text
@@ -191,7 +191,7 @@ def test_a_report_without_runs_says_so() -> None:
 
 @settings(max_examples=40)
 @given(hostile_reports())
-def test_no_name_steers_the_terminal(report: Report) -> None:
+def test_no_name_controls_the_terminal(report: Report) -> None:
     text = OUR_OWN_ESCAPES.sub("", shown(report, colour=True, verbose=True))
     assert all(line.isprintable() for line in text.split("\n"))
     for diagnosis in report.diagnoses:

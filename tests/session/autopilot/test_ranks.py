@@ -38,7 +38,7 @@ def test_a_rollback_means_the_same_step_in_a_process_that_counts_its_own(
     assert (heard.healthy, heard.trouble, heard.snapshot, heard.checkpoint) == flags
 
 
-def test_where_nothing_is_decided_nothing_is_heard() -> None:
+def test_without_a_decision_nothing_is_received() -> None:
     assert heard_of(NOTHING, 7) == NOTHING
     assert decision_of(RankRow(), 7) == NOTHING
     assert heard_of(HEALTHY, 7) == HEALTHY
@@ -50,13 +50,13 @@ def test_the_end_of_one_process_is_the_end_of_all() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 4095), st.integers(0, 50), min_size=1))
-def test_of_conditions_met_on_several_ranks_one_is_heard(met: dict[int, int]) -> None:
+def test_of_conditions_met_on_several_ranks_only_one_is_received(met: dict[int, int]) -> None:
     stop = decision_of(RankRow(conditions=met), 3).stop
     assert stop is not None
     assert met[stop.rank] == stop.condition
 
 
-def test_a_condition_is_heard_whatever_else_is_decided() -> None:
+def test_a_condition_is_received_whatever_else_is_decided() -> None:
     decided = Decision(reset=True, cut=True, ahead=True)
     heard = decision_of(RankRow(orders=orders_of(decided, 3), conditions={0: 6}), 3)
     assert heard == Decision(reset=True, cut=True, ahead=True, stop=StopPlace(0, 6))

@@ -31,7 +31,7 @@ def values_in(folder: Path) -> list[tuple[int, float | None]]:
     return [(each.step, each.meta.value) for each in listing(folder) if each.meta is not None]
 
 
-def test_a_metric_that_is_heard_before_the_next_backward_pass_goes_into_the_checkpoint_of_its_step(
+def test_a_metric_logged_before_the_next_backward_pass_goes_into_the_checkpoint_of_its_step(
     tmp_path: Path,
 ) -> None:
     kept, parts = states_in(tmp_path), training()

@@ -79,7 +79,7 @@ def test_while_gradients_are_not_cleared_no_smaller_steps_are_advised(caplog: py
     assert after == f"loss_spike: {SPIKE.message} {SPIKE.remedies[0]}"
 
 
-def test_a_closed_stderr_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stderr_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = StringIO()
     closed.close()
     for stream in (closed, None):
@@ -295,7 +295,7 @@ def test_a_nan_with_a_known_origin_is_logged_with_its_origin_and_remedy(
 
 
 @pytest.mark.parametrize(("kind", "step"), [("loss_spike", 7), ("step_skipped", 9), ("nan_detected", 200)])
-def test_a_finding_of_something_else_is_not_put_down_to_an_earlier_nan(
+def test_an_unrelated_finding_is_not_attributed_to_an_earlier_nan(
     kind: str, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     output = TrainingOutput(silent=False)
@@ -368,7 +368,9 @@ def test_progress_is_one_line_that_makes_room_for_others(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_there_is_no_progress_where_it_is_silent_or_no_terminal(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_progress_line_if_silent_or_without_a_terminal(
+    silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = Terminal() if silent else StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     line = ProgressLine(silent)

@@ -26,7 +26,7 @@ def nothing_compiled_before() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_any_moment_of_ours_leaves_torch_as_it_was_and_switches_nothing_off(tmp_path: Path) -> None:
+def test_ctrl_c_at_any_moment_in_our_code_leaves_torch_unchanged_and_switches_nothing_off(tmp_path: Path) -> None:
     training, dice, before = Training(tmp_path), random.Random(1), thread_state()
     with training.watched():
         for _ in range(11):
@@ -64,7 +64,7 @@ def test_ctrl_c_at_any_moment_of_ours_leaves_torch_as_it_was_and_switches_nothin
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer, or as rubbish is gone
-def test_ctrl_c_by_the_clock_leaves_torch_as_it_was_and_switches_nothing_off(tmp_path: Path) -> None:
+def test_timed_ctrl_c_leaves_torch_unchanged_and_switches_nothing_off(tmp_path: Path) -> None:
     training, dice, before = Training(tmp_path), random.Random(2), thread_state()
 
     def interrupt(_: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ def test_ctrl_c_by_the_clock_leaves_torch_as_it_was_and_switches_nothing_off(tmp
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.(trace|save|load)")
 @pytest.mark.parametrize("grad", [True, False])
-def test_after_ctrl_c_in_a_pass_that_is_looked_into_the_model_can_be_traced(tmp_path: Path, grad: bool) -> None:
+def test_after_ctrl_c_in_a_measured_pass_the_model_can_be_traced(tmp_path: Path, grad: bool) -> None:
     training = Training(tmp_path)
     bare = len(list(torch.jit.trace(Attentive().eval(), torch.ones(6, 4)).inlined_graph.nodes()))
 

@@ -51,9 +51,7 @@ def test_an_uncaught_exception_is_detected(ending: EndingWatch) -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"), [((), "finished"), ((0,), "finished"), ((3,), "exited"), (("oh",), "exited")]
 )
-def test_sys_exit_leaves_as_it_would_and_is_heard(
-    ending: EndingWatch, status: tuple[object, ...], outcome: str
-) -> None:
+def test_sys_exit_exits_as_usual_and_is_detected(ending: EndingWatch, status: tuple[object, ...], outcome: str) -> None:
     with pytest.raises(SystemExit) as left:
         sys.exit(*status)
     assert left.value.args == status
@@ -61,7 +59,7 @@ def test_sys_exit_leaves_as_it_would_and_is_heard(
 
 
 @pytest.mark.parametrize(("status", "outcome"), [((), "finished"), ((0,), "finished"), ((3,), "exited")])
-def test_the_exit_of_python_itself_is_heard_too(
+def test_the_exit_of_python_itself_is_detected_too(
     ending: EndingWatch, status: tuple[object, ...], outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO())  # it closes the standard input
@@ -92,7 +90,7 @@ def test_a_caught_exit_is_not_the_end_of_the_process(ending: EndingWatch) -> Non
     assert ending.closing.outcome == "finished"
 
 
-def test_afterwards_sys_is_as_it_was() -> None:
+def test_sys_is_unchanged_afterwards() -> None:
     def hooks() -> tuple[object, ...]:
         return sys.excepthook, sys.exit, threading.excepthook, type(exit).__call__, repr(exit)
 

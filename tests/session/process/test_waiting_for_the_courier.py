@@ -36,12 +36,12 @@ def test_it_ends_when_nothing_moves(clock: Clock) -> None:
     assert waits(DeliveryWait(30), clock, [{"state": "delivering", "waiting_records": 9}]) == 30
 
 
-def test_it_goes_on_while_less_and_less_is_left(clock: Clock) -> None:
+def test_it_waits_as_long_as_the_number_of_waiting_records_falls(clock: Clock) -> None:
     pages = [{"state": "delivering", "waiting_records": left} for left in range(5, -1, -1)]
     assert waits(DeliveryWait(30), clock, pages) == 50 + 30
 
 
-def test_it_does_not_go_on_for_ever(clock: Clock) -> None:
+def test_it_does_not_wait_forever(clock: Clock) -> None:
     pages = [{"state": "delivering", "waiting_records": left} for left in range(1000, 0, -1)]
     assert waits(DeliveryWait(30), clock, pages) == LONGEST_WAIT * 30
 
@@ -51,7 +51,7 @@ def test_it_is_no_progress_that_the_store_does_not_answer(clock: Clock) -> None:
     assert waits(DeliveryWait(30), clock, pages) == 30
 
 
-def test_who_says_how_long_waits_so_long(clock: Clock) -> None:
+def test_a_given_wait_is_used_as_it_is(clock: Clock) -> None:
     pages = [{"state": "delivering", "waiting_records": left} for left in range(1000, 0, -1)]
     assert waits(DeliveryWait(40, 40), clock, pages) == 40
     assert waits(DeliveryWait(0), clock, pages) == 0

@@ -209,7 +209,7 @@ def test_a_name_keeps_its_meaning_when_others_come(store: str, heard: ScriptMetr
     assert later[0.7] != first.signals[0]
 
 
-def test_what_was_heard_before_the_run_is_known_waits(store: str, heard: ScriptMetrics) -> None:
+def test_metrics_logged_before_the_run_is_known_are_kept_for_it(store: str, heard: ScriptMetrics) -> None:
     run_id = mlflow.start_run().info.run_id
     mlflow.log_metric("val_loss", 0.6)
     assert heard.take(None) == []

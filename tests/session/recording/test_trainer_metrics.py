@@ -251,7 +251,7 @@ def test_the_number_of_remembered_values_is_limited() -> None:
     assert len(metrics._difference) == MOST_REMEMBERED
 
 
-def test_a_library_is_left_as_it_was_and_one_that_has_changed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patched_library_is_restored_and_an_incompatible_one_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     import accelerate
 
     for method in LISTENED:

@@ -171,7 +171,7 @@ def test_facts_have_the_autocast_and_the_scaler_that_were_used(watched: Watched)
 
 
 @pytest.mark.slow
-def test_an_optimizer_for_every_step_does_not_tell_for_ever(watched: Watched) -> None:
+def test_an_optimizer_for_every_step_is_not_reported_forever(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     for number in range(60):
         train(model, SGD(model.parameters(), lr=0.1 + number), 1)

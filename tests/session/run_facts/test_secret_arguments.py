@@ -110,6 +110,6 @@ def test_a_name_that_may_mean_a_secret_is_taken_to_mean_one(words: list[str]) ->
     assert HIDDEN in line
 
 
-def test_what_opens_nothing_is_left_as_it_is() -> None:
+def test_words_that_are_not_secret_stay_unchanged() -> None:
     words = ["-p", "8080", "--label-key", "class", "--sort_key=step", "--max-tokens", "5", "--monkey", "see"]
     assert without_secrets(words) == words

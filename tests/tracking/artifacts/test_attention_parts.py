@@ -17,7 +17,7 @@ from mlflow_stability.tracking.artifacts import (
 )
 
 
-def test_maps_come_back_as_they_were_under_the_steps_of_the_run(tmp_path: Path) -> None:
+def test_maps_are_read_back_unchanged_under_the_steps_of_the_run(tmp_path: Path) -> None:
     maps = [attention(number=number, layer=f"h.{number}", causal=True) for number in range(12)]
     write_attention_part(tmp_path / "part.npz", maps, 10_000)
     back = read_attention_part(tmp_path / "part.npz")
@@ -25,7 +25,7 @@ def test_maps_come_back_as_they_were_under_the_steps_of_the_run(tmp_path: Path) 
 
 
 @given(st.builds(AttentionPart, st.integers(0, 10**4), st.integers(0, 10**5), st.integers(0, 10**14)))
-def test_the_name_of_a_part_says_what_it_holds(part: AttentionPart) -> None:
+def test_the_name_of_a_part_describes_its_content(part: AttentionPart) -> None:
     assert attention_part(part.name) == part
 
 

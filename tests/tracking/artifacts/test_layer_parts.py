@@ -10,7 +10,7 @@ from journal.test_layer_tables import bare, equal
 from mlflow_stability.tracking.parquet_parts import part_name, read_layer_part, write_layer_part
 
 
-def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_tables_are_read_back_unchanged(tmp_path: Path) -> None:
     tables = [
         bare(100),
         bare(100, "weight"),

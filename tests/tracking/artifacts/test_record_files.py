@@ -54,7 +54,7 @@ def test_the_lines_of_a_file_are_those_that_were_written():
     assert lines_in("") == []
 
 
-def test_a_line_of_a_later_version_is_passed_over():
+def test_a_line_of_a_later_version_is_ignored():
     assert read_line('{"record": "portent", "step": 1}') is None
     assert read_line('{"record": "reset", "step": 1, "attempt": 0, "reason": "", "mood": "new"}') == Reset(1, 0, "")
 

@@ -115,7 +115,7 @@ def test_an_import_that_was_killed_is_completed_and_not_doubled(
     assert MlflowClient(sqlite_uri).get_run(half).info.status == "FINISHED"
 
 
-def test_what_comes_back_is_what_was_brought(sqlite_uri: str) -> None:
+def test_an_imported_run_is_read_back_unchanged(sqlite_uri: str) -> None:
     run = a_run({"train loss": [3.0, math.nan, math.inf, -math.inf, 2.0]})
     back = read_run_history(RunImport("logs", sqlite_uri).bring(run), sqlite_uri)
     assert back.complete

@@ -48,5 +48,5 @@ def test_the_trainer_is_found_by_its_own_methods() -> None:
 
 
 @pytest.mark.parametrize("module", ["lightning.pytorch.loops.training_epoch_loop", "lightning.pytorch.core.module"])
-def test_what_loops_and_modules_hold_is_let_go_when_they_let_go_of_it(module: str) -> None:
+def test_objects_of_loops_and_modules_are_released_with_them(module: str) -> None:
     assert within(module)(object(), lightning_run) == (None, True)

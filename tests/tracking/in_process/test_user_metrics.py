@@ -66,19 +66,19 @@ WAYS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_metric_is_heard_once_whichever_way_it_is_logged(way: str, run_id: str, heard: list[LoggedMetric]) -> None:
+def test_a_metric_is_received_once_whichever_way_it_is_logged(way: str, run_id: str, heard: list[LoggedMetric]) -> None:
     WAYS[way](run_id)
     assert [(each.run_id, each.key, each.value, each.step) for each in heard] == [(run_id, "val_loss", 0.5, 7)]
     assert [each.value for each in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
 
 
-def test_a_metric_without_a_step_is_heard_without_one(run_id: str, heard: list[LoggedMetric]) -> None:
+def test_a_metric_without_a_step_is_received_without_a_step(run_id: str, heard: list[LoggedMetric]) -> None:
     MlflowClient().log_metric(run_id, "val_loss", 0.25)
     mlflow.log_metric("val_loss", 0.25)  # MLflow's own way to say that there is none
     assert [each.step for each in heard] == [None, 0]
 
 
-def test_a_metric_of_another_thread_is_heard(run_id: str, heard: list[LoggedMetric]) -> None:
+def test_a_metric_from_another_thread_is_received(run_id: str, heard: list[LoggedMetric]) -> None:
     def log() -> None:
         MlflowClient().log_metric(run_id, "val_loss", 0.5)
 
@@ -90,9 +90,7 @@ def test_a_metric_of_another_thread_is_heard(run_id: str, heard: list[LoggedMetr
     assert len(heard) == 4
 
 
-def test_a_call_that_fails_fails_as_it_would_without_us_and_is_not_heard(
-    run_id: str, heard: list[LoggedMetric]
-) -> None:
+def test_a_failing_call_fails_as_usual_and_its_metric_is_not_received(run_id: str, heard: list[LoggedMetric]) -> None:
     with pytest.raises(MlflowException, match="a//b"):
         mlflow.log_metric("a//b", 0.5)
     with pytest.raises(MlflowException):
@@ -102,7 +100,7 @@ def test_a_call_that_fails_fails_as_it_would_without_us_and_is_not_heard(
     assert heard == []
 
 
-def test_a_trouble_of_ours_stays_out_of_the_scripts_call(run_id: str) -> None:
+def test_an_error_of_ours_does_not_reach_the_call_of_the_script(run_id: str) -> None:
     def fail(_: LoggedMetric) -> None:
         raise ValueError("ours")
 
@@ -147,7 +145,7 @@ def test_a_later_patch_of_other_code_stays_and_alone_receives_metrics(
     assert [each.value for each in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
 
 
-def test_a_tensor_is_heard_as_the_script_gave_it(run_id: str, heard: list[LoggedMetric]) -> None:
+def test_a_tensor_is_received_as_the_script_passed_it(run_id: str, heard: list[LoggedMetric]) -> None:
     loss = torch.tensor(0.5)
     mlflow.log_metric("val_loss", loss)  # type: ignore[arg-type]
     assert heard[0].value is loss

@@ -41,18 +41,18 @@ def duplicates(history: RunHistory, **logged: list[float]) -> dict[str, str]:
     return {each.name: each.meaning.duplicate_of for each in found.metrics if each.name in logged}
 
 
-def test_a_validation_loss_that_was_heard_is_the_same() -> None:
+def test_a_recorded_validation_loss_is_a_duplicate_of_the_logged_one() -> None:
     history = recorded(loss=[3.0, 2.0], val_loss=[0.5, 0.4])
     assert duplicates(history, val_loss=[0.5, 0.4], accuracy=[0.5, 0.4]) == {"val_loss": "val_loss", "accuracy": ""}
 
 
-def test_one_that_goes_by_another_place_by_now_is_known_by_its_values() -> None:
+def test_a_metric_with_a_changed_name_is_recognized_by_its_values() -> None:
     history = recorded(loss=[3.0, 2.0], val_loss=[0.6, float("nan")])
     logged = {"val_loss_books": [0.9, 0.6, float("nan")], "val_loss_web": [0.7]}
     assert duplicates(history, **logged) == {"val_loss_books": "val_loss", "val_loss_web": ""}
 
 
-def test_one_that_was_never_heard_stands_for_itself() -> None:
+def test_a_validation_loss_that_was_not_recorded_is_no_duplicate() -> None:
     assert duplicates(recorded(loss=[3.0, 2.0]), val_loss=[0.5]) == {"val_loss": ""}
 
 
@@ -83,7 +83,7 @@ def test_what_the_script_logged_stays_whole_where_no_time_says_when() -> None:
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=6), st.lists(st.floats(0.1, 9.0), max_size=3))
-def test_what_was_logged_before_the_first_step_does_not_make_it_another(
+def test_values_logged_before_the_first_step_do_not_prevent_recognition(
     heard: list[float], before: list[float]
 ) -> None:
     history = recorded(val_loss__old=heard)

@@ -64,6 +64,6 @@ def test_both_ends_and_the_surroundings_of_events_are_kept_whole() -> None:
         assert set(range(first, first + STEPS_AROUND)) <= kept
 
 
-def test_a_storm_of_events_does_not_undo_it() -> None:
+def test_many_events_do_not_prevent_thinning() -> None:
     storm = [at_step(step, "loss_spike", Severity.WARNING, "It rose.") for step in range(1, 200_000, 50)]
     assert len(thinned(50_000, *storm)) <= 50_000

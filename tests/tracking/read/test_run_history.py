@@ -261,7 +261,7 @@ def test_an_id_in_capital_letters_is_found(sqlite_uri: str) -> None:
     assert read_run_history(run_id.upper(), sqlite_uri).source == run_id
 
 
-def test_steps_of_any_size_are_read_as_they_were_logged(sqlite_uri: str) -> None:
+def test_steps_of_any_size_are_read_unchanged(sqlite_uri: str) -> None:
     steps = [-(2**53) - 1, 2**53 + 1, 2**62 + 1, 2**63 - 1]
     history = read_run_history(a_run(sqlite_uri, [("loss", s, 1.0, 1000 + n) for n, s in enumerate(steps)]), sqlite_uri)
     assert history.of("loss")[0].series.steps.tolist() == steps
@@ -291,7 +291,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(troubled_server: Troub
         reading.wait()
 
 
-def test_a_record_of_which_a_part_is_damaged_says_so(sqlite_uri: str, tmp_path: Path) -> None:
+def test_a_record_with_a_damaged_part_says_so(sqlite_uri: str, tmp_path: Path) -> None:
     run_id = a_recorded_run(sqlite_uri, tmp_path / "made")
     record = tmp_path / "store" / "artifacts" / run_id / "artifacts" / RECORD_FOLDER
     torn = record / part_name(1, 0)

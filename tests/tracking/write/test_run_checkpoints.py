@@ -25,7 +25,7 @@ def checkpoints(request: pytest.FixtureRequest) -> RunCheckpoints:
     return RunCheckpoints(client, str(client.create_run("0").info.run_id))
 
 
-def test_a_checkpoint_arrives_and_comes_back_as_it_was(checkpoints: RunCheckpoints, tmp_path: Path) -> None:
+def test_a_checkpoint_is_uploaded_and_downloaded_unchanged(checkpoints: RunCheckpoints, tmp_path: Path) -> None:
     folder = a_checkpoint(tmp_path / "here", "rollback_ckpt-000500-3.8234")
     checkpoints.upload(folder)
     assert checkpoints.names() == [folder.name]

@@ -129,7 +129,7 @@ class OldServer(MlflowClient):
         return super().log_batch(run_id, *args, **kwargs)  # type: ignore[arg-type]
 
 
-def test_an_older_server_gets_shorter_values_and_what_is_refused_holds_nothing_up(
+def test_an_older_server_gets_shorter_values_and_a_refused_value_blocks_no_other(
     sqlite_uri: str, client: MlflowClient, run_id: str
 ) -> None:
     params = RunParams(OldServer(sqlite_uri), run_id, 0)

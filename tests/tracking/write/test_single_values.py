@@ -11,7 +11,7 @@ def points(quantity: str, *values: float) -> list[Point]:
     return [Point(Signal(quantity), 10 * number, value, 0.0) for number, value in enumerate(values, start=1)]
 
 
-def test_what_has_one_point_is_no_metric() -> None:
+def test_a_curve_with_a_single_point_is_no_metric() -> None:
     assert SingleValues().of_curves(points("loss", 1.0) + points("adam_rms", 0.5)) == []
 
 
@@ -27,7 +27,7 @@ def test_a_constant_learning_rate_is_drawn() -> None:
     assert SingleValues().of_curves(constant) == constant
 
 
-def test_taken_up_again_it_holds_back_what_it_held_back_before() -> None:
+def test_after_a_restart_the_same_values_are_held_back() -> None:
     given = [*points("loss", 1.0, 0.5), *points("micro_batches", 1.0, 1.0, math.inf), *points("tflops", 3.0)]
     for cut in range(len(given)):
         first = SingleValues()
@@ -36,6 +36,6 @@ def test_taken_up_again_it_holds_back_what_it_held_back_before() -> None:
         assert begun + again.of_curves(given[cut:]) == SingleValues().of_curves(given)
 
 
-def test_a_recording_that_began_before_there_was_this_rule_goes_on_with_its_curves() -> None:
+def test_a_recording_that_is_older_than_this_rule_continues_its_curves() -> None:
     again = SingleValues({"kept": [["micro_batches", "", 40]]})
     assert again.of_curves(points("micro_batches", 1.0)) == points("micro_batches", 1.0)

@@ -38,7 +38,7 @@ def test_a_marked_step_is_kept():
     assert steps_of(points, LOSS) == [1, 10, 17, 20, 30]
 
 
-def test_a_storm_of_events_does_not_undo_the_thinning():
+def test_many_events_do_not_prevent_thinning():
     thinner = Thinner(100)
     points = [point for step in range(1, 1001) for point in thinner.points(reading(step), marked=True)]
     assert len(steps_of(points, LOSS)) <= 10 * 11
@@ -110,7 +110,7 @@ def test_the_last_value_is_kept_where_a_storm_of_events_has_used_up_all_marks():
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.sampled_from([math.nan, math.inf, -math.inf, 1.0]))
-def test_taken_up_again_at_any_reading_of_two_trainings_it_ends_with_the_same_points(cut, every, last):
+def test_resuming_at_any_reading_of_two_trainings_gives_the_same_points(cut, every, last):
     readings = [*gan(60), reading(61, last, (Signal("loss", "track_2"),))]
     whole, first = Thinner(every), Thinner(every)
     expected = [point for each in readings for point in whole.points(each)] + whole.rest()
@@ -121,7 +121,7 @@ def test_taken_up_again_at_any_reading_of_two_trainings_it_ends_with_the_same_po
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.lists(st.floats(allow_nan=False), min_size=60, max_size=60))
-def test_taken_up_again_at_any_reading_it_chooses_the_same_points(cut, every, losses):
+def test_resuming_at_any_reading_chooses_the_same_points(cut, every, losses):
     readings = [reading(step, loss) for step, loss in enumerate(losses, 1)]
     whole, first = Thinner(every), Thinner(every)
     expected = [point for each in readings for point in whole.points(each, each.step % 7 == 0)]

@@ -16,7 +16,7 @@ def test_what_is_read_of_a_file_is_what_it_defines_when_it_runs(name: str) -> No
     assert declared == tuple(signal_types()[each.quantity] for each in declared)
 
 
-def test_every_file_that_measures_is_looked_at_and_no_signal_is_declared_twice() -> None:
+def test_every_measuring_file_is_checked_and_no_signal_is_declared_twice() -> None:
     declared = [each.quantity for name in modules_with("SIGNALS") for each in import_module(name).SIGNALS]
     assert len(declared) == len(set(declared)) == len(signal_types()) > 100
     assert all((PACKAGE / folder).is_dir() for folder in FOLDERS)

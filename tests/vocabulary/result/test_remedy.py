@@ -115,7 +115,7 @@ def test_each_declared_remedy_has_a_sentence_of_its_own_by_which_it_is_found() -
         assert read_remedies([str(remedy)]) == (remedy,)
 
 
-def test_a_sentence_that_no_remedy_of_today_has_stays_as_it_was_recorded() -> None:
+def test_a_recorded_sentence_without_a_current_remedy_stays_unchanged() -> None:
     (remedy,) = read_remedies(["Look at the {batch} of this step."])
     assert (remedy.action, str(remedy)) == (Action.IN_WORDS, "Look at the {batch} of this step.")
 

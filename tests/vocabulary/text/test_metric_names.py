@@ -183,13 +183,13 @@ def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
         (["loss", "td_error", "accuracy"], "loss", ""),
     ],
 )
-def test_what_is_likest_a_loss_stands_for_one_that_is_missing(logged: list[str], loss: str, validation: str) -> None:
+def test_the_metric_most_like_a_loss_replaces_a_missing_loss(logged: list[str], loss: str, validation: str) -> None:
     meanings = metric_meanings(logged)
     whole = {each.quantity: name for name, each in meanings.items() if each.known and not each.place}
     assert (whole.get("loss", ""), whole.get("val_loss", "")) == (loss, validation)
 
 
-def test_nothing_stands_for_a_loss_that_may_still_come() -> None:
+def test_no_metric_replaces_a_loss_that_may_still_appear() -> None:
     assert not metric_meanings(["loss", "val_ppl"], all_known=False)["val_ppl"].known
 
 
