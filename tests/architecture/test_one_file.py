@@ -306,7 +306,7 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
         "from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors\n"
         "from mlflow_stability.kinds.panel import Panel\n"
         "from mlflow_stability.kinds.catalog import noun_of\n"
-        "from mlflow_stability.vocabulary.measured.observation import Observation\n"
+        "from mlflow_stability.vocabulary.measured.signal import Observation\n"
         "from mlflow_stability.vocabulary.measured.signal import Signal\n"
         "assert read_detectors(describe(default_detectors())) == default_detectors()\n"
         "panel = Panel()\n"
