@@ -33,11 +33,11 @@ class Noun(NamedTuple):
     """After a number: "loss spikes"; empty where it is not counted."""
 
 
-ROOMS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported", "first_look")
+FOLDERS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported", "first_look")
 """The sub-packages whose files are searched: a new file in one of them is all that a new detector needs."""
 _ALL: tuple[type[FindingType], ...] = tuple(
     sorted(
-        (cls for room in ROOMS for cls in subclasses_in(f"{__package__}.{room}", FindingType)),
+        (cls for folder in FOLDERS for cls in subclasses_in(f"{__package__}.{folder}", FindingType)),
         key=lambda cls: (cls.order, cls.kind, cls.rule, cls.__name__),
     )
 )

@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.measured import signal_types
 from mlflow_stability.vocabulary.presets import PRESETS
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Settings
-from mlflow_stability.vocabulary.text import MAIN, SECTIONS
+from mlflow_stability.vocabulary.text import MAIN_CHARTS, SECTIONS
 
 FOLDER = Path(__file__).parent
 _CODE_MAP = FOLDER.parent / "README.md"
@@ -75,7 +75,7 @@ def _signal_rows(interval: str) -> Iterator[str]:
     for section in SECTIONS:
         for signal in signal_types().values():
             if (signal.section, signal.interval) == (section, interval):
-                place = "first" if signal.quantity in MAIN else section
+                place = "first" if signal.quantity in MAIN_CHARTS else section
                 unit = _UNITS.get(signal.unit, re.sub(r"[{}]", "", signal.unit))
                 meaning = signal.meaning + ("; by layer, too" if signal.by_layer else "")
                 yield f"| `{signal.quantity}` | {place} | {unit} | {meaning} |\n"

@@ -129,8 +129,8 @@ def _rollback(
         first=(),
         on_trial=limit is not None and bool(given) and of_level and policy.recovery_patience > 0,
         share=share,
-        given=given,
-        left=situation.recent,
+        trained_losses=given,
+        losses_before=situation.recent,
         suspected=None,
     )
     if trouble.event is not None:
@@ -240,21 +240,21 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
     Clearly higher losses than the restored state gave before mean that the data or the loss function changed. Then the
     weights with the lower loss have learnt more of the new data, or were damaged less.
     """
-    last, enough = past.rollbacks[-1], len(past.left) > len(past.losses) // 2
-    loss, level = past.first[0] if past.first else math.nan, median(past.given)
+    last, enough = past.rollbacks[-1], len(past.losses_before) > len(past.losses) // 2
+    loss, level = past.first[0] if past.first else math.nan, median(past.trained_losses)
     did_not_hold = past.limit is not None and fmean(past.losses) > past.limit
-    if did_not_hold and gives_more(past.given, past.first, past.losses, past.limit or 0.0):
-        wanted = enough and fmean(past.left) <= fmean(past.losses)
+    if did_not_hold and gives_more(past.trained_losses, past.first, past.losses, past.limit or 0.0):
+        wanted = enough and fmean(past.losses_before) <= fmean(past.losses)
         reason = (
             f"The weights of step {last.to} give a loss of {loss:.4g} where they gave {level:.4g}: "
             f"the data or the loss function changed at about step {last.first_seen}."
         )
         decision = Decision("data_changed", reason, last.first_seen, loss=loss, level=level)
-    elif not last.absurd and gives_no_less(past.given, past.left, past.first, past.losses):
+    elif not last.absurd and gives_no_less(past.trained_losses, past.losses_before, past.first, past.losses):
         wanted = enough
         reason = (
             f"The weights of step {last.to} give a loss of {fmean(past.losses):.4g}, those of step {last.at} gave "
-            f"{fmean(past.left):.4g}: older weights do not lower the loss."
+            f"{fmean(past.losses_before):.4g}: older weights do not lower the loss."
         )
         decision = Decision("undo", reason, last.first_seen, loss=loss, level=level)
     else:
@@ -269,9 +269,11 @@ def _discount_rollback(
     last = past.rollbacks[-1]
     wanted = wanted and now.set_aside == last.at
     past = replace(past, on_trial=False)
-    returns = (*past.rollbacks[:-1], replace(last, cleared=True, undone=wanted))
-    ignores = sum(rollback.cleared for rollback in returns) >= MAX_REVERTED
-    past = replace(past, rollbacks=returns, limit=None, losses=(), first=(), given=(), waiting=None, why_waiting="")
+    returns = (*past.rollbacks[:-1], replace(last, had_no_effect=True, undone=wanted))
+    ignores = sum(rollback.had_no_effect for rollback in returns) >= MAX_REVERTED
+    past = replace(
+        past, rollbacks=returns, limit=None, losses=(), first=(), trained_losses=(), waiting=None, why_waiting=""
+    )
     decision = replace(decision, ignores_level=ignores and not past.ignores_level)
     past = replace(past, ignores_level=ignores, suspected=None)
     return past, replace(decision, target=last.at, undoes=last.at - last.to) if wanted else decision

@@ -71,7 +71,7 @@ class PastRollback:
     """Triggered by a higher loss, not by broken steps or weights."""
     absurd: bool = False
     """The loss was 1,000 times its level: answered whatever the loss means."""
-    cleared: bool = False
+    had_no_effect: bool = False
     """The restored weights gave no lower loss: it does not count."""
     undone: bool = False
     """The weights from before it were restored."""
@@ -116,9 +116,9 @@ class RollbackHistory:
     """The first losses since the rollback."""
     on_trial: bool = False
     """Whether the losses after the rollback are still to be compared with those before it."""
-    given: tuple[float, ...] = ()
-    """Losses of the restored state when it was trained; empty where they are no measure."""
-    left: tuple[float, ...] = ()
+    trained_losses: tuple[float, ...] = ()
+    """Losses when the restored state was first trained; empty where they cannot be compared."""
+    losses_before: tuple[float, ...] = ()
     """Losses right before the rollback."""
     place: str = ""
     """Part of the training that these losses belong to."""

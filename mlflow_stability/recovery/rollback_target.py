@@ -23,14 +23,14 @@ def choose_target(
 
     1. `weights_lost`, weights are not finite and rollbacks have ended: the newest state from before the onset, or any.
     2. The number of rollbacks is used up: the initial weights, where they were not tried.
-    3. The last state did not hold for the first time: the same once more, as the cause may have lasted longer.
+    3. The restored state diverged again, and only once so far: the same state, as the cause may have lasted longer.
     4. The newest state, or the best, that is `rewind_steps` older than the onset. For trouble that repeats, it is from
        after the last rollback or from before the state restored then.
     5. The oldest state from before the onset.
     """
     last = past.rollbacks[-1] if past.rollbacks else None
-    left = [rollback for rollback in past.rollbacks if not rollback.undone]
-    kept = [state for state in now.good if not any(rollback.to < state.step <= rollback.at for rollback in left)]
+    in_effect = [rollback for rollback in past.rollbacks if not rollback.undone]
+    kept = [state for state in now.good if not any(rollback.to < state.step <= rollback.at for rollback in in_effect)]
     before = [state for state in kept if state.step < trouble.onset]
     if weights_lost:
         return max(before or kept or now.good, key=_step, default=None)
@@ -44,8 +44,8 @@ def choose_target(
         return next(state for state in now.good if state.step == last.to)
     if trouble.skipped:  # no step was taken: the weights are still the initial ones
         before = [state for state in before if not state.initial or state.step < trouble.onset - 1]
-    newest = trouble.onset - max(rewind_steps(policy, past, trouble), 1)
-    enough = [state for state in before if state.step <= newest]
+    latest_allowed = trouble.onset - max(rewind_steps(policy, past, trouble), 1)
+    enough = [state for state in before if state.step <= latest_allowed]
     if trouble.is_slow:  # some of them are from within the rise
         enough = [state for state in enough if not why_no_better(trouble, state)] or enough
     if repetitions(policy, past, trouble) and last is not None:
@@ -70,9 +70,11 @@ def next_older_target(past: RollbackHistory, good: Sequence[GoodState], target: 
     It is not the one from before the first step, which is for training that fails from there on. `past` ends with the
     rollback whose state does not fit.
     """
-    left = [rollback for rollback in past.rollbacks[:-1] if not rollback.undone]
+    in_effect = [rollback for rollback in past.rollbacks[:-1] if not rollback.undone]
     steps = (state.step for state in good if not state.initial and state.step < target)
-    return max((step for step in steps if not any(rollback.to < step <= rollback.at for rollback in left)), default=-1)
+    return max(
+        (step for step in steps if not any(rollback.to < step <= rollback.at for rollback in in_effect)), default=-1
+    )
 
 
 def may_restore_again(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
@@ -89,7 +91,7 @@ def rewind_steps(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble
 def repetitions(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:
     """Return how often the same trouble was answered before."""
     last = past.rollbacks[-1] if past.rollbacks else None
-    if last is None or last.cleared or trouble.onset > last.at + policy.same_trouble_within:
+    if last is None or last.had_no_effect or trouble.onset > last.at + policy.same_trouble_within:
         return 0
     return last.level + 1
 
@@ -102,7 +104,7 @@ def is_spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
     for rollback in reversed(past.rollbacks):
         if until - rollback.at > policy.forgiven_after:
             break
-        recent, until = recent + (not rollback.cleared), rollback.at
+        recent, until = recent + (not rollback.had_no_effect), rollback.at
     return recent >= policy.max_rollbacks
 
 

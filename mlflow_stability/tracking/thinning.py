@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured import Combined, Signal, SignalType, StepReading, type_of
-from mlflow_stability.vocabulary.text import MAIN
+from mlflow_stability.vocabulary.text import MAIN_CHARTS
 
 SIGNALS = (
     SignalType("loss_min", "least loss since the last point of the chart", "loss_statistics", interval="every step"),
@@ -348,7 +348,7 @@ class SingleValues:
             self._held[point.signal] = (point, point)
             return []
         same = first.value == point.value or (math.isnan(first.value) and math.isnan(point.value))
-        if same and point.signal.quantity not in MAIN:
+        if same and point.signal.quantity not in MAIN_CHARTS:
             self._held[point.signal] = (first, point)
             return []
         self._curves.add(point.signal)

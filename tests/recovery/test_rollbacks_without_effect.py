@@ -49,7 +49,7 @@ def test_a_slow_rise_whose_rollback_gave_no_lower_loss_is_undone_and_not_counted
     assert undone.reason == (
         "The weights of step 400 give a loss of 3.31, those of step 500 gave 3.3: older weights do not lower the loss."
     )
-    assert past.rollbacks[0].cleared
+    assert past.rollbacks[0].had_no_effect
     assert not past.ignores_level
 
 
@@ -183,7 +183,7 @@ def test_a_rollback_of_a_loss_that_turns_out_to_have_no_level_is_reverted_at_onc
     now = Situation(501, loss=2.2, good=good, set_aside=500, has_level=False)
     past, decision = decide(POLICY, past, now)
     assert (decision.action, decision.target) == ("undo", 500)
-    assert past.rollbacks[0].cleared
+    assert past.rollbacks[0].had_no_effect
     event = divergence(600, loss=4000.0, level=2.0, onset=590)
     past, decision = decide(POLICY, past, Situation(600, (event,), 4000.0, good=good, has_level=False))
     assert decision.action == "rollback"

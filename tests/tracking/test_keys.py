@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.tracking.keys import metric_key, parse_key, section_of
 from mlflow_stability.vocabulary.measured import Signal, signal_types
-from mlflow_stability.vocabulary.text import LAYERS, MAIN, SECTIONS, chart_order
+from mlflow_stability.vocabulary.text import LAYERS, MAIN_CHARTS, SECTIONS, chart_order
 from mlflow_stability.vocabulary.text.recorded_keys import KEYS, OLD_KEYS
 
 FIXTURES = Path(__file__).parents[2] / "mlruns_fixtures"
@@ -42,14 +42,14 @@ def test_two_signals_never_share_a_key_and_no_key_is_a_folder_of_another(signals
 
 
 def test_main_charts_are_in_the_first_section_and_reports_keep_their_order():
-    keys = [metric_key(Signal(quantity)) for quantity in MAIN]
-    assert keys == [f"stability/{quantity}" for quantity in MAIN]
+    keys = [metric_key(Signal(quantity)) for quantity in MAIN_CHARTS]
+    assert keys == [f"stability/{quantity}" for quantity in MAIN_CHARTS]
     others = ["accuracy", "stability/timing/step_time"]
     assert sorted([*others, *reversed(keys)], key=chart_order) == [*keys, *others]
 
 
 def test_no_section_is_called_like_a_main_chart():
-    assert not {*SECTIONS, LAYERS} & {*MAIN}
+    assert not {*SECTIONS, LAYERS} & {*MAIN_CHARTS}
 
 
 def test_further_sections_say_what_they_hold():

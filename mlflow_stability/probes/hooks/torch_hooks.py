@@ -118,7 +118,8 @@ _CLIP_NAMES = (
     ("public_clip_grad_value_", "clip_value"),
 )
 
-_READ_TWICE = (Sequence, Tensor, type(None))
+# Types that can be iterated more than once.
+_REITERABLE = (Sequence, Tensor, type(None))
 
 # More backward passes without an optimizer step than any gradient accumulation has.
 BACKWARDS_WITHOUT_STEP = 200
@@ -137,13 +138,15 @@ class Counts:
 
 
 class TorchWatch:
+    """All hooks and patches of torch: report backward passes and optimizer steps to a `StepMeter`."""
+
     def __init__(
         self,
         guard: Guard,
         meter: StepMeter,
         on_foreign_thread: Callable[[], None] = lambda: None,
         counts: Counts | None = None,
-        on_signs: Callable[[], None] = lambda: None,
+        on_unseen_training: Callable[[], None] = lambda: None,
     ) -> None:
         self._guard = guard
         self._thread = TrainingThread(on_foreign_thread)
@@ -153,7 +156,7 @@ class TorchWatch:
         self._newest: Callable[[], Optimizer | None] = lambda: None  # weak reference to the optimizer that stepped last
         self._has_nested = True  # a step within a step was seen since the last outer one
         self._in_step = True  # a step may have begun and not ended
-        self._signs = guard("unseen training", on_signs)
+        self._signs = guard("unseen training", on_unseen_training)
         self._in_backward = self._watches_fsdp = False
         self._norms_taken = 0  # norms of gradients that the script took
         self._backward = guard("step hooks", meter.backward)
@@ -286,7 +289,7 @@ class TorchWatch:
         if self._in_backward:  # reentrant checkpoints run a backward inside a backward
             return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.get("tensors")
-        if type(tensors) is not Tensor and not isinstance(tensors, _READ_TWICE):  # a generator can be read only once
+        if type(tensors) is not Tensor and not isinstance(tensors, _REITERABLE):  # a generator can be read only once
             tensors = tuple(tensors)
             args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
         self._in_backward = True

@@ -96,7 +96,7 @@ class StepMeter:
         self._take_engine = guard("norm before clipping", self._engine_found)
         self._ask_engine = guard("norm before clipping", take_engine_norm)
         self._take_losses = guard("loss", take_losses)
-        self._look_back = guard(DISCARDED, self._held.set_aside_discarded)
+        self._check_discarded = guard(DISCARDED, self._held.set_aside_discarded)
         self._follow = guard(DISCARDED, self._held.before_step)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
@@ -125,7 +125,7 @@ class StepMeter:
             self._end_capture()
         capture = self.capture
         if capture.micro_batches:
-            self._look_back(capture)
+            self._check_discarded(capture)
         else:
             self._held.note(Moment.STEP_BEGINS)
             if self._ranks.is_on:
@@ -244,7 +244,7 @@ class StepMeter:
         if is_first:
             owner = self._owner_for(optimizer)
             announced = capture.micro_batches or capture.replays
-            if owner is self._owner and not announced and self._is_late(optimizer):
+            if owner is self._owner and not announced and self._belongs_to_last_capture(optimizer):
                 if self._control is not None and self._last is not None:
                     self._before_update(self._control, optimizer, self._last, None)
                 return
@@ -420,7 +420,7 @@ class StepMeter:
         """Return whether this step belongs to another training than the capture, without a backward pass between."""
         return self._tracks.track_of(optimizer) != capture.track and self._since.anything_new(optimizer)
 
-    def _is_late(self, optimizer: Optimizer) -> bool:
+    def _belongs_to_last_capture(self, optimizer: Optimizer) -> bool:
         """Return whether this step still belongs to the capture that seemed to be over."""
         last = self._last
         if last is None or id(optimizer) in last.stepped or self._is_another(optimizer, last):

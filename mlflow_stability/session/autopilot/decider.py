@@ -226,7 +226,7 @@ class Decider:
         if decision.is_counted:
             *others, last = self._history.rollbacks
             # The losses after the first state do not apply to this one.
-            self._history = replace(self._history, rollbacks=(*others, replace(last, to=target)), given=())
+            self._history = replace(self._history, rollbacks=(*others, replace(last, to=target)), trained_losses=())
         return replace(decision, target=target)
 
     def nothing_fits(self, decision: Decision) -> None:

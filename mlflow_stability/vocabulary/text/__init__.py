@@ -28,7 +28,14 @@ from mlflow_stability.vocabulary.text.phrases import (
     times,
     visible,
 )
-from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_order, read_key, topic_of
+from mlflow_stability.vocabulary.text.recorded_keys import (
+    LAYERS,
+    MAIN_CHARTS,
+    SECTIONS,
+    chart_order,
+    read_key,
+    topic_of,
+)
 from mlflow_stability.vocabulary.text.synonyms import resolve_kind, similar_kinds
 from mlflow_stability.vocabulary.text.terminal_row import new_row_prefix
 
@@ -39,7 +46,7 @@ __all__ = [
     "LAYERS",
     "LOSSES",
     "LOSS_LIKE",
-    "MAIN",
+    "MAIN_CHARTS",
     "MAY_NAME_FINDING",
     "SECTIONS",
     "TESTS",

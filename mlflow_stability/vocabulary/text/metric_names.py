@@ -38,7 +38,7 @@ NOT_THE_LOSS = word_set(
 """A name with "loss" and one of these is not a loss: ``loss_scale``, ``best_val_loss``."""
 TOTALS = word_set("total tot overall sum summed combined all full whole joint")
 MEANS = word_set("mean avg average averaged running smooth smoothed ema global reduced")
-MAIN = ("lm", "main", "task", "model", "ntp", "ce", "nll", "objective")
+MAIN_WORDS = ("lm", "main", "task", "model", "ntp", "ce", "nll", "objective")
 """Names of the main loss, most likely first, where several losses have no total."""
 FINE, COARSE = word_set("step batch iter iteration minibatch update"), word_set("epoch epochs")
 """Words for the rate at which a quantity is logged: each step, each epoch."""
@@ -292,7 +292,7 @@ def _with_whole_loss(readings: list[NameReading]) -> list[NameReading]:
 
 
 def _whole_place(places: list[str]) -> str | None:
-    ranked = ["", *(places[:1] if len(set(places)) == 1 else ()), "total", "mean", *MAIN]
+    ranked = ["", *(places[:1] if len(set(places)) == 1 else ()), "total", "mean", *MAIN_WORDS]
     return next((place for place in ranked if place in places), None)
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from mlflow_stability.vocabulary.measured.signal_type import type_of
 
-MAIN = (
+MAIN_CHARTS = (
     "loss",
     "loss_max",
     "grad_norm",
@@ -25,7 +25,7 @@ SECTIONS = (
     *("loss_statistics", "gradients", "optimizer", "throughput", "timing", "memory"),
     *("attention", "activations", "representations", "routing", "other"),
 )
-"""The further sections; each signal declares its own. None has the name of a quantity of `MAIN`: in a file store
+"""The further sections; each signal declares its own. None has the name of a quantity of `MAIN_CHARTS`: in a file store
 `stability/loss` would be a file and a folder."""
 OTHER = "other"
 LAYERS = "layers"
@@ -33,9 +33,9 @@ _SECTION = r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/"
 _QUANTITY = r"(?P<quantity>[^/]+)"
 _QUANTITY_IN_PLACE = r"(?P<quantity>[^/.]+)(?:\.(?P<place>[^/]+))?"
 _TRACK = r"(?P<place>track_[^/]+)/"
-_NUMBERED = rf"[1-8]_(?P<quantity>{'|'.join(MAIN)})"
+_NUMBERED = rf"[1-8]_(?P<quantity>{'|'.join(MAIN_CHARTS)})"
 KEYS = {
-    "stability/loss": rf"{_SECTION}(?P<quantity>{'|'.join(MAIN)})",
+    "stability/loss": rf"{_SECTION}(?P<quantity>{'|'.join(MAIN_CHARTS)})",
     "stability/loss_statistics/loss_ema": rf"{_SECTION}(?:{'|'.join(SECTIONS)})/{_QUANTITY_IN_PLACE}",
     "stability/layers/grad_norm/blocks.3": rf"{_SECTION}{LAYERS}/{_QUANTITY}/(?P<place>[^/]+)",
     "stability/track_critic/loss": _SECTION + _TRACK + _QUANTITY,
@@ -57,7 +57,7 @@ _PATTERNS = [re.compile(pattern) for pattern in (*OLD_KEYS.values(), *KEYS.value
 @lru_cache(maxsize=4096)
 def topic_of(quantity: str) -> str:
     """Return the section of a quantity of the whole model; empty for those of the first one."""
-    if quantity in MAIN:
+    if quantity in MAIN_CHARTS:
         return ""
     signal_type = type_of(quantity)
     return OTHER if signal_type is None else signal_type.section
@@ -72,4 +72,4 @@ def read_key(key: str) -> tuple[str, str, str] | None:
 def chart_order(key: str) -> tuple[int, str]:
     """Sort key: the main charts first, in their order, and all others by name."""
     _, quantity, place = read_key(key) or ("", "", "")
-    return (MAIN.index(quantity) if quantity in MAIN and not place else len(MAIN)), key
+    return (MAIN_CHARTS.index(quantity) if quantity in MAIN_CHARTS and not place else len(MAIN_CHARTS)), key
