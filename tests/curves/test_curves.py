@@ -60,7 +60,7 @@ def test_infinities_that_a_database_kept_as_numbers_are_infinite_again() -> None
 
 
 def test_a_single_value_is_no_curve() -> None:
-    assert curves_of(run_of(metric_of("train_loss", [1.0], meaning=Meaning("loss", known=True))), "loss") == ()
+    assert curves_of(run_of(metric_of("train_loss", [1.0], meaning=Meaning("loss", is_known=True))), "loss") == ()
 
 
 @pytest.mark.parametrize(

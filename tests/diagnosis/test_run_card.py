@@ -90,7 +90,7 @@ def test_a_run_without_a_loss_cannot_be_told_to_be_stable() -> None:
 
 def test_steps_in_vain_are_counted_from_what_the_autopilot_said_and_from_the_counter() -> None:
     back = Finding.at(RollbackFacts("loss 9.", 260, 290, 40, 0.1, 1), 300, Severity.INFO)
-    counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", known=True))
+    counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", is_known=True))
     history = run_of(metric_of("train_loss", falling(600)), counter, events=[back, back])
     card = run_card_of(history, diagnosis_of(history))
     assert (card.rolled_back, card.skipped, card.wasted) == (80, 5, 85)
@@ -156,8 +156,8 @@ def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_ther
     ]
     history = run_of(
         metric_of("loss", losses),
-        metric_of("grad_norm", norms, meaning=Meaning("grad_norm", known=True)),
-        metric_of("learning_rate", rates, meaning=Meaning("learning_rate", known=True)),
+        metric_of("grad_norm", norms, meaning=Meaning("grad_norm", is_known=True)),
+        metric_of("learning_rate", rates, meaning=Meaning("learning_rate", is_known=True)),
         events=events,
     )
     card = run_card_of(history, diagnosis_of(history))

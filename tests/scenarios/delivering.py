@@ -30,7 +30,7 @@ def end() -> None:
 
 def watch_with_courier(**settings: Any) -> Session:
     """Watch with a real courier, for what a script and a courier do to each other."""
-    mlflow_stability.autolog(strict=True, options=mlflow_stability.Options(exit_wait=0), **settings)
+    mlflow_stability.autolog(strict=True, **{"options": mlflow_stability.Options(exit_wait=0), **settings})
     session = mlflow_stability.current_session()
     assert session is not None
     return session

@@ -23,7 +23,7 @@ def recorded(flown: Flown) -> RunHistory:
 def recorded_in(records: Sequence[Record]) -> RunHistory:
     """The same from the records of a journal."""
     metrics = tuple(
-        Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
+        Metric(str(signal), Meaning(signal.quantity, signal.place, is_known=True), series)
         for signal, series in series_by_signal(each for each in records if isinstance(each, StepReading)).items()
     )
     events = tuple(each for each in records if isinstance(each, Finding))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlflow
 import pytest
 from mlflow import MlflowClient
-from scenarios.test_runs_in_mlflow import end, runs_of, train, watch
+from scenarios.delivering import end_of_courier, watch_with_courier
+from scenarios.test_runs_in_mlflow import runs_of, train
 from waiting import wait_until
 
 from mlflow_stability import Options
@@ -25,7 +26,7 @@ def machine_keys(store: MlflowClient) -> set[str]:
 
 
 def test_the_machine_is_measured_where_it_was_asked_for(store: MlflowClient) -> None:
-    session = watch(options=Options(system_metrics=True))
+    session = watch_with_courier(options=Options(system_metrics=True))
     train(5)
 
     def measured() -> bool:
@@ -33,23 +34,23 @@ def test_the_machine_is_measured_where_it_was_asked_for(store: MlflowClient) -> 
         return bool(runs_of(store)) and machine_keys(store) >= MEASURED
 
     wait_until(measured, 120)
-    end(session)
+    end_of_courier(session)
     assert machine_keys(store) >= MEASURED
 
 
 def test_the_machine_is_not_measured_unless_asked_for(store: MlflowClient) -> None:
-    session = watch()
+    session = watch_with_courier()
     train(5)
-    end(session)
+    end_of_courier(session)
     assert not machine_keys(store)
 
 
 def test_where_the_script_has_mlflow_measure_it_already_nothing_is_measured_twice(store: MlflowClient) -> None:
     with mlflow.start_run(log_system_metrics=True) as run:
-        session = watch(options=Options(system_metrics=True))
+        session = watch_with_courier(options=Options(system_metrics=True))
         train(5)
         recording = session.recording
         assert recording is not None
         assert not recording.opening.system_metrics
         assert recording.opening.run_id == run.info.run_id
-    end(session)
+    end_of_courier(session)

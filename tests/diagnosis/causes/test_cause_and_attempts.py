@@ -28,7 +28,7 @@ NO_DECAY = {"stability.optimizer": "SGD", "stability.weight_decay": "0", "stabil
 
 
 def measured(quantity: str, values: list[float], steps: list[int], attempts: list[int]) -> Metric:
-    return metric_of(quantity, values, meaning=Meaning(quantity, known=True), steps=steps, attempts=attempts)
+    return metric_of(quantity, values, meaning=Meaning(quantity, is_known=True), steps=steps, attempts=attempts)
 
 
 def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> RunHistory:

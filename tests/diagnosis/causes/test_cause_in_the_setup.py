@@ -66,7 +66,7 @@ def test_strong_clipping_that_only_whole_curves_show_is_the_cause_of_a_plateau()
         "update_norm": np.full(COUNT, 0.001),
         "update_ratio": np.full(COUNT, 1e-5),
     }
-    metrics = [metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()]
+    metrics = [metric_of(name, curve, meaning=Meaning(name, is_known=True)) for name, curve in curves.items()]
     diagnosis = diagnosis_of(run_of(*metrics))
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "setup"
@@ -93,7 +93,7 @@ def test_summed_gradients_are_the_cause_of_a_divergence_though_they_are_informat
 
 
 def measured(**curves: np.ndarray) -> RunHistory:
-    return run_of(*(metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()))
+    return run_of(*(metric_of(name, curve, meaning=Meaning(name, is_known=True)) for name, curve in curves.items()))
 
 
 @pytest.mark.parametrize(("ratio", "cause"), [(1e-5, "learning_rate_too_low"), (1e-3, "guessing")])

@@ -14,7 +14,7 @@ COUNT, AT = 400, 250
 
 
 def measured(quantity: str, place: str, values: list[float], every: int = 50) -> Metric:
-    meaning = Meaning(quantity, place, known=True)
+    meaning = Meaning(quantity, place, is_known=True)
     return metric_of(f"{quantity}@{place}", values, meaning=meaning, steps=np.arange(len(values)) * every)
 
 
@@ -92,7 +92,7 @@ def test_weights_that_shrink_meanwhile_are_put_down_to_the_decay_and_the_change_
     shrinking = metric_of(
         "param_norm",
         [62.0] * 26 + [8.0] + [1.0] * 13,
-        meaning=Meaning("param_norm", "", known=True),
+        meaning=Meaning("param_norm", "", is_known=True),
         steps=np.arange(40) * 10,
     )
     message = "weight_decay of AdamW went from 0.01 to 100.0, seen at step 260."

@@ -19,7 +19,7 @@ COUNT = 400
 
 
 def measured(quantity: str, place: str, values: list[float], steps: list[int]) -> Metric:
-    meaning = Meaning(quantity, place, known=True)
+    meaning = Meaning(quantity, place, is_known=True)
     return metric_of(f"{quantity}@{place}", values, meaning=meaning, steps=np.array(steps))
 
 

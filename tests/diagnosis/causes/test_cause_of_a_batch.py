@@ -66,7 +66,7 @@ def test_losses_that_jump_as_the_weights_are_decayed_away_are_no_changed_data(la
     losses[AT:] = 3000 * np.exp(np.random.default_rng(0).normal(0, 0.2, COUNT - AT))
     gradients[AT:] *= 3000
     weights = np.where(np.arange(0, COUNT, 10) < AT, 62.0, last)
-    measured = Meaning("param_norm", "", known=True)
+    measured = Meaning("param_norm", "", is_known=True)
     history = run_of(
         metric_of("loss", losses),
         metric_of("grad_norm", gradients),

@@ -19,7 +19,7 @@ LOST = at_step(100, "gradient_vanishing", Severity.WARNING, "The gradient is los
 
 def measured(quantity: str, place: str, values: list[float], steps: list[int]) -> Metric:
     name = f"{quantity}@{place}" if place else quantity
-    return metric_of(name, values, meaning=Meaning(quantity, place, known=True), steps=np.array(steps))
+    return metric_of(name, values, meaning=Meaning(quantity, place, is_known=True), steps=np.array(steps))
 
 
 def cause_of(*, first_rate: float = 0.01, first_update: float = 0.06, second_loss: float = 2.5) -> Cause:

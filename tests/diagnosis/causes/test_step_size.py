@@ -16,7 +16,7 @@ COUNT = 200
 
 
 def updates(values: list[float], steps: list[int]) -> Metric:
-    return metric_of("update_ratio", values, meaning=Meaning("update_ratio", "", known=True), steps=np.array(steps))
+    return metric_of("update_ratio", values, meaning=Meaning("update_ratio", "", is_known=True), steps=np.array(steps))
 
 
 def run_with(

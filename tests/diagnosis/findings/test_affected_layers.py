@@ -18,7 +18,7 @@ def layered(quantity: str, values: dict[str, float], before: float = 1.0) -> Run
     metrics = [metric_of("loss", falling(2000))]
     for name, value in values.items():
         norms = np.where(MEASURED < 1000, before, value)
-        meaning = Meaning(quantity, name, known=True)
+        meaning = Meaning(quantity, name, is_known=True)
         metrics.append(metric_of(f"{quantity}@{name}", norms, meaning=meaning, steps=MEASURED))
     return run_of(*metrics)
 

@@ -28,7 +28,7 @@ Layers = Mapping[str, Sequence[float]]
 def history_of(layers: Layers, quantity: str = "grad_norm", every: int = 1) -> RunHistory:
     return run_of(
         *(
-            metric_of(f"{quantity}@{layer}", values, meaning=Meaning(quantity, layer, known=True), steps=at)
+            metric_of(f"{quantity}@{layer}", values, meaning=Meaning(quantity, layer, is_known=True), steps=at)
             for layer, values in layers.items()
             for at in [np.arange(len(values)) * every]
         )

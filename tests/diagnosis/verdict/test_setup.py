@@ -28,7 +28,7 @@ def test_a_run_that_is_only_clipped_too_much_says_what_to_change() -> None:
         "update_norm": np.full(COUNT, 0.001),
         "update_ratio": np.full(COUNT, 1e-5),
     }
-    history = run_of(*(metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()))
+    history = run_of(*(metric_of(name, curve, meaning=Meaning(name, is_known=True)) for name, curve in curves.items()))
     diagnosis = diagnosis_of(history)
     assert [finding.kind for finding in diagnosis.findings] == ["clipping_strong"]
     assert diagnosis.verdict.startswith("Check the set-up: too strong a clipping; ")

@@ -67,7 +67,7 @@ def test_other_fields_and_texts_say_nothing(field: str, text: str) -> None:
 def test_a_metric_that_names_its_own_data_split_keeps_its_name(tmp_path: Path) -> None:
     table = "epoch,phase,train_loss,val_loss\n" + "".join(f"{n},val,{2 / (n + 1)},{3 / (n + 1)}\n" for n in range(5))
     run = history(tmp_path, table)
-    assert {each.name: each.meaning.quantity for each in run.metrics if each.meaning.known} == {
+    assert {each.name: each.meaning.quantity for each in run.metrics if each.meaning.is_known} == {
         "train_loss": "loss",
         "val_loss": "val_loss",
     }

@@ -91,7 +91,7 @@ def test_sections_of_a_table_give_their_names_to_what_is_in_them(tmp_path: Path)
     table += "| train/ | |\n|    loss | 0.{0} |\n"
     run = history(tmp_path, "".join(table.format(n) for n in range(1, 4)))
     assert curve(run, "train/loss") == [(1000, 0.1), (2000, 0.2), (3000, 0.3)]
-    assert not metric(run, "rollout/ep_rew_mean").meaning.known
+    assert not metric(run, "rollout/ep_rew_mean").meaning.is_known
 
 
 def test_a_table_with_a_header_is_read_by_its_columns(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_fairseq_writes_numbers_as_text_and_says_of_overflows(tmp_path: Path) ->
     run = history(tmp_path, inner(1, 16.5) + skipped + inner(2, 25.2) + inner(3, 18.1) + end)
     assert run.format == "fairseq"
     assert curve(run, "loss") == [(1, 16.5), (2, 25.2), (3, 18.1)]
-    assert (metric(run, "loss").meaning.quantity, metric(run, "train_loss").meaning.known) == ("loss", False)
+    assert (metric(run, "loss").meaning.quantity, metric(run, "train_loss").meaning.is_known) == ("loss", False)
     assert [(each.kind, each.step, each.metrics) for each in run.reported] == [
         ("step_skipped", 1, {"line": 2.0, "loss_scale": 2.0})
     ]

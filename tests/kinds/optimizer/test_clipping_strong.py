@@ -27,7 +27,7 @@ def history(
         "update_norm": np.full(COUNT, moved),
         "update_ratio": np.full(COUNT, ratio),
     }
-    return run_of(*(metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()))
+    return run_of(*(metric_of(name, curve, meaning=Meaning(name, is_known=True)) for name, curve in curves.items()))
 
 
 def found(run: RunHistory) -> list[Finding]:

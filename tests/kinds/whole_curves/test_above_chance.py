@@ -18,8 +18,8 @@ CHANCE = math.log(64)
 
 def found(losses: np.ndarray, chance: float = CHANCE, name: str = "chance_loss") -> list[Finding]:
     metrics = (
-        metric_of("loss", losses, meaning=Meaning("loss", known=True)),
-        metric_of(name, [chance, chance], steps=[2, 3], meaning=Meaning(name, known=True)),
+        metric_of("loss", losses, meaning=Meaning("loss", is_known=True)),
+        metric_of(name, [chance, chance], steps=[2, 3], meaning=Meaning(name, is_known=True)),
     )
     return AboveChanceRule().find(run_curves(run_of(*metrics)))
 

@@ -26,7 +26,8 @@ def recorded(start: float, end: float, ratios: float | NDArray[np.float64], rate
         "learning_rate": np.full(STEPS.shape, rate),
     }
     metrics = (
-        metric_of(name, series, steps=list(STEPS), meaning=Meaning(name, known=True)) for name, series in values.items()
+        metric_of(name, series, steps=list(STEPS), meaning=Meaning(name, is_known=True))
+        for name, series in values.items()
     )
     return run_of(*metrics)
 
@@ -61,5 +62,5 @@ def test_other_trainings_are_not_reported(history: RunHistory) -> None:
 def test_a_loss_that_still_falls_is_not_reported() -> None:
     history = recorded(4.5, 2.9, 0.029)
     falling = history.of("loss")[0].series.values * np.linspace(1.1, 0.9, len(STEPS))
-    losses = metric_of("loss", falling, steps=list(STEPS), meaning=Meaning("loss", known=True))
+    losses = metric_of("loss", falling, steps=list(STEPS), meaning=Meaning("loss", is_known=True))
     assert found_in(run_of(losses, *history.of("update_ratio"))) == []

@@ -24,9 +24,9 @@ def noise(seed: int, width: float) -> NDArray[np.float64]:
 
 def recorded(loss: NDArray[np.float64], level: LossLevel, norms: bool = True) -> RunHistory:
     """A recorded run with a loss, and what is known about its level from step 3 on."""
-    fact = metric_of(LOSS_LEVEL, [level.code], steps=[3], meaning=Meaning(LOSS_LEVEL, known=True))
-    norm = metric_of("grad_norm", np.ones(len(loss)), meaning=Meaning("grad_norm", known=True))
-    return run_of(metric_of("loss", loss, meaning=Meaning("loss", known=True)), fact, *([norm] if norms else []))
+    fact = metric_of(LOSS_LEVEL, [level.code], steps=[3], meaning=Meaning(LOSS_LEVEL, is_known=True))
+    norm = metric_of("grad_norm", np.ones(len(loss)), meaning=Meaning("grad_norm", is_known=True))
+    return run_of(metric_of("loss", loss, meaning=Meaning("loss", is_known=True)), fact, *([norm] if norms else []))
 
 
 @pytest.mark.parametrize(("last", "kinds"), [(900.0, []), (1500.0, ["divergence"]), (-4.7e10, ["divergence"])], ids=str)

@@ -15,7 +15,7 @@ SECOND = 300
 
 
 def rate(place: str, first: int, last: int) -> Metric:
-    meaning = Meaning("learning_rate", place, known=True)
+    meaning = Meaning("learning_rate", place, is_known=True)
     steps = range(first, last)
     return metric_of(
         f"learning_rate@{place}" if place else "learning_rate", [1e-3] * len(steps), meaning=meaning, steps=steps

@@ -65,7 +65,7 @@ def test_stricter_thresholds_find_less() -> None:
     assert [one.severity for one in StandstillRule().find(curves)] == [Severity.WARNING]
     for milder in (StandstillRule(long_share=0.9), StandstillRule(long_steps=15_000), StandstillRule(left=0.6)):
         assert [one.severity for one in milder.find(curves)] == [Severity.INFO]
-    for stricter in (StandstillRule(share=0.9), StandstillRule(fell=0.9), StandstillRule(known=1e-6)):
+    for stricter in (StandstillRule(share=0.9), StandstillRule(fell=0.9), StandstillRule(max_error=1e-6)):
         assert stricter.find(curves) == []
 
 

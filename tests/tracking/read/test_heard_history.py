@@ -29,7 +29,7 @@ def recorded(**series: list[float]) -> RunHistory:
         "recorded",
         "the full record",
         tuple(
-            metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series[name])
+            metric(str(signal), Meaning(signal.quantity, signal.place, is_known=True), series[name])
             for name, signal in signals.items()
         ),
     )
@@ -58,7 +58,7 @@ def test_a_validation_loss_that_was_not_recorded_is_no_duplicate() -> None:
 
 def rolled_back() -> RunHistory:
     """Recorded at each second, rolled back after the fourth."""
-    loss = metric("loss", Meaning("loss", known=True), [3.0, 2.0, 8.0, 9.0, 2.5, 2.0])
+    loss = metric("loss", Meaning("loss", is_known=True), [3.0, 2.0, 8.0, 9.0, 2.5, 2.0])
     return replace(
         recorded(),
         metrics=(replace(loss, series=replace(loss.series, attempts=np.array([0, 0, 0, 0, 1, 1]))),),

@@ -163,7 +163,7 @@ def test_thinned_points_are_called_thinned(sqlite_uri: str) -> None:
     history = read_run_history(run_id, sqlite_uri)
     assert not history.complete
     assert "thinned" in history.notes[0]
-    assert history.of("loss")[0].meaning.known
+    assert history.of("loss")[0].meaning.is_known
 
 
 NUMBERED = {"loss": "1_loss", "grad_norm": "3_grad_norm", "nonfinite_values": "7_nonfinite_values"}

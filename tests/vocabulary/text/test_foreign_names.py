@@ -34,7 +34,7 @@ from mlflow_stability.vocabulary.text.foreign_names import SENTENCES
 )
 def test_a_metric_has_the_quantity_that_its_name_says(name: str, quantity: str, place: str) -> None:
     meaning = metric_meanings(["loss", name])[name]
-    assert (meaning.quantity, meaning.place, meaning.known) == (quantity, place, True)
+    assert (meaning.quantity, meaning.place, meaning.is_known) == (quantity, place, True)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_metric_has_the_quantity_that_its_name_says(name: str, quantity: str, 
     ],
 )
 def test_what_says_something_else_is_not_taken_for_a_signal(name: str) -> None:
-    assert metric_meanings(["loss", name])[name].known is False
+    assert metric_meanings(["loss", name])[name].is_known is False
 
 
 @pytest.mark.parametrize(

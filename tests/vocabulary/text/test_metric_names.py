@@ -94,7 +94,7 @@ def as_said(name: str, names: list[str]) -> str:
     meaning = metric_meanings(names)[name]
     if meaning.duplicate_of:
         return f"= {meaning.duplicate_of}"
-    return str(meaning.signal) if meaning.known else "book" if meaning.bookkeeping else "-"
+    return str(meaning.signal) if meaning.is_known else "book" if meaning.bookkeeping else "-"
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -115,7 +115,7 @@ def test_a_counter_or_a_clock_is_bookkeeping(name: str) -> None:
 )
 def test_a_score_is_neither_a_loss_nor_bookkeeping(name: str) -> None:
     meaning = metric_meanings([name, "loss"])[name]
-    assert (meaning.known, meaning.bookkeeping, meaning.quantity) == (False, False, name)
+    assert (meaning.is_known, meaning.bookkeeping, meaning.quantity) == (False, False, name)
 
 
 WORDS = [
@@ -145,7 +145,7 @@ names = st.one_of(
 def test_every_name_has_a_meaning_and_no_two_metrics_are_the_same_thing(logged: list[str]) -> None:
     meanings = metric_meanings(logged)
     assert list(meanings) == list(dict.fromkeys(logged))
-    signals = [each.signal for each in meanings.values() if each.known and not each.duplicate_of]
+    signals = [each.signal for each in meanings.values() if each.is_known and not each.duplicate_of]
     assert len(signals) == len(set(signals))
     for each in meanings.values():
         assert not each.duplicate_of or meanings[each.duplicate_of].duplicate_of == ""
@@ -154,8 +154,8 @@ def test_every_name_has_a_meaning_and_no_two_metrics_are_the_same_thing(logged: 
 @given(st.lists(names, max_size=8))
 def test_the_order_of_the_names_does_not_matter_for_what_is_known(logged: list[str]) -> None:
     there, back = metric_meanings(logged), metric_meanings(logged[::-1])
-    assert {name: (each.quantity, each.known) for name, each in there.items()} == {
-        name: (each.quantity, each.known) for name, each in back.items()
+    assert {name: (each.quantity, each.is_known) for name, each in there.items()} == {
+        name: (each.quantity, each.is_known) for name, each in back.items()
     }
 
 
@@ -185,12 +185,12 @@ def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
 )
 def test_the_metric_most_like_a_loss_replaces_a_missing_loss(logged: list[str], loss: str, validation: str) -> None:
     meanings = metric_meanings(logged)
-    whole = {each.quantity: name for name, each in meanings.items() if each.known and not each.place}
+    whole = {each.quantity: name for name, each in meanings.items() if each.is_known and not each.place}
     assert (whole.get("loss", ""), whole.get("val_loss", "")) == (loss, validation)
 
 
 def test_no_metric_replaces_a_loss_that_may_still_appear() -> None:
-    assert not metric_meanings(["loss", "val_ppl"], all_known=False)["val_ppl"].known
+    assert not metric_meanings(["loss", "val_ppl"], all_known=False)["val_ppl"].is_known
 
 
 @given(st.text(max_size=40))
