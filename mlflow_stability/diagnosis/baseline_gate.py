@@ -37,6 +37,7 @@ EARLIER_STRETCHES = 8
 RATE_STEPS = 10_000
 """Spikes are counted per this number of steps."""
 RATE_CONFIDENCE = 0.95
+"""Confidence of the interval of a rate of spikes."""
 
 
 def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> BaselineGate:

@@ -19,6 +19,7 @@ MIN_RUNS = 2
 MIN_SHARE = 0.5
 """Share of the runs with trouble that a named mistake was found in."""
 MAX_MISTAKES = 3
+"""Maximum number of mistakes in the set-up that a comparison names."""
 
 
 def comparison_of(

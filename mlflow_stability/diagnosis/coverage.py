@@ -29,6 +29,7 @@ MIN_LATER_POINTS, MIN_LATER_SHARE = 10, 0.05
 MIN_COMMON_SHARE = 0.5
 """A metric is logged together with the loss if it has a value at this share of the loss's steps."""
 MAX_GAPS = 5
+"""Maximum number of gaps that are listed."""
 
 
 def loss_that_stopped(history: RunHistory) -> str:

@@ -58,6 +58,7 @@ KINDS: tuple[str, ...] = tuple(dict.fromkeys(cls.kind for cls in TYPES))
 NOUNS = {cls.kind: Noun(cls.noun, cls.plural) for cls in TYPES if cls.noun}
 
 RENAMED_THRESHOLDS = {
+    "born": ("min_start",),
     "smallest_rise_of_players": ("smallest_rise_adversarial", "smallest_rise_without_level"),
     "undone": ("correlation",),
 }

@@ -307,7 +307,7 @@ class FlopTotals:
             self.reason = "it is traced during a forward pass" if traced else COMPILED
             return
         if not now.counter.flops:
-            self.reason = "no operation with a counted FLOP formula was seen"
+            self.reason = "no operation with a known FLOP formula was seen"
             return
         model = unwrapped(now.root)
         self.unknown = tuple(dict.fromkeys((*self.unknown, *now.counter.unknown)))
