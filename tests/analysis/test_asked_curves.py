@@ -57,7 +57,7 @@ def test_a_name_that_one_of_several_logs_lacks_does_not_hold_up_the_others(log: 
     assert not isinstance(found[0], Failure)
 
 
-def test_what_is_no_name_is_said() -> None:
+def test_a_loss_that_is_not_a_metric_name_raises_a_settings_error() -> None:
     with pytest.raises(SettingsError, match="loss must be the name of a metric; got 3"):
         diagnose("a.jsonl", loss=3)  # type: ignore[arg-type]
 

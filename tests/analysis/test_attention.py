@@ -54,7 +54,7 @@ def test_of_a_step_that_came_again_the_later_maps_are_drawn(tmp_path: Path) -> N
     assert "mean of 5" in said(attention_heatmap(folder))
 
 
-def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
+def test_errors_for_missing_maps_and_layers_list_what_is_available(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "gpt")
     with pytest.raises(SettingsError, match=r"no attention maps of step 400; the nearest are of step 500.*10, 500"):
         attention_heatmap(folder, step=400)
@@ -83,7 +83,7 @@ def test_two_runs_are_compared_at_the_last_step_that_both_have(tmp_path: Path) -
         compare_attention(one, other, step=500)
 
 
-def test_of_a_step_that_one_of_two_runs_lacks_it_is_said_which_and_what_both_have(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_step_names_the_run_and_the_steps_that_both_runs_have(tmp_path: Path) -> None:
     small, large = run_folder(tmp_path / "small", (10, 25, 150)), run_folder(tmp_path / "large", (10, 25, 100))
     lacking = r"large has no attention maps of step 150, while small has\. The nearest step that both have is 25\."
     for pair in ((small, large), (large, small)):

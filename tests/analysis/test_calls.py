@@ -111,7 +111,7 @@ def test_a_comparison_of_which_something_can_be_read_says_what_cannot(tmp_path: 
     assert "'x'" in found.unread[0].error
 
 
-def test_an_empty_folder_is_said_to_hold_no_log_without_folders_that_there_are_not(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_logs_mentions_only_subfolders_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UnreadableLogError) as told:
         mlflow_stability.diagnose(tmp_path)
     assert str(told.value).startswith(f"No training log in {str(tmp_path)!r}. Give the file itself")

@@ -87,12 +87,12 @@ def test_of_many_runs_the_newest_are_compared_and_the_others_named(sqlite_uri: s
         ({}, "No runs to compare"),
     ],
 )
-def test_what_cannot_be_searched_is_said_in_a_sentence(sqlite_uri: str, asked: dict[str, str], said: str) -> None:
+def test_an_invalid_search_raises_an_error_that_explains_it(sqlite_uri: str, asked: dict[str, str], said: str) -> None:
     with pytest.raises((RunNotFoundError, SettingsError, mlflow_stability.errors.TrackingError), match=said):
         compare(tracking_uri=sqlite_uri, **asked)  # type: ignore[arg-type]
 
 
-def test_a_deleted_experiment_is_said_to_be_deleted(sqlite_uri: str) -> None:
+def test_the_error_for_a_deleted_experiment_says_that_it_was_deleted(sqlite_uri: str) -> None:
     client = MlflowClient(tracking_uri=sqlite_uri)
     client.delete_experiment(client.create_experiment("old"))
     with pytest.raises(RunNotFoundError, match="was deleted"):

@@ -35,7 +35,7 @@ def test_a_log_of_anybody_is_drawn_too(tmp_path: Path) -> None:
     assert texts(figure).count("not measured") == 2
 
 
-def test_what_is_no_run_is_said_in_words(tmp_path: Path) -> None:
+def test_an_empty_log_raises_an_unreadable_log_error(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(UnreadableLogError):
         dashboard(tmp_path / "empty.csv")

@@ -33,7 +33,7 @@ def test_a_path_object_is_always_a_path() -> None:
 
 
 @pytest.mark.parametrize("typed", ["gone.csv", "a\x00b", "x" * 5000, SOME_ID[:-1]])
-def test_what_is_neither_is_said_in_one_sentence(typed: str) -> None:
+def test_a_source_that_is_neither_a_path_nor_a_run_id_raises_a_one_sentence_error(typed: str) -> None:
     with pytest.raises(UnreadableLogError, match=r"^No such file(, | or )folder.*'"):
         asked_for(typed)
 
@@ -104,7 +104,7 @@ def test_files_of_a_store_beside_runs_are_passed_over() -> None:
     assert [type(result) for result in diagnose_all([store / "meta.yaml"])] == [Failure]
 
 
-def test_a_run_that_is_not_there_is_said_with_the_place(sqlite_uri: str) -> None:
+def test_an_unknown_run_id_is_reported_as_a_missing_run_and_not_as_a_path(sqlite_uri: str) -> None:
     with pytest.raises(RunNotFoundError, match=SOME_ID):
         diagnose(SOME_ID, sqlite_uri)
     (found,) = diagnose_all([SOME_ID], sqlite_uri)

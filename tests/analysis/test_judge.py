@@ -54,6 +54,6 @@ def test_validation_losses_may_be_fewer() -> None:
         ({"losses": [1.0], "steps": []}, "steps must have as many values as losses, 1; it has 0."),
     ],
 )
-def test_what_cannot_be_judged_is_said(arguments: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_raise_an_error_that_names_the_argument(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         judge(**arguments)

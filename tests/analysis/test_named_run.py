@@ -133,7 +133,7 @@ def test_in_a_store_of_files_a_run_is_found_by_a_name_that_yaml_escapes_or_wraps
     assert [asked_for(name).source for name in names] == [f"{number:032x}" for number in range(len(names))]
 
 
-def test_a_path_that_is_not_there_is_told_where_no_store_answers(uri: str) -> None:
+def test_a_missing_path_is_reported_as_missing_when_the_store_is_unreachable(uri: str) -> None:
     for typed in ("logs/train", "train.csv"):
         with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):
             asked_for(typed, "http://127.0.0.1:9")

@@ -12,7 +12,7 @@ from mlflow_stability.cli.main import run
 from mlflow_stability.vocabulary.result import Severity
 
 
-def test_without_kinds_everything_stands() -> None:
+def test_without_kinds_the_diagnosis_is_unchanged() -> None:
     whole = diagnose(write_log(Path("a.jsonl"), diverging()))
     assert only_kinds(whole, ()) == whole
 
@@ -40,7 +40,7 @@ def test_a_run_without_trouble_stays_healthy() -> None:
     assert only_kinds(diagnose(write_log(Path("a.jsonl"), falling())), ("divergence",)).outcome == "healthy"
 
 
-def test_what_is_found_at_info_alone_is_not_said_to_be_missing() -> None:
+def test_the_verdict_mentions_a_requested_kind_that_was_found_only_at_info_level() -> None:
     losses = diverging()
     whole = diagnose(write_log(Path("a.jsonl"), losses))
     mild = replace(whole.findings[0], kind="rollback", severity=Severity.INFO)

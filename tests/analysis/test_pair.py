@@ -79,7 +79,7 @@ def test_the_layers_and_heads_of_two_recorded_runs_are_laid_beside_each_other(sq
     assert found.notes == ()
 
 
-def test_a_run_without_heads_is_said_to_have_none(sqlite_uri: str, tmp_path: Path) -> None:
+def test_a_note_names_the_run_without_attention_heads(sqlite_uri: str, tmp_path: Path) -> None:
     one = recorded(sqlite_uri, tmp_path / "one", "one")
     other = recorded(sqlite_uri, tmp_path / "other", "other", heads=False)
     found = compare([one, other], tracking_uri=sqlite_uri)

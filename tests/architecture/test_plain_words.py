@@ -99,20 +99,8 @@ BANNED_IN_CODE = (
 """What private docstrings, comments and names of tests have none of either."""
 BANNED_NAMES = frozenset({"each", "said", "told", "found", "known", "one"})
 """Names of variables and arguments that do not say what they hold."""
-UNCLEAN_TESTS: frozenset[str] = frozenset(
-    {
-        "analysis",
-        "browser",
-        "cli",
-        "courier",
-        "curves",
-        "detectors",
-        "diagnosis",
-        "faults",
-        "figures",
-    }
-)
-"""Likewise, folders of tests by the names of their tests."""
+UNCLEAN_TESTS: frozenset[str] = frozenset()
+"""Folders in which the names of tests are not yet plain."""
 ONE_WORD = re.compile(r"[A-Za-z]+[.:!?]?")
 """Such a string may be a word on its own: the heading of a column, a state."""
 NAMES = frozenset({"gate", "dice", "undone"})

@@ -35,7 +35,7 @@ def boxes(browser: Chromium, selector: str) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [380, 1200])
-def test_a_comparison_draws_its_pictures_and_asks_nobody(
+def test_a_comparison_draws_its_pictures_without_further_requests(
     browser: Chromium, tmp_path: Path, width: int, scheme: str
 ) -> None:
     page = tmp_path / "comparison.html"
@@ -69,7 +69,7 @@ def test_a_comparison_follows_the_colours_of_the_system(browser: Chromium, tmp_p
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [380, 1200])
-def test_layers_stand_beside_each_other_or_beneath_where_there_is_no_room(
+def test_layers_are_side_by_side_on_wide_screens_and_stacked_on_narrow_ones(
     browser: Chromium, tmp_path: Path, width: int, scheme: str
 ) -> None:
     page = tmp_path / "comparison.html"

@@ -41,7 +41,9 @@ def sizes_of(browser: Chromium, selector: str) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [380, 1200])
-def test_a_report_draws_its_charts_and_asks_nobody(browser: Chromium, page: Path, width: int, scheme: str) -> None:
+def test_a_report_draws_its_charts_without_further_requests(
+    browser: Chromium, page: Path, width: int, scheme: str
+) -> None:
     browser.requests.clear()
     browser.complaints.clear()
     browser.open(page, width, scheme)

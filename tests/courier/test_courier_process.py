@@ -85,7 +85,7 @@ def test_a_session_that_was_left_behind_is_delivered_by_the_next_courier(trainin
 
 
 @pytest.mark.slow
-def test_two_runs_of_one_process_are_told_apart(training, sqlite_uri):
+def test_two_runs_of_one_process_are_delivered_separately(training, sqlite_uri):
     courier = training.start_courier()
     training.train(1, 10)
     training.journal.append(Closing("finished", "", 10, run_was_active=False))

@@ -192,7 +192,7 @@ def test_a_session_without_a_single_record_goes_with_its_process(root, sqlite_ur
 
 
 @pytest.mark.slow
-def test_a_journal_stays_where_nobody_can_say_that_its_process_has_ended(root, sqlite_uri):
+def test_a_journal_is_kept_while_its_process_may_still_be_running(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     elsewhere = {**identity_of(training.process.pid).as_json(), "host": "elsewhere", "boot": "another"}
     (training.folder / TRAINING).unlink()
@@ -229,7 +229,7 @@ def test_a_session_that_names_no_process_is_delivered_and_kept(root, sqlite_uri)
     training.end()
 
 
-def test_nobody_else_may_read_a_journal_and_no_password_is_in_it(root, sqlite_uri):
+def test_only_the_owner_may_read_a_journal(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 5)
     deliver_session(training.folder)
@@ -348,7 +348,7 @@ def test_a_recording_whose_courier_comes_first_lets_the_earlier_one_of_its_proce
 
 
 @pytest.mark.slow
-def test_a_recording_does_not_wait_for_ever_for_one_that_nobody_delivers(root, sqlite_uri, monkeypatch):
+def test_a_recording_does_not_wait_forever_for_an_earlier_one_that_is_never_delivered(root, sqlite_uri, monkeypatch):
     monkeypatch.setattr(run_opening, "LONGEST_WAIT", 1.0)
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     training = Training(root, sqlite_uri, run_id=run_id, first_step=21, earlier=["lost"])

@@ -48,7 +48,7 @@ def test_the_first_that_ended_is_named_with_how_long_before(tmp_path: Path) -> N
     assert first.before >= 0.05
 
 
-def test_where_rank_0_ended_first_nobody_else_is_named(tmp_path: Path) -> None:
+def test_no_other_rank_is_named_where_rank_0_ended_first(tmp_path: Path) -> None:
     ranks, watched = started(tmp_path, 2), RankProcesses(tmp_path)
     watched.look()
     for each in ranks:

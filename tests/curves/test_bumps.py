@@ -25,7 +25,7 @@ def noise(count: int, sigma: float = 0.03, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("count", "length"), [(20, 3), (50, 5), (50, 9), (120, 20), (400, 60), (2000, 300)])
-def test_a_stretch_that_stands_up_is_seen_from_its_first_point_to_its_last(count: int, length: int) -> None:
+def test_a_raised_stretch_is_found_from_its_first_point_to_its_last(count: int, length: int) -> None:
     x = noise(count)
     first = count // 2
     x[first : first + length] += 1.0
@@ -76,7 +76,7 @@ def test_a_spike_that_builds_up_over_epochs_is_found_where_it_begins() -> None:
     assert "val_loss rose from about " in episode.message
 
 
-def test_a_training_that_overshoots_for_a_quarter_of_its_steps_is_told_and_one_of_few_steps_only_mentioned() -> None:
+def test_an_overshoot_over_a_quarter_of_the_steps_is_a_warning_and_over_few_steps_it_is_info() -> None:
     up = [12.4, 12.5, 41.0, 43.1, 38.2, 33.9, 31.0, 25.3, 22.4, 20.1, 18.7, 17.2, 15.8, 14.1, 12.6, 11.0]
     down = 11.0 * np.exp(-np.arange(33) / 80 + noise(33, 0.01))
     (episode,) = spikes(run_named(loss=[*up, *down]))
@@ -147,7 +147,7 @@ def test_a_spike_is_measured_against_the_noise_that_the_curve_has_there() -> Non
     assert [each.start for each in spikes(run_named(loss=quiet))] == [330]
 
 
-def test_one_validation_of_six_that_stands_up_is_a_spike_and_a_noisy_six_are_none() -> None:
+def test_one_high_validation_loss_out_of_six_is_a_spike_and_noise_is_not() -> None:
     validations = [2.0, 1.8, 1.65, 4.2, 1.5, 1.45]
     (episode,) = spikes(run_named(val_loss=validations))
     assert (episode.metric, episode.start) == ("val_loss", 3)

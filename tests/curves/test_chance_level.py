@@ -41,7 +41,7 @@ def test_a_plateau_at_the_cost_of_guessing_among_the_classes_of_a_setting_has_th
     assert (found.cause.name, "chance level for 77 classes" in found.cause.statement) == ("guessing", True)
 
 
-def test_where_the_loss_is_another_one_what_guessing_costs_is_told() -> None:
+def test_the_chance_level_is_reported_where_the_loss_is_at_another_level() -> None:
     found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "5000"}))
     assert found.cause is None
     assert "chance level: 8.52 for 5,000 classes, loss 4.34" in " ".join(map(str, found.cannot_tell))

@@ -36,7 +36,7 @@ def test_without_another_rate_the_rate_is_not_blamed() -> None:
     assert cause is None or "learning_rate" not in cause.name
 
 
-def test_a_resume_at_the_same_level_is_healthy_and_told_to_its_last_level() -> None:
+def test_a_resume_at_the_same_level_is_healthy_and_described_up_to_its_last_level() -> None:
     history = resumed(1.0)
     diagnosis = diagnosis_of(history)
     last = float(history.metrics[0].series.values[-1])

@@ -39,18 +39,18 @@ def test_z_is_never_nan_whatever_finite_values_come(stretches: list[tuple[float,
                 assert baseline.scale >= 0
 
 
-def test_nothing_stands_out_before_there_are_enough_values() -> None:
+def test_nothing_is_an_outlier_before_there_are_enough_values() -> None:
     assert set(z_of([1.0] * (MINIMUM - 1) + [50.0])[:MINIMUM]) == {0.0}
     assert z_of([1.0] * MINIMUM + [50.0])[-1] > 100
 
 
 @pytest.mark.parametrize("over", [10.0, 50.0, 150.0, 1000.0])
 @pytest.mark.parametrize("width", [0.002, 0.05, 0.2])
-def test_a_falling_loss_never_stands_out(over: float, width: float) -> None:
+def test_a_falling_loss_is_never_an_outlier(over: float, width: float) -> None:
     assert z_of(decaying(3000, over=over) + noise(1, 3000, width)).max() < 6
 
 
-def test_a_loss_that_stops_falling_does_not_stand_out() -> None:
+def test_a_loss_that_stops_falling_is_not_an_outlier() -> None:
     steps = np.concatenate([np.linspace(9, 2, 400), np.full(400, 2.0)]) + noise(2, 800, 0.03)
     assert z_of(steps).max() < 6
 

@@ -19,7 +19,7 @@ def test_a_rate_that_comes_back_to_where_it_was_excuses_a_rise() -> None:
     assert seen([*CYCLE, 2e-3]).excuses(5)
 
 
-def test_a_leap_beyond_the_highest_ends_the_excuse_of_the_restart_before_it() -> None:
+def test_a_jump_beyond_the_highest_rate_ends_the_excuse_of_the_restart_before_it() -> None:
     assert not seen([*CYCLE, 2e-3, 0.2, 0.2, 0.19]).excuses(6)
 
 
@@ -32,7 +32,7 @@ def test_a_rate_that_was_rolled_back_from_is_no_rate_it_had_before() -> None:
     assert after.excuses(13), "but a rate that it was trained with before is one"
 
 
-def test_a_rate_that_leapt_long_before_a_rollback_is_one_it_had_before() -> None:
+def test_a_rate_reached_long_before_a_rollback_excuses_a_restart_to_it() -> None:
     after = seen([*CYCLE, *[0.2] * 300]).after_rollback()
     assert seen([0.1, 1e-7, 0.2], after, 303).excuses(305)
 

@@ -69,7 +69,7 @@ def test_a_first_step_that_costs_any_amount_is_not_where_the_loss_began() -> Non
     assert start_level([]) == 0.0
 
 
-def test_nobody_can_say_of_a_loss_below_zero_that_it_was_learnt() -> None:
+def test_a_loss_below_zero_does_not_count_as_learnt() -> None:
     fall = LossFall()
     for value in (-1.0, -2.0, -3.0):
         fall.take(value)

@@ -50,7 +50,7 @@ def test_a_loss_whose_sign_keeps_changing_has_no_level(losses: np.ndarray, signe
     assert shown(losses).reason is (NoLevel.SIGNED if signed else None)
 
 
-def test_what_was_recorded_counts_and_what_the_user_said_counts_more() -> None:
+def test_the_recorded_level_is_used_and_a_level_set_by_the_user_takes_precedence() -> None:
     positive = [1.0] * 10
     assert shown(positive, 2.0).reason is NoLevel.BOOTSTRAPPED
     assert shown(positive, 2.0, 0.0).has_level

@@ -29,7 +29,7 @@ def test_the_factor_of_a_detector_can_be_read_off_it(detector: type[Detector], s
     assert only_scaled(other)
 
 
-def test_what_somebody_set_alone_was_not_only_moved() -> None:
+def test_a_threshold_that_was_set_on_its_own_is_not_only_scaled() -> None:
     assert only_scaled(LossSpike())
     assert not only_scaled(LossSpike(threshold=16.0))
     assert not only_scaled(LossSpike(smallest_rise=2.0))

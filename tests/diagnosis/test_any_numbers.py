@@ -42,13 +42,13 @@ def test_a_last_loss_is_never_too_large_to_be_trouble(value: float) -> None:
     assert {each.kind for each in diagnosis_of(run_named(loss=losses)).findings} == {"loss_spike"}
 
 
-def test_a_gradient_norm_that_grew_from_less_than_a_number_can_be_is_told() -> None:
+def test_a_gradient_norm_that_grew_from_the_smallest_float_is_an_explosion() -> None:
     norms = np.exp(np.r_[np.full(30, -744.0), np.linspace(-744, 2, 70)])
     losses = np.r_[np.linspace(3, 1, 30), np.linspace(1, 2, 70)]
     kinds = {each.kind for each in diagnosis_of(run_named(loss=losses, grad_norm=norms)).findings}
     assert "gradient_explosion" in kinds
 
 
-def test_values_too_large_to_be_told_apart_are_no_rise() -> None:
+def test_values_too_large_to_be_compared_are_not_a_divergence() -> None:
     losses = np.where(np.arange(100) % 3 == 0, 1e308, -1e308)
     assert "divergence" not in {each.kind for each in diagnosis_of(run_named(loss=losses)).findings}

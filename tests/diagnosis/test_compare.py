@@ -102,6 +102,6 @@ def test_twice_as_many_spikes_in_twice_as_many_steps_is_no_higher_rate() -> None
     assert p_of_higher_rate(rate_of(0, 1000), rate_of(0, 1000)) == 1.0
 
 
-def test_nothing_to_compare_and_interrupted_are_told_apart() -> None:
+def test_the_summary_distinguishes_nothing_to_compare_from_an_interruption() -> None:
     assert comparison_of([]).summary == "No run to compare."
     assert comparison_of([], asked=3, interrupted=True).summary == "Interrupted before a run was read."

@@ -167,7 +167,7 @@ def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
         assert each.message
 
 
-def test_a_noisy_loss_is_told_by_its_course_and_not_by_its_first_and_last_value() -> None:
+def test_the_verdict_on_a_noisy_loss_uses_its_trend_and_not_its_first_and_last_value() -> None:
     noise = np.exp(np.random.default_rng(1).normal(0, 0.15, 500))
     verdict = diagnosis_of(run_named(loss=np.linspace(4, 2, 500) * noise)).verdict
     assert verdict == "Healthy: loss (noisy) fell from about 3.89 to 2.16 in 500 steps; no warnings."

@@ -81,14 +81,14 @@ def test_a_run_that_ended_in_nan_has_no_number_for_a_final_loss() -> None:
     assert math.isnan(final)
 
 
-def test_a_run_without_a_loss_cannot_be_told_to_be_stable() -> None:
+def test_a_run_without_a_loss_is_neither_stable_nor_unstable() -> None:
     history = run_of(metric_of("throughput", np.ones(50)))
     card = run_card_of(history, diagnosis_of(history))
     assert card.unstable is None
     assert card.final_loss is card.best_loss is card.sketch is card.course is None
 
 
-def test_steps_in_vain_are_counted_from_what_the_autopilot_said_and_from_the_counter() -> None:
+def test_lost_steps_are_counted_from_rollbacks_and_from_the_counter_of_skipped_steps() -> None:
     back = Finding.at(RollbackFacts("loss 9.", 260, 290, 40, 0.1, 1), 300, Severity.INFO)
     counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", is_known=True))
     history = run_of(metric_of("train_loss", falling(600)), counter, events=[back, back])
@@ -119,7 +119,7 @@ def test_a_killed_run_that_was_healthy_is_not_unstable() -> None:
     assert card.severity is Severity.CRITICAL
 
 
-def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
+def test_the_cause_of_a_later_finding_names_the_finding_that_it_explains() -> None:
     losses = np.concatenate([falling(600), np.full(10, np.nan)])
     events = [
         at_step(100, "oscillation", Severity.WARNING, "The loss oscillates."),
@@ -141,7 +141,7 @@ def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
     assert (card.cause_statement, card.cause_explains) == ("The batch was not finite.", "")
 
 
-def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_there() -> None:
+def test_the_cause_is_known_where_it_is_the_first_finding_itself() -> None:
     rates = np.full(400, 1e-3)
     rates[199:203] = 0.5
     losses = falling(400, first=2.3, last=1.5, noise=0.02)
@@ -179,6 +179,6 @@ def test_a_loss_that_is_no_number_cannot_spike() -> None:
     assert (rate.count, rate.steps) == (0, 20)
 
 
-def test_a_process_that_stood_still_is_no_unstable_training() -> None:
+def test_a_stalled_process_does_not_make_a_training_unstable() -> None:
     stalled = Mark("stall", Severity.CRITICAL, 9, 9, recovered=False)
     assert replace(made("a", {}), marks=(stalled,)).unstable is False

@@ -67,7 +67,7 @@ def test_a_child_of_multiprocessing_has_delivered_everything_when_it_ends(
     ("how", "number", "outcome"),
     [("ctrl_c", signal.SIGINT, "interrupted"), ("sigterm", signal.SIGTERM, "killed")],
 )
-def test_a_signal_from_outside_is_told(
+def test_a_signal_from_outside_is_recorded_as_the_end_of_the_training(
     how: str, number: signal.Signals, outcome: str, sqlite_uri: str, tmp_path: Path
 ) -> None:
     training = Training(tmp_path, sqlite_uri, how, STEPS)

@@ -15,7 +15,7 @@ import mlflow_stability
 pytestmark = pytest.mark.fault
 
 
-def test_two_processes_at_once_in_one_run_are_told_apart(sqlite_uri: str, tmp_path: Path) -> None:
+def test_two_processes_at_once_in_one_run_are_recorded_separately(sqlite_uri: str, tmp_path: Path) -> None:
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = client.create_run("0").info.run_id
     folders = [tmp_path / "one", tmp_path / "two"]

@@ -42,7 +42,7 @@ def test_positive_values_get_a_logarithmic_scale_and_others_do_not() -> None:
     assert scale_of(np.array([np.nan, np.inf])) is None
 
 
-def test_one_extreme_does_not_press_the_rest_into_a_line_and_is_told_of() -> None:
+def test_one_extreme_value_does_not_flatten_the_others_and_is_reported() -> None:
     values = np.append(np.linspace(-1, 1, 1000), 4e8)
     scale = scale_of(values)
     assert scale.top < 10

@@ -105,7 +105,7 @@ def test_a_cluster_that_goes_away_costs_what_it_had_not_read(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_a_cluster_that_is_not_there_is_said_in_a_sentence(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_cluster_raises_a_settings_error(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlflow_stability.analysis.cards.dask_cluster.DEADLINE", 1)
     run_id = store_run(sqlite_uri, falling())
     with pytest.raises(SettingsError, match="does not answer"):

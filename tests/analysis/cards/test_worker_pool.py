@@ -110,7 +110,7 @@ def test_what_a_process_had_fetched_is_gone_when_it_is_ended_in_the_middle_of_a_
     assert list(room.iterdir()) == []
 
 
-def test_cards_of_a_package_that_was_installed_anew_meanwhile_are_not_taken(
+def test_cards_made_by_a_different_copy_of_the_package_are_not_used(
     logs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"

@@ -74,7 +74,7 @@ def test_programs_read_json_without_nan(capsys: pytest.CaptureFixture[str]) -> N
         ("own_training:three", "must give the model, or the model and a batch; got 3 values."),
     ],
 )
-def test_what_cannot_be_checked_is_said_in_a_sentence(
+def test_an_invalid_target_ends_with_code_2_and_an_explanation(
     target: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["check", target]) == 2

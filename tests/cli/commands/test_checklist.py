@@ -63,7 +63,7 @@ def test_what_cannot_be_done_is_one_sentence(typed: list[str], capsys: pytest.Ca
     assert "mlflow-stability: " in said.err or "Error: " in said.err
 
 
-def test_a_finding_that_has_none_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_says_when_a_kind_has_no_checklist_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checklist", "dead_units"]) == 0
     assert "dead_units has no checklist of its own" in words(capsys.readouterr().out)
 
@@ -76,7 +76,7 @@ def test_it_ends_in_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Decision - " in words(capsys.readouterr().out)
 
 
-def test_a_run_or_a_path_may_stand_in_the_place_of_a_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_or_a_path_may_be_given_instead_of_a_kind(capsys: pytest.CaptureFixture[str]) -> None:
     write_log(Path("log.jsonl"), falling())
     assert run(["checklist", "log.jsonl"]) == 0
     assert "What to check in log.jsonl" in capsys.readouterr().out

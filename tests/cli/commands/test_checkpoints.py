@@ -89,7 +89,7 @@ def test_what_is_downloaded_is_what_was_written(
 
 
 @pytest.mark.parametrize("more", [[], ["--step", "7"]])
-def test_what_is_not_there_is_said_in_one_sentence(
+def test_a_missing_checkpoint_is_reported_with_code_2(
     checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     if more:

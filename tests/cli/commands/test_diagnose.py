@@ -122,7 +122,7 @@ def test_an_unknown_kind_gives_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert "Did you mean nan_detected" in " ".join(capsys.readouterr().err.split())
 
 
-def test_how_bad_it_has_to_be_can_be_said() -> None:
+def test_fail_on_sets_the_severity_that_fails_the_command() -> None:
     losses = falling()
     losses[300:303] *= 1.5
     write_log(Path("spike.jsonl"), losses)
@@ -130,7 +130,7 @@ def test_how_bad_it_has_to_be_can_be_said() -> None:
     assert run(["diagnose", "spike.jsonl", "--fail-on", "critical"]) == 0
 
 
-def test_an_explosion_below_the_limit_asked_for_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_norms_below_the_users_own_threshold_are_not_an_explosion(capsys: pytest.CaptureFixture[str]) -> None:
     norms = np.exp(0.1 * np.random.default_rng(0).normal(size=600))
     norms[400] *= 30
     rows = [{"step": step, "loss": 2.0 - step / 1000, "grad_norm": norm} for step, norm in enumerate(norms)]
@@ -166,7 +166,7 @@ def test_no_log_that_is_asked_about_is_written_over(file: str, asked: str, capsy
     assert Path("logs/bad.jsonl").read_bytes() == before
 
 
-def test_an_ending_that_nobody_knows_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_file_ending_is_refused_with_a_list_of_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert ".pdf" in said
@@ -176,14 +176,14 @@ def test_an_ending_that_nobody_knows_is_refused_with_those_that_are(capsys: pyte
 
 
 @pytest.mark.parametrize("file", ["no/such/folder/out.html", "logs"])
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_read(
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(
     file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["diagnose", "gone.csv", "--output", file]) == 2
     assert "Invalid value for '--output'" in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_said_beside_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_inputs_are_reported_beside_the_diagnoses_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.csv").touch()
     Path("model.pt").write_bytes(bytes(range(256)) * 10)
     assert run(["diagnose", "logs/good.jsonl", "empty.csv", "model.pt", "gone.csv", "--output-format", "json"]) == 2
@@ -246,7 +246,7 @@ def test_a_run_that_is_not_there_and_a_server_that_is_away_are_one_sentence(
         assert "Traceback" not in said.err
 
 
-def test_a_folder_with_the_name_of_a_run_is_read_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_named_like_a_run_id_is_read_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     write_log(Path(NO_RUN, "a.jsonl"), falling())
     assert run(["diagnose", NO_RUN]) == 0
     assert "was not read as a run id" in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_a_reader_that_has_enough_is_no_error(form: str) -> None:
 
 
 @pytest.mark.parametrize(("log", "code"), [("good", 0), ("bad", 1)])
-def test_where_nobody_reads_the_exit_code_still_tells(log: str, code: int) -> None:
+def test_the_exit_code_is_correct_when_stdout_is_closed(log: str, code: int) -> None:
     done = by_itself("diagnose", f"logs/{log}.jsonl", after=">&-")
     assert (done.stderr, done.returncode) == ("", code)
 

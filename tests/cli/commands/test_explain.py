@@ -27,7 +27,7 @@ def test_without_a_kind_all_are_listed_with_a_sentence_each(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *map(name_of, ON_REQUEST)])
-def test_everything_about_a_kind_is_said(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_about_a_kind_is_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", kind]) == 0
     text = capsys.readouterr().out
     said = words(text).lower()

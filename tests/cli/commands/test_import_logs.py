@@ -33,7 +33,7 @@ def test_importing_again_gives_the_same_runs(
     assert first == again
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_is_imported(
+def test_unreadable_logs_are_reported_and_the_others_are_imported(
     sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.log").write_text(LOG)

@@ -58,6 +58,6 @@ def test_it_takes_one_run(typed: list[str], capsys: pytest.CaptureFixture[str]) 
     assert "Give a run id, a run's name, the path of a log, or --last." in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["open", "gone.csv"]) == 2
     assert "No such file or folder: 'gone.csv'." in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_it_ends_as_when_python_runs_it(script: str, tmp_path: Path) -> None:
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
-def test_ctrl_c_is_told_as_python_tells_it(tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_same_traceback_as_python(tmp_path: Path) -> None:
     (tmp_path / "end.py").write_text("def f():\n    raise KeyboardInterrupt\nf()")
     plain, ours = both("end.py", cwd=tmp_path)
     assert ours.stderr == plain.stderr
@@ -147,7 +147,7 @@ def test_ctrl_c_is_told_as_python_tells_it(tmp_path: Path) -> None:
         ([], "Missing argument 'SCRIPT'"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_sentence(
+def test_an_invalid_call_ends_with_code_2_and_a_sentence_instead_of_a_traceback(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code = "import sys\nfrom mlflow_stability.cli.main import run\nsys.exit(run(['run', *sys.argv[1:]]))"

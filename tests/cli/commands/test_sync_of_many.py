@@ -140,7 +140,7 @@ def checkpoints_of(root: Path, name: str, pid: int) -> Path:
     return folder
 
 
-def test_what_is_old_goes_once_it_is_delivered_and_nobody_needs_it(
+def test_old_journals_and_checkpoints_are_removed_after_delivery_unless_in_use(
     sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / ".mlflow-stability"
@@ -180,7 +180,7 @@ def test_the_oldest_go_until_the_rest_fits(sqlite_uri: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("option", "value"), [("--older-than", "30"), ("--max-size", "5 apples")])
-def test_an_age_or_size_that_is_none_is_refused(
+def test_an_invalid_age_or_size_is_refused_with_an_example(
     option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["sync", option, value]) == 2

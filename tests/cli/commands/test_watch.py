@@ -90,7 +90,9 @@ def test_any_other_run_is_read_from_the_store(named: str, sqlite_uri: str, capsy
     assert "No warnings so far." in said
 
 
-def test_a_run_without_our_data_is_said_to_have_none(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_a_run_without_our_metrics_ends_with_code_2_and_advice(
+    sqlite_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_id = MlflowClient(tracking_uri=sqlite_uri).create_run("0").info.run_id
     assert run(["watch", run_id, "--once", "--tracking-uri", sqlite_uri]) == 2
     said = capsys.readouterr().err

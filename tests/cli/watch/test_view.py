@@ -64,11 +64,11 @@ def test_it_says_how_the_run_is_and_what_was_found() -> None:
 
 
 @pytest.mark.parametrize(("norm", "zone"), [(300.0, "danger (> 100)"), (1e-7, "vanishing (< 1e-5)"), (50.0, "50\n")])
-def test_the_gradient_norm_is_told_with_its_zone(norm: float, zone: str) -> None:
+def test_the_gradient_norm_is_shown_with_its_zone(norm: float, zone: str) -> None:
     assert zone in "\n".join(drawn(watched(norm=norm))) + "\n"
 
 
-def test_a_training_that_is_silent_is_said_to_be() -> None:
+def test_the_status_line_of_a_silent_training_shows_the_time_since_its_last_step() -> None:
     run = WatchedRun("a")
     run.add(StepReading(1, SIGNALS, (1.0,) * 5, 0, time.time() - 600))
     assert status_line(run) == "step 1  loss 1  gradient norm 1 (healthy)  last step 10 min ago"
@@ -90,7 +90,7 @@ def test_a_terminal_without_unicode_gets_ascii_alone() -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"), [(42, "42 s"), (480, "8 min"), (3 * 3600 + 300, "3 h 05 min"), (100 * 3600, "4 d 4 h")]
 )
-def test_durations_are_told_as_people_say_them(seconds: float, said: str) -> None:
+def test_durations_are_shown_in_at_most_two_units(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 

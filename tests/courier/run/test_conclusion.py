@@ -105,7 +105,9 @@ def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:
     assert "nan_detected" in page
 
 
-def test_what_is_said_at_the_end_stays_said(root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_final_verdict_is_not_overwritten_by_later_updates(
+    root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_tags, "_INTERVAL", 0.0)  # pictures can take long
     training = broken_training(root, sqlite_uri)
     training.end(Closing("finished", "", 60))
@@ -115,7 +117,7 @@ def test_what_is_said_at_the_end_stays_said(root: Path, sqlite_uri: str, monkeyp
     assert "running" not in tags["mlflow.note.content"]
 
 
-def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, sqlite_uri: str) -> None:
+def test_a_killed_process_does_not_hide_the_verdict_on_its_training(root: Path, sqlite_uri: str) -> None:
     training = broken_training(root, sqlite_uri)
     training.end(None)
     (run_id,) = deliver_session(training.folder).run_ids
@@ -168,7 +170,7 @@ def test_while_it_trains_the_description_tells_step_state_and_newest_values() ->
         (("a", "b"), "sdr_collapse", "SDR: 0.41 to 0.61 unique in 2 modules, collapse of b at step 40."),
     ],
 )
-def test_sparse_codes_are_told_in_one_sentence(
+def test_sparse_codes_are_summarized_in_one_sentence(
     root: Path, sqlite_uri: str, places: tuple[str, ...], found: str, said: str
 ) -> None:
     training = Training(root, sqlite_uri)

@@ -106,7 +106,7 @@ def test_a_process_that_may_train_again_is_disturbed_by_a_twentieth_of_a_core_at
     assert len(shelf.pictures) == 6
 
 
-def test_what_there_was_no_time_for_is_told_in_the_run(
+def test_a_tag_of_the_run_names_the_pictures_that_there_was_no_time_to_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
@@ -205,7 +205,7 @@ def test_the_picture_says_how_many_layers_there_are_where_only_some_have_maps(
 
 
 @pytest.mark.slow
-def test_everything_is_said_to_have_arrived_while_pictures_are_still_drawn(
+def test_delivery_is_reported_complete_while_pictures_are_still_being_drawn(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = Training(tmp_path / ".mlflow-stability", sqlite_uri)

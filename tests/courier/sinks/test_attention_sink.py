@@ -249,7 +249,7 @@ def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
     assert sorted(step for _, step in shelf.charted) == [10, 500]
 
 
-def test_what_is_refused_or_cannot_be_drawn_is_told_once_and_given_up(
+def test_pictures_that_are_refused_or_cannot_be_drawn_are_reported_once_and_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keep(tmp_path, [10, 500, 1000], layers=2)

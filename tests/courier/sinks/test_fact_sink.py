@@ -48,7 +48,7 @@ def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri:
     assert [(each.key, each.value) for each in said] == [("learning_rate", "0.1"), ("model", "GPT")]
 
 
-def test_what_nobody_chooses_is_no_parameter_and_is_read_back(root: Path, sqlite_uri: str) -> None:
+def test_facts_that_users_do_not_choose_are_not_parameters_but_can_be_read_back(root: Path, sqlite_uri: str) -> None:
     facts = {"argv": "train.py " + "x" * 20_000, "seed": "1", "eps": "1e-08", "group_1.weight_decay": "0"}
     run = told(root, sqlite_uri, facts)
     assert run.data.params == {"stability.seed": "1", "stability.group_1.weight_decay": "0"}
@@ -160,12 +160,12 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def test_code_as_it_was_committed_is_told_by_its_commit(repository: Path) -> None:
+def test_committed_code_is_described_by_its_commit(repository: Path) -> None:
     head = git(repository, "rev-parse", "HEAD")
     assert git_state(str(repository)) == {"git.commit": head, "git.branch": "main", "git.dirty": "False"}
 
 
-def test_what_was_changed_since_is_told_in_short(repository: Path) -> None:
+def test_changes_since_the_commit_are_summarized(repository: Path) -> None:
     (repository / "train.py").write_text("lr = 0.2\nsteps = 10\n")
     (repository / "new.py").write_text("x = 1\n")
     (repository / "data.bin").write_text("not code\n")
@@ -191,7 +191,7 @@ def test_a_folder_within_a_repository_is_asked_like_it(repository: Path) -> None
     assert state["git.untracked"] == "ünter.py"
 
 
-def test_a_commit_that_is_on_no_branch_is_told(repository: Path) -> None:
+def test_a_detached_head_is_reported_as_the_branch(repository: Path) -> None:
     git(repository, "checkout", "--detach")
     assert git_state(str(repository))["git.branch"] == "(detached)"
 
@@ -205,18 +205,18 @@ def test_a_repository_without_a_commit_has_no_commit(tmp_path: Path) -> None:
     assert (state["git.dirty"], state["git.branch"]) == ("True", "main")
 
 
-def test_where_there_is_no_repository_and_no_folder_nothing_is_told(tmp_path: Path) -> None:
+def test_git_state_is_empty_without_a_repository_or_without_a_folder(tmp_path: Path) -> None:
     assert git_state(str(tmp_path)) == {}
     assert git_state(str(tmp_path / "gone")) == {}
     assert git_state("") == {}
 
 
-def test_without_git_nothing_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_is_empty_where_git_is_not_installed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(repository))
     assert git_state(str(repository)) == {}
 
 
-def test_of_very_many_changes_only_so_many_are_told(repository: Path) -> None:
+def test_long_lists_of_changes_are_shortened(repository: Path) -> None:
     names = [f"module_{number:03d}.py" for number in range(120)]
     for name in names:
         (repository / name).write_text("a = 1\n")

@@ -137,7 +137,7 @@ def test_the_second_recording_of_a_run_does_not_replace_the_pictures_of_the_firs
     assert shelf.sent == ["dashboard-2.png"]
 
 
-def test_a_picture_that_cannot_be_drawn_is_told_of_once_and_the_others_are_drawn(
+def test_a_picture_that_cannot_be_drawn_is_reported_once_and_the_others_are_drawn(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:

@@ -131,7 +131,7 @@ def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
     assert shelf.steps == [100, 100, 200, 200]
 
 
-def test_a_damaged_table_is_left_out_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_table_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     layer_table_files(tmp_path)[0].path.write_bytes(b"torn")

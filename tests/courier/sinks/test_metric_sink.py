@@ -171,7 +171,7 @@ def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(tr
     assert sorted({point.step for point in shelf.points}) == list(range(1, 41))
 
 
-def test_what_somebody_waits_for_is_sent_at_once_and_the_end_still_has_the_last_step(training):
+def test_hurried_metrics_are_sent_at_once_and_the_last_step_is_still_sent_at_the_end(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     fed = Fed(training.journal, sink)

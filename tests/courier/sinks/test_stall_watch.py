@@ -31,7 +31,7 @@ def test_no_step_for_a_minute_is_a_stall_while_the_process_lives() -> None:
     assert stall.remedies
 
 
-def test_a_stall_is_said_in_the_same_words_however_often_one_looks() -> None:
+def test_a_stall_has_the_same_description_at_every_look() -> None:
     watch, last = after_steps()
     assert watch.look(last + 61) == watch.look(last + 3000)
 
@@ -51,7 +51,7 @@ def test_what_went_on_was_a_pause() -> None:
     assert watch.look(last + 130) is None
 
 
-def test_a_stall_before_the_end_is_told_when_the_training_ends() -> None:
+def test_a_stall_before_the_end_is_reported_when_the_training_ends() -> None:
     watch, last = after_steps()
     pause = watch.ended(last + 100, last + 100)
     assert pause is not None
@@ -65,7 +65,7 @@ def test_an_end_soon_after_a_step_is_no_pause_whatever_the_clocks_say(wall: floa
     assert watch.ended(last + wall, last + clock) is None
 
 
-def test_an_evaluation_in_each_epoch_is_told_of_once() -> None:
+def test_a_pause_for_evaluation_in_every_epoch_is_reported_once() -> None:
     watch, now = after_steps()
     said: list[Finding] = []
     step = 20
@@ -82,13 +82,13 @@ def test_an_evaluation_in_each_epoch_is_told_of_once() -> None:
     assert watch.look(now + 300) is not None
 
 
-def test_before_steps_have_a_usual_time_nothing_is_said() -> None:
+def test_no_stall_is_reported_before_the_usual_step_time_is_known() -> None:
     watch, last = after_steps(3)
     assert watch.look(last + 100_000) is None
 
 
 @pytest.mark.parametrize("seconds", [0.0, -50.0])
-def test_a_clock_that_was_set_back_is_no_pause(seconds: float) -> None:
+def test_a_clock_that_was_turned_back_is_not_a_pause(seconds: float) -> None:
     watch, last = after_steps()
     assert heard(watch, 21, last + seconds) is None
 

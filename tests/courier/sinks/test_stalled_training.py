@@ -30,7 +30,7 @@ def stalls(run_id: str, uri: str) -> list[Finding]:
 
 
 @pytest.mark.fault
-def test_a_training_that_hangs_is_told_and_one_that_goes_on_had_paused(tmp_path: Path, sqlite_uri: str) -> None:
+def test_a_hanging_training_is_reported_and_becomes_a_pause_once_it_continues(tmp_path: Path, sqlite_uri: str) -> None:
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0").info.run_id
     training = Training(tmp_path / "journals", sqlite_uri, run_id=run_id)

@@ -107,7 +107,7 @@ def test_no_episode_says_to_leave_fp16_in_a_run_that_never_used_it() -> None:
     assert any("Look." in sentences(episode) for episode in found.findings)
 
 
-def test_where_the_operation_is_known_only_what_helps_against_it_is_said() -> None:
+def test_only_the_remedy_for_a_known_operation_is_given() -> None:
     exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
     outputs = at_step(
         AT,
@@ -127,7 +127,7 @@ def test_an_overflow_is_met_by_smaller_numbers_too() -> None:
     assert any(remedy.topic is Topic.LOWER_RATE for remedy in remedies)
 
 
-def test_a_nan_that_nobody_looked_into_is_still_to_be_found() -> None:
+def test_a_later_nan_without_a_known_origin_keeps_the_advice_to_find_it() -> None:
     losses = falling(600)
     losses[AT], losses[500:] = math.nan, math.nan
     later = changed(NAN, step=500, message="loss is NaN at step 500.")
@@ -170,7 +170,7 @@ def of_going_back(found: Diagnosis) -> list[str]:
     return [sentence for sentence in every if "checkpoint" in sentence]
 
 
-def test_nobody_is_told_to_go_back_where_a_rollback_followed() -> None:
+def test_going_back_is_not_advised_where_a_rollback_followed() -> None:
     assert of_going_back(diverged())
     assert not of_going_back(diverged(at_step(AT + 30, "rollback", Severity.INFO, "Set back.")))
 
@@ -182,7 +182,7 @@ def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_kno
     assert f"Restart from a checkpoint before step {start}." in of_going_back(kept)
 
 
-def test_nobody_is_told_to_go_back_to_a_state_before_the_training() -> None:
+def test_going_back_to_a_state_before_the_training_is_not_advised() -> None:
     rose = at_step(3, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
     losses = np.concatenate([[2.3, 2.3, 2.3], np.full(397, 50.0)])
     assert not of_going_back(diagnosis_of(run_of(metric_of("loss", losses), events=[rose])))
@@ -196,7 +196,7 @@ def test_nobody_is_told_to_go_back_to_a_state_before_the_training() -> None:
         ({"stability.clipping.max_norm": "10.0"}, "Clip gradients at 1 instead of 10."),
     ],
 )
-def test_nobody_is_told_to_clip_at_the_norm_at_which_it_clips(params: dict[str, str], said: str) -> None:
+def test_the_advised_clipping_norm_differs_from_the_current_one(params: dict[str, str], said: str) -> None:
     assert said in sentences(diverged(params=params))
 
 
@@ -208,7 +208,7 @@ def test_a_cause_all_of_whose_remedies_do_not_fit_has_none() -> None:
     assert not any("fp16" in str(remedy) for remedy in remedies_of([found], found.cause, "unstable"))
 
 
-def test_what_is_said_of_fp16_is_a_condition_where_the_run_does_not_say_in_what_it_computes() -> None:
+def test_advice_on_fp16_is_conditional_where_the_precision_is_unknown() -> None:
     collapsed = over_steps("loss_scale_collapse", Severity.CRITICAL, 9, 9, 9, "", remedies=LossScaleCollapse.remedies)
     (found,) = with_fitting_remedies([collapsed], run_of())
     assert sentences(found)[:2] == [
@@ -260,7 +260,7 @@ def test_the_batch_to_inspect_is_that_of_the_cause_and_no_operation_is_to_be_loo
 
 
 @pytest.mark.parametrize("also", ["", ", and in the run under stability/batches/"])
-def test_where_the_batch_is_saved_and_what_running_it_again_has_shown_is_said_at_once(also: str) -> None:
+def test_the_file_of_the_saved_batch_and_the_result_of_running_it_again_are_reported(also: str) -> None:
     again = "The model's output was finite both times: check the labels, the loss function and the backward pass."
     message = (
         f"Batch of step {AT}: args[0] float32 64x10 from -2 to 2. {again} Its tensors are saved in /a b/x.pt{also}."

@@ -72,7 +72,7 @@ def test_other_remedies_stay_as_they_are() -> None:
     assert one_of_each_topic(others) == others
 
 
-def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
+def test_raising_a_temperature_that_was_not_measured_is_not_advised() -> None:
     why = Cause("sdr_collapse", "")
     collapsed = over_steps("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
     assert any(remedy.topic is Topic.TEMPERATURE for remedy in collapsed.remedies)
@@ -82,7 +82,7 @@ def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
     assert len(found.remedies) == len(SdrCollapse.remedies) - 1
 
 
-def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_report() -> None:
+def test_no_remedy_is_repeated_in_a_report_of_every_finding_and_cause() -> None:
     every = [remedy for kind in KINDS for remedy in documentation(kind).remedies]
     every += [remedy for cause in causes().values() for remedy in cause.remedies]
     kept = one_of_each_topic((), every)

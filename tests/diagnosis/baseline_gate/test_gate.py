@@ -62,7 +62,7 @@ def test_many_more_spikes_fail_and_one_more_does_not() -> None:
     assert "Loss spikes: " in verdict.reasons[0]
 
 
-def test_a_baseline_that_was_lost_and_a_run_that_could_not_be_read_are_said() -> None:
+def test_a_lost_baseline_and_an_unreadable_run_are_reported() -> None:
     gone = RunCard("b", error="There is no such run.")
     gate = gate_of([card_of_loss(diverging()), gone], card_of_loss(diverging()))
     assert not gate.passed
@@ -81,6 +81,6 @@ def test_two_runs_of_different_noise_and_the_same_level_pass() -> None:
     assert against(card_of_loss(rough, "b"), card_of_loss(falling(800))).passed
 
 
-def test_two_lost_runs_of_which_nobody_knows_when_are_held_against_each_other() -> None:
+def test_a_lost_run_passes_against_a_lost_baseline_when_the_steps_of_divergence_are_unknown() -> None:
     one, other = (replace(card_of_loss(diverging(), name), divergence=None) for name in "ab")
     assert against(one, other).passed

@@ -27,7 +27,7 @@ def test_a_run_of_the_same_course_passes_whether_it_is_longer_or_shorter() -> No
 
 
 @pytest.mark.slow
-def test_two_courses_that_wander_apart_and_together_again_are_not_told_apart() -> None:
+def test_two_loss_curves_that_wander_slowly_are_not_found_to_differ() -> None:
     """A loss is as uncertain as its slow ups and downs, which no noise of single points shows."""
     told = 0
     for number in range(40):
@@ -71,7 +71,7 @@ def test_three_seeds_do_not_know_their_own_spread_well() -> None:
     assert failed(gate_of([*seeds, other], seeds[0])) == []
 
 
-def test_what_could_not_be_compared_is_said() -> None:
+def test_runs_that_could_not_be_compared_are_named() -> None:
     baseline = card_of_loss(falling(800), "base")
     short, tiny = card_of_loss(falling(800, seed=1)[:100], "short"), card_of_loss(falling(800)[:3], "tiny")
     gate = gate_of([baseline, short, tiny], baseline)

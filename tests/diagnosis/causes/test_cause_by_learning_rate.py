@@ -116,7 +116,7 @@ def test_a_constant_rate_at_which_the_loss_had_not_fallen_is_neither_the_cause_n
     assert "a lower one may help" in look.not_checked
 
 
-def test_a_warm_restart_is_no_jump_for_the_cause_as_it_is_none_for_the_detector() -> None:
+def test_a_warm_restart_is_a_jump_for_neither_the_cause_nor_the_detector() -> None:
     history = run_named(loss=diverging_from(310), learning_rate=warm_restarts())
     (rate,) = curves_of(history, "learning_rate")
     readings = [
@@ -145,7 +145,7 @@ def test_the_cause_finds_the_jumps_that_the_detector_finds(seed: int) -> None:
     ]
 
 
-def test_a_rate_of_an_earlier_cycle_is_ruled_out_by_that_cycle() -> None:
+def test_a_rate_at_which_the_loss_fell_in_an_earlier_period_is_ruled_out() -> None:
     triangle = 1e-4 + 1e-3 * np.abs((np.arange(COUNT) % 200) / 100 - 1)
     look = looked(run_named(loss=diverging_from(390), learning_rate=triangle), 390)
     assert "at this rate the loss fell" in look.ruled_out

@@ -103,7 +103,7 @@ def test_weights_that_shrink_meanwhile_are_put_down_to_the_decay_and_the_change_
     assert message in cause.statement
 
 
-def test_a_changed_setting_just_before_is_a_possible_cause_and_one_long_before_is_none() -> None:
+def test_a_setting_changed_just_before_is_a_possible_cause_and_one_changed_long_before_is_not() -> None:
     changes = [
         at_step(at, "configuration_changed", Severity.INFO, f"betas of AdamW went from a to b, seen at step {at}.")
         for at in (30, 240)
@@ -113,7 +113,7 @@ def test_a_changed_setting_just_before_is_a_possible_cause_and_one_long_before_i
     assert far.cause is None
 
 
-def test_gradients_that_grow_as_a_sum_does_are_not_put_down_to_a_missing_zero_grad_that_nobody_saw() -> None:
+def test_gradients_that_grow_like_a_sum_are_not_blamed_on_an_undetected_missing_zero_grad() -> None:
     dice = np.random.default_rng(3)
     norms = 0.3 * np.exp(dice.normal(0, 0.2, COUNT))
     norms[AT - 12 : AT + 1] = 0.28 * np.arange(1, 14) ** 0.8

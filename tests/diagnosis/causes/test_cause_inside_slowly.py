@@ -93,7 +93,7 @@ def test_codes_that_had_narrowed_when_they_were_next_looked_at_are_a_possible_ca
 
 
 @pytest.mark.parametrize("later", [bits(290), bits(232, after=0.9)])
-def test_codes_that_narrowed_long_after_or_not_yet_are_none(later: Metric) -> None:
+def test_codes_found_narrow_long_after_the_loss_rose_are_not_the_cause(later: Metric) -> None:
     assert diagnosis_of(run_of(creeping(), later, events=[])).cause is None
 
 
@@ -125,7 +125,7 @@ def test_a_changed_setting_comes_before_what_was_seen_only_afterwards() -> None:
     assert found.cause.name == "configuration_changed"
 
 
-def test_gradients_that_were_said_to_vanish_are_not_ruled_out_as_the_cause_of_the_plateau() -> None:
+def test_vanishing_gradients_that_were_reported_are_the_cause_of_the_plateau() -> None:
     norms = metric_of("grad_norm", np.full(COUNT, 0.6))
     said = at_step(100, "gradient_vanishing", Severity.WARNING, "grad_norm of stem is 1e-9 at step 100.", "stem")
     found = diagnosis_of(run_of(standing(), norms, events=[said]))

@@ -42,7 +42,7 @@ def watched(*events: Finding, losses: np.ndarray, gradients: np.ndarray | None =
     return run_of(*metrics, events=sorted(events, key=lambda each: each.step))
 
 
-def test_a_loss_that_leaps_out_of_a_sound_training_is_a_bad_batch_though_it_never_comes_back() -> None:
+def test_a_sudden_loss_jump_is_a_bad_batch_even_if_the_loss_never_recovers() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = np.r_[1e6, 3000 * np.exp(np.random.default_rng(0).normal(0, 0.3, COUNT - AT - 1))]
     gradients[AT:] *= 3000
@@ -92,7 +92,7 @@ def test_a_step_with_a_usual_gradient_norm_did_not_spoil_the_rest() -> None:
     assert "bad batch: the jump did not recover" in str(found.cannot_tell)
 
 
-def test_a_leap_after_a_gradient_that_was_high_already_is_not_put_down_to_the_batch() -> None:
+def test_a_loss_jump_after_high_gradients_is_not_attributed_to_the_batch() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = 1e6
     gradients[AT - 6 :] *= 100
@@ -165,14 +165,14 @@ def test_the_same_batch_again_and_again_is_named_where_the_loss_falls_without_it
     assert "from about step 25" in cause.statement
 
 
-def test_a_few_bad_batches_in_a_row_are_told_with_their_steps() -> None:
+def test_several_bad_batches_in_a_row_are_named_with_their_steps() -> None:
     losses = falling(COUNT)
     losses[AT : AT + 4] = 40.0
     cause = named(run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4)))
     assert cause.statement.startswith(f"Bad batches at steps {AT} to {AT + 3}: ")
 
 
-def test_what_only_came_back_because_it_was_set_back_is_no_bad_batch() -> None:
+def test_a_spike_that_ended_only_by_a_rollback_is_not_a_bad_batch() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT], gradients[AT] = losses[AT - 1] * 1.6, 30.0
     spike = at_step(AT, "loss_spike", Severity.WARNING, "loss stands out.", evidence={"loss": float(losses[AT])})
@@ -181,7 +181,7 @@ def test_what_only_came_back_because_it_was_set_back_is_no_bad_batch() -> None:
     assert diagnosis_of(watched(spike, back, losses=losses, gradients=gradients)).cause is None
 
 
-def test_a_batch_that_was_repeated_for_long_before_it_was_found_is_said_to_be_repeated_since_then() -> None:
+def test_repeated_data_is_dated_to_its_beginning_even_if_it_was_found_much_later() -> None:
     noise = np.exp(np.random.default_rng(3).normal(0, 0.12, COUNT))  # so noisy that smoothness must last to be seen
     losses = falling(COUNT) * noise
     losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)

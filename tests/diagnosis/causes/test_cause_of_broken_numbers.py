@@ -60,7 +60,7 @@ def broken(*events: Finding, more: tuple[Metric, ...] = (), gradients: np.ndarra
         ("forward", "invalid_operation", "likely"),
     ],
 )
-def test_where_the_first_bad_number_was_born_is_the_cause(source: str, name: str, certainty: str) -> None:
+def test_the_source_of_the_first_non_finite_value_is_the_cause(source: str, name: str, certainty: str) -> None:
     cause = named(broken(origin(source, output_nan=3.0)))
     assert (cause.name, cause.certainty) == (name, certainty)
     assert cause.statement.startswith("The first non-finite value comes from log in blocks.1.norm (model.py:41)")
@@ -93,7 +93,7 @@ def test_of_one_batch_that_broke_the_operation_that_could_not_bear_it_is_named(
     assert not any(remedy.action is Action.FIND_FIRST_NAN_MODULE for remedy in diagnosis.remedies)
 
 
-def test_of_one_batch_that_overflowed_it_is_said_where() -> None:
+def test_the_evidence_for_one_overflowing_batch_names_the_operation() -> None:
     cause = named(one_skipped(origin("forward", output_nan=0.0, output_inf=7.0)))
     assert (cause.name, cause.place) == ("bad_batch", "blocks.1.norm")
     assert any("comes from log in blocks.1.norm (model.py:41)" in each for each in cause.evidence)
@@ -140,7 +140,7 @@ def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -
     assert "infinite" not in said
 
 
-def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> None:
+def test_the_origin_of_a_nan_is_evidence_for_the_finding_that_came_first() -> None:
     losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     losses[AT - 1], gradients[AT - 1] = 9.0, 60.0
     spike = at_step(AT - 1, "loss_spike", Severity.WARNING, "loss is 9.")
@@ -155,7 +155,7 @@ def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> No
     assert Remedy(Action.TRAIN_IN_BF16) in found.remedies
 
 
-def test_where_a_nan_was_born_long_after_is_no_evidence() -> None:
+def test_the_origin_of_a_much_later_nan_is_not_evidence() -> None:
     losses = falling(COUNT)
     losses[100] = 9.0
     spike = at_step(100, "loss_spike", Severity.WARNING, "loss is 9.")
@@ -163,7 +163,7 @@ def test_where_a_nan_was_born_long_after_is_no_evidence() -> None:
     assert found.cause is None or not any("not finite" in each for each in found.cause.evidence)
 
 
-def test_absurd_numbers_inside_a_sound_model_that_was_given_a_usual_batch_are_weights_that_something_changed() -> None:
+def test_huge_values_inside_a_healthy_model_after_a_normal_batch_mean_damaged_weights() -> None:
     inside = origin("forward", output_nan=1.0, input_least=-1e37, input_greatest=1.0)
     given = looked_at(**{"least__args[0]": 0.0, "greatest__args[0]": 7.0})
     assert named(broken(inside, given)).name == "damaged_weights"
@@ -214,7 +214,7 @@ def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> No
 
 
 @pytest.mark.parametrize("after", [math.nan, 1.0])
-def test_weights_are_not_said_to_be_corrupted_where_restored_ones_give_a_nan_too(after: float) -> None:
+def test_weights_are_not_called_damaged_where_restored_weights_give_a_nan_too(after: float) -> None:
     losses = falling(COUNT)
     losses[AT:] = math.nan
     losses[AT + 25 :] = after * falling(COUNT)[AT + 25 :]

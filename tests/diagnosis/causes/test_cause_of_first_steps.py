@@ -47,7 +47,7 @@ def test_weights_that_the_first_updates_hurt_at_the_highest_rate_had_no_warm_up(
     assert "up to 6.0% of their norm, and the loss rose from 2.17 to 2.5" in cause.statement
 
 
-def test_where_no_warm_up_would_have_helped_the_rate_is_too_high_and_it_is_said_how_far() -> None:
+def test_a_rate_that_no_warm_up_could_fix_is_too_high_and_the_remedy_gives_a_factor() -> None:
     cause = cause_of(first_update=0.44)
     assert (cause.name, cause.certainty) == ("learning_rate_too_high", "likely")
     assert "rate of 0.01 is far too high: the update at step 2 changed the weights by 44%" in cause.statement

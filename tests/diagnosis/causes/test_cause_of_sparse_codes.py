@@ -47,6 +47,6 @@ def test_a_temperature_that_left_its_range_is_the_cause(temperatures: list[float
 @pytest.mark.parametrize(
     "temperatures", [changing(1.0, 0.5), changing(1.0, 1e-4, at=260), [1.0, 1e-4, *[1.0] * (len(STEPS) - 2)]]
 )
-def test_a_temperature_in_range_or_later_is_none(temperatures: list[float]) -> None:
+def test_a_temperature_in_range_or_lowered_at_another_time_is_not_the_cause(temperatures: list[float]) -> None:
     cause = cause_with(temperatures)
     assert cause is None or cause.name != "sdr_temperature"

@@ -132,7 +132,7 @@ def test_a_healthy_run_has_no_cause() -> None:
     assert diagnosis_of(run_named(loss=falling(COUNT), learning_rate=rates(), grad_norm=norms())).cause is None
 
 
-def test_what_goes_against_the_cause_comes_first_and_nothing_is_said_twice() -> None:
+def test_the_remedy_for_the_cause_comes_first_and_no_remedy_is_repeated() -> None:
     jumped = rates()
     jumped[195:] *= 30
     remedies = diagnosis_of(run_named(loss=diverging_from(200), learning_rate=jumped, grad_norm=norms())).remedies
@@ -140,7 +140,7 @@ def test_what_goes_against_the_cause_comes_first_and_nothing_is_said_twice() -> 
     assert len(set(remedies)) == len(remedies)
 
 
-def test_a_jump_of_the_learning_rate_is_told_with_what_came_of_it() -> None:
+def test_a_learning_rate_jump_is_reported_with_the_steps_until_the_divergence() -> None:
     jumped = rates()
     jumped[195:] *= 30
     cause = cause_in(run_named(loss=diverging_from(205), learning_rate=jumped, grad_norm=norms()))

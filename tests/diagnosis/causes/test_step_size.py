@@ -55,7 +55,7 @@ def test_an_update_after_the_loss_has_left_its_start_is_not_the_one_that_is_name
     assert str(found.remedies[0]) == f"Lower the learning rate {less}."
 
 
-def test_without_measured_updates_what_the_optimizer_stands_says_how_far() -> None:
+def test_without_measured_updates_the_usual_limit_of_the_optimizer_sets_the_advised_rate() -> None:
     found = diagnosis_of(run_with(leaving_at_once(), rate=1.0, optimizer="AdamW"))
     assert found.cause is not None
     assert "rarely tolerates learning rates above 0.01" in found.cause.statement
@@ -92,5 +92,5 @@ def test_huge_updates_at_the_start_are_not_the_cause_of_what_comes_much_later() 
         (None, 7.75e7, "by a factor of about 78,000,000."),
     ],
 )
-def test_how_far_to_lower_is_said_in_round_numbers(rate: float | None, factor: float, said: str) -> None:
+def test_the_advised_reduction_is_given_in_round_numbers(rate: float | None, factor: float, said: str) -> None:
     assert str(lower_by(rate, factor)) == f"Lower the learning rate {said}"

@@ -176,7 +176,7 @@ def test_without_a_run_every_decision_has_its_condition(kind: str) -> None:
     assert not any("{" in each.do or not each.when for each in decisions)
 
 
-def test_a_finding_without_a_checklist_of_its_own_is_said_to_have_none() -> None:
+def test_a_note_says_when_a_finding_has_no_checklist_of_its_own() -> None:
     assert checklist_of("low_mfu").note == ""
     assert checklist_of("dead_units").note == "dead_units has no checklist of its own: this is the general one."
 
@@ -242,7 +242,7 @@ def test_a_run_without_its_metrics_has_no_data_for_most_questions() -> None:
     assert items["How far did the attention entropy fall?"].finding == "No data: attention entropy not logged."
 
 
-def test_a_metric_that_rose_is_told_with_both_values() -> None:
+def test_a_metric_that_rose_is_reported_with_both_values() -> None:
     norms = np.full(300, 10.0)
     norms[200:] = 45.0
     items = filled(run_named(loss=falling(300), param_norm=norms), "attention_collapse")

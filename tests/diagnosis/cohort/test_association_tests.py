@@ -59,7 +59,7 @@ def of_rare_values(dice: np.random.Generator) -> list[RunCard]:
 
 
 @pytest.mark.parametrize("make", [repeated_settings, of_unequal_length, of_rare_values])
-def test_an_innocent_parameter_is_hardly_ever_named(make: Callable[[np.random.Generator], list[RunCard]]) -> None:
+def test_a_parameter_without_effect_is_rarely_named(make: Callable[[np.random.Generator], list[RunCard]]) -> None:
     cohorts = [associations_of(make(np.random.default_rng(number))) for number in range(COHORTS)]
     assert sum(bool(each.associations) for each in cohorts) <= 2
 
@@ -82,7 +82,7 @@ def test_what_holds_for_every_setting_is_named_also_where_settings_were_repeated
     assert [each.params for each in associations_of(grid(5, 3, bad=3)).associations] == [("lr",)]
 
 
-def test_with_too_few_settings_it_is_told_with_counts_and_not_named() -> None:
+def test_with_too_few_settings_counts_are_reported_instead_of_an_association() -> None:
     found = associations_of(grid(3, 10, bad=2))
     assert found.associations == ()
     (said,) = found.cannot_tell
@@ -90,7 +90,7 @@ def test_with_too_few_settings_it_is_told_with_counts_and_not_named() -> None:
     assert "only 6 different settings, too few" in said
 
 
-def test_what_matters_beside_what_is_named_in_two_settings_only_is_told_and_not_named() -> None:
+def test_a_second_effect_seen_in_only_two_settings_is_reported_but_not_named() -> None:
     """Of ten rates the three highest are lost, and two more without a warm-up."""
     cards = [
         made(
@@ -120,7 +120,7 @@ def test_a_run_without_trouble_that_was_stopped_at_once_is_no_stable_one() -> No
     assert [each.params for each in associations_of(cards).associations] == [("lr",)]
 
 
-def test_where_all_are_lost_sooner_or_later_it_is_said_when() -> None:
+def test_the_statement_gives_the_median_start_where_almost_all_runs_are_lost() -> None:
     dice = np.random.default_rng(0)
     cards = [
         made(f"{n}", {"lr": n % 2, "x": dice.uniform()}, lost=int(dice.integers(50, 100)) * (1 if n % 2 else 8))

@@ -33,7 +33,7 @@ def test_sweeps_of_several_widths_are_averaged_over_the_rates_that_all_of_them_h
     assert found.sensitivity == pytest.approx(2 / 3)
 
 
-def test_of_a_random_search_many_rates_are_taken_together_and_that_is_said() -> None:
+def test_the_many_rates_of_a_random_search_are_grouped_with_a_note() -> None:
     dice = np.random.default_rng(0)
     cards = [
         made(f"r{n}", {"lr": rate, "decay": dice.uniform()}, final=2 + dice.uniform() + abs(np.log10(rate) + 3))

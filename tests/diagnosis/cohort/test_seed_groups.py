@@ -72,7 +72,7 @@ def test_three_seeds_against_three_are_never_worse_beyond_chance() -> None:
         )
 
 
-def test_a_group_that_is_worse_than_three_others_is_told() -> None:
+def test_a_group_worse_than_three_others_has_a_small_p_value() -> None:
     *_, worst = seed_groups_of(groups_of_seeds(groups(4, 5, 0, worse=0.5)))
     assert worst.label == "lr=0"
     assert worst.p_value is not None

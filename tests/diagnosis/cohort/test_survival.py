@@ -44,7 +44,7 @@ def test_a_parameter_most_of_whose_values_are_its_highest_is_parted_below_it() -
     assert [each.label for each in cohort.survival[1:]] == ["warmup ≤ 50", "warmup > 50"]
 
 
-def test_three_runs_that_were_lost_by_chance_are_hardly_ever_told_from_the_others() -> None:
+def test_three_runs_lost_by_chance_rarely_differ_significantly_from_the_others() -> None:
     told = 0
     for number in range(150):
         dice = np.random.default_rng(number)

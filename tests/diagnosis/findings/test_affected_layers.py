@@ -35,7 +35,7 @@ def test_every_dead_layer_is_named_with_the_gradient_flow() -> None:
     assert found.metrics == {"gradient_flow": 0.25, "layer.b": 0.0, "layer.d": 0.0}
 
 
-def test_layers_that_jumped_are_told_from_those_that_did_not() -> None:
+def test_only_layers_that_jumped_are_named() -> None:
     found = about("weight_spike", layered("param_norm", {"a": 30.0, "b": 20.0, "c": 2.0}))
     assert found.message == "Said. Also in 1 other layer: b."
 

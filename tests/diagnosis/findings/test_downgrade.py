@@ -65,7 +65,7 @@ def test_a_replayed_divergence_starts_where_the_loss_left_its_level() -> None:
     assert [(each.kind, each.start) for each in diagnosis.findings] == [("divergence", 2000)]
 
 
-def test_the_end_of_a_divergence_is_told_by_its_last_values() -> None:
+def test_the_verdict_describes_the_end_of_a_divergence_by_its_last_values() -> None:
     losses = falling(3000, noise=0.001)
     losses[2000:] *= np.exp(np.arange(1000) / 300)
     assert f"ended near {np.median(losses[-5:]):.4g}" in diagnosis_of(run_named(loss=losses)).verdict
@@ -89,7 +89,7 @@ def test_the_threshold_that_was_asked_for_decides(threshold: float, outcome: str
     assert diagnosis_of(run_named(loss=losses), detectors=asked).outcome == outcome
 
 
-def test_a_loss_that_changes_its_sign_is_told_from_value_to_value() -> None:
+def test_the_verdict_on_a_loss_that_changes_sign_gives_values_without_a_percentage() -> None:
     losses = 4 - 6.5 * (1 - np.exp(-np.arange(3000) / 500)) + np.random.default_rng(1).normal(0, 0.3, 3000)
     verdict = diagnosis_of(run_named(nll=losses)).verdict
     assert verdict.startswith("Healthy: nll fell from ")

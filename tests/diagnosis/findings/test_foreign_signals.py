@@ -70,7 +70,7 @@ def test_a_metric_of_anybody_is_judged_like_ours(
         ("mfu", [-100.0, *jump(45, 45, 0)[1:]]),
     ],
 )
-def test_what_cannot_be_told_is_no_finding(tmp_path: Path, column: str, values: list[float]) -> None:
+def test_ambiguous_or_implausible_columns_give_no_finding(tmp_path: Path, column: str, values: list[float]) -> None:
     assert found(tmp_path, table(**{column: values}), "metrics.csv") == {}
 
 

@@ -60,7 +60,7 @@ def test_steps_that_are_skipped_without_a_bad_number_are_one_finding_of_their_ow
     assert (episode.kind, episode.count, episode.end) == ("step_skipped", 7, 760)
 
 
-def test_the_operation_in_which_it_was_born_stands_in_the_finding_and_in_the_verdict() -> None:
+def test_the_finding_and_the_verdict_name_the_operation_with_the_first_non_finite_value() -> None:
     diagnosis = diagnosis_of(history(broken(100), skipped(100), origin(100), bad=(100,)))
     said = BORN[:1].upper() + BORN[1:]
     assert diagnosis.outcome == "unstable"

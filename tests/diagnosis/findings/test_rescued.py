@@ -83,7 +83,7 @@ def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
     )
 
 
-def test_it_is_said_how_often() -> None:
+def test_the_verdict_counts_the_rollbacks() -> None:
     again = back_to(300, 320, attempt=1)
     nan = episode("nan_detected", 319, Severity.CRITICAL, attempt=1)
     said = verdict_of("recovered", [DIVERGED, BACK, nan, again], [], 500)
@@ -114,7 +114,7 @@ def test_what_a_rollback_undid_is_not_left_though_it_lasted_until_then() -> None
     assert outcome_of([lasted, BACK, left], [READING], "", measured=True, last_attempt=1) == "unstable"
 
 
-def test_a_rollback_is_said_with_its_own_reason_and_not_with_an_earlier_finding() -> None:
+def test_a_rollback_is_reported_with_its_own_reason_and_not_with_an_earlier_finding() -> None:
     spike = episode("loss_spike", 300, Severity.WARNING)
     nan = episode("nan_detected", 801, Severity.CRITICAL)
     facts = RollbackFacts("Non-finite weights after step 801.", 673, 800, 128, 0.1, 1)
@@ -172,7 +172,7 @@ NOT_BACK = episode("divergence", 200, Severity.CRITICAL, recovered=False, metric
 RATIO = LastingRiseFacts("loss", 0.03, 9.0, True, True, best=0.01, best_step=180, threshold=1.1)
 
 
-def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollback() -> None:
+def test_a_loss_that_has_not_come_down_since_the_rollback_is_reported_with_the_rollback() -> None:
     found = [replace(NOT_BACK, facts=RATIO), BACK]
     assert outcome(found) == "diverged"
     assert verdict_of("diverged", found, [READING], 500) == (
@@ -185,7 +185,7 @@ def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollb
     assert said.startswith("Diverged: rolled back 2 times, last to step 300 after a divergence at step 318, but loss ")
 
 
-def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_there_on() -> None:
+def test_a_second_divergence_after_a_recovered_one_is_reported_from_its_own_first_step() -> None:
     losses = falling(800, noise=0.05)
     losses[400:413] *= 4
     losses[602:] = 5.0 * np.exp(np.random.default_rng(3).normal(0, 0.05, 198))
@@ -203,7 +203,7 @@ def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_t
 
 
 @pytest.mark.parametrize("facts", [Text("divergence at step 200."), replace(RATIO, best=-1.0)])
-def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(facts: Facts) -> None:
+def test_the_rollback_is_reported_where_no_ratio_of_the_loss_to_its_best_level_is_known(facts: Facts) -> None:
     said = verdict_of(
         "diverged", [changed(NOT_BACK, facts=facts, message="divergence at step 200."), BACK], [READING], 500
     )
@@ -213,7 +213,7 @@ def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(facts: Fa
     )
 
 
-def test_what_no_rollback_answered_is_told_first_and_the_rollback_beside_it() -> None:
+def test_a_finding_after_the_last_rollback_is_reported_first_and_then_the_rollback() -> None:
     later = changed(NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", facts=RATIO)
     assert verdict_of("diverged", [DIVERGED, BACK, later], [READING], 500).startswith(
         "Diverged: divergence at step 400. The training was rolled back to step 190 after a divergence at step 200."
@@ -225,9 +225,7 @@ def test_what_no_rollback_answered_is_told_first_and_the_rollback_beside_it() ->
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(90, "Diverged: rolled back to step 1 after "), (900, "Recovered: ")])
-def test_a_loss_that_has_only_begun_to_fall_again_is_told_apart_from_one_that_is_back(
-    steps: int, expected: str
-) -> None:
+def test_a_loss_that_has_only_begun_to_fall_again_is_not_reported_as_recovered(steps: int, expected: str) -> None:
     before, after = falling(300, first=0.5, last=0.01), falling(900, first=0.5, last=0.01)[:steps]
     losses = np.concatenate([before, np.geomspace(1, 1e9, 13), after])
     attempts = (np.arange(len(losses)) >= 313).astype(np.int64)

@@ -59,7 +59,7 @@ def test_ten_skipped_steps_after_which_training_went_on_are_no_finding(tmp_path:
     assert serious(diagnosed(tmp_path, lines(1, 30) + guard(31, 40, "inf") + lines(41, 90))) == []
 
 
-def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_none(tmp_path: Path) -> None:
+def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_not_a_finding(tmp_path: Path) -> None:
     text = "".join(
         f"Gradient overflow.  Skipping step, reducing to {2**n}\nstep {16 - n} loss {n / 5}\n" for n in range(15, 5, -1)
     )
@@ -83,5 +83,5 @@ def test_what_ended_one_attempt_is_not_the_verdict_on_the_one_after_it(tmp_path:
     assert found.outcome == "healthy"
 
 
-def test_who_asks_for_spikes_alone_is_told_of_no_skipped_steps(tmp_path: Path) -> None:
+def test_skipped_steps_are_not_reported_when_only_spikes_are_requested(tmp_path: Path) -> None:
     assert serious(diagnosed(tmp_path, lines(1, 60) + guard(61, 70, "nan"), "loss_spike")) == []

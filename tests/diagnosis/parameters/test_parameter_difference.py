@@ -23,7 +23,7 @@ def test_repetitions_that_were_started_by_command_lines_with_their_seed_are_repe
     assert [each.name for each in differences_of(cards)] == ["seed"]
 
 
-def test_repetitions_on_several_machines_are_repetitions_and_the_machines_are_told() -> None:
+def test_repetitions_on_several_machines_are_grouped_and_the_machines_are_listed() -> None:
     machines = [("Linux 6.1.0 x86_64", 8), ("Linux 5.15.0 x86_64", 64)]
     cards = [
         made(f"s{seed}", {"seed": seed, "lr": 0.1, "system": system, "processors": count, "threads": count // 2})
@@ -33,7 +33,7 @@ def test_repetitions_on_several_machines_are_repetitions_and_the_machines_are_to
     assert {each.name for each in differences_of(cards)} == {"seed", "system", "processors", "threads"}
 
 
-def test_a_rate_that_the_script_tells_and_the_optimizer_has_is_told_once() -> None:
+def test_a_rate_in_both_the_script_and_the_optimizer_is_listed_once() -> None:
     same = [made(str(rate), {"lr": rate, "learning_rate": f"{rate:g}"}) for rate in (0.1, 0.01)]
     assert [each.name for each in differences_of(same)] == ["lr"]
     other = [made(str(rate), {"lr": rate, "learning_rate": 0.5 * rate}) for rate in (0.1, 0.01)]
@@ -42,7 +42,7 @@ def test_a_rate_that_the_script_tells_and_the_optimizer_has_is_told_once() -> No
     assert [each.name for each in differences_of(alone)] == ["learning_rate"]
 
 
-def test_a_recorded_rate_is_told_of_every_run_where_another_parameter_has_its_number_in_some() -> None:
+def test_a_recorded_rate_is_listed_for_every_run_even_if_another_parameter_equals_it_in_some() -> None:
     """As a OneCycleLR does, whose `max_lr` is the rate; or a weight decay that happens to be equal."""
     for name in ("scheduler.max_lr", "encoder_lr", "lr"):
         cards = [
@@ -55,7 +55,7 @@ def test_a_recorded_rate_is_told_of_every_run_where_another_parameter_has_its_nu
         assert [each.name for each in features_of(cards)[0]] == ["learning_rate"]
 
 
-def test_two_rates_that_are_not_the_same_everywhere_are_both_told() -> None:
+def test_two_rates_that_differ_in_some_run_are_both_listed() -> None:
     cards = [made("a", {"learning_rate": 0.1, "lr": 0.1}), made("b", {"learning_rate": 0.01, "lr": 0.02})]
     assert [each.name for each in differences_of(cards)] == ["learning_rate", "lr"]
 
@@ -78,7 +78,7 @@ def test_defaults_that_come_with_an_optimizer_are_no_differences() -> None:
     assert not any(each.name == "amsgrad" for each in features_of([made("a", ADAMW), made("b", SGD)])[0])
 
 
-def test_an_option_that_somebody_set_is_a_difference() -> None:
+def test_an_option_that_the_user_set_is_a_difference() -> None:
     found = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW | {"amsgrad": True})])
     assert "amsgrad" in [each.name for each in found]
     found = differences_of([made("a", SGD), made("b", SGD | {"nesterov": True})])
@@ -87,7 +87,7 @@ def test_an_option_that_somebody_set_is_a_difference() -> None:
     assert [each.name for each in differences_of([made("a", ADAMW), made("b", some)])] == ["eps"]
 
 
-def test_what_a_schedule_is_made_with_is_told_by_it_unless_it_differs() -> None:
+def test_arguments_of_a_schedule_are_listed_only_where_they_differ() -> None:
     linear = {"scheduler": "LinearLR", "scheduler.end_factor": 1.0, "scheduler.total_iters": 20}
     found = differences_of([made("a", linear), made("b", {}), made("c", linear)])
     assert [each.name for each in found] == ["scheduler"]
@@ -95,20 +95,20 @@ def test_what_a_schedule_is_made_with_is_told_by_it_unless_it_differs() -> None:
     assert [each.name for each in found] == ["scheduler.total_iters"]
 
 
-def test_what_a_schedule_leaves_with_the_optimizer_is_told_by_it_but_for_its_peak() -> None:
+def test_of_the_settings_that_a_schedule_gives_the_optimizer_only_the_peak_is_listed() -> None:
     cycle = {"scheduler": "OneCycleLR", "max_lr": 0.003, "min_lr": 1.2e-8, "base_momentum": 0.85, "max_momentum": 0.95}
     found = differences_of([made("a", {"learning_rate": 0.00012, **cycle}), made("b", {"learning_rate": 0.001})])
     assert [each.name for each in found] == ["learning_rate", "max_lr", "scheduler"]
 
 
-def test_trained_parameters_are_told_beside_all_of_them_where_some_are_frozen() -> None:
+def test_trained_parameters_are_listed_beside_the_total_where_some_are_frozen() -> None:
     whole = [made(str(n), {"parameters_total": n, "parameters_trainable": n}) for n in (10, 20)]
     assert [each.name for each in differences_of(whole)] == ["parameters_total"]
     frozen = [*whole, made("c", {"parameters_total": 20, "parameters_trainable": 5})]
     assert [each.name for each in differences_of(frozen)] == ["parameters_total", "parameters_trainable"]
 
 
-def test_what_people_choose_stands_before_what_comes_with_a_machine() -> None:
+def test_parameters_that_people_choose_come_first() -> None:
     cards = [
         made("a", {"zeta": 1, "color": "x", "seed": 1, "width": 8, "lr": 0.1, "batch_size": 8}),
         made("b", {"zeta": 2, "color": "y", "seed": 2, "width": 9, "lr": 0.2, "batch_size": 9}),
@@ -120,7 +120,7 @@ def test_what_people_choose_stands_before_what_comes_with_a_machine() -> None:
     assert plotted == [name for name in order if name != "seed"]
 
 
-def test_what_a_command_line_alone_tells_is_told() -> None:
+def test_a_difference_found_only_in_the_command_line_is_listed() -> None:
     cards = [made(str(depth), {"argv": f"train.py --depth {depth} --seed 1", "lr": 0.1}) for depth in (2, 4)]
     assert [len(group) for group in groups_of_seeds(cards)] == [1, 1]
     (row,) = differences_of(cards)

@@ -31,7 +31,7 @@ IN_ORDER = (
 
 
 @pytest.mark.parametrize("place", range(len(IN_ORDER)))
-def test_what_people_choose_stands_in_its_place(place: int) -> None:
+def test_every_parameter_that_people_choose_has_its_place_in_the_order(place: int) -> None:
     assert [place_of(name) for name in IN_ORDER[place]] == [place] * len(IN_ORDER[place])
 
 

@@ -27,7 +27,7 @@ def test_two_spellings_of_a_value_are_one(one: str, other: str) -> None:
     assert features_of(cards) == ([], [])
 
 
-def test_what_is_none_is_as_if_it_were_not_set_and_leaves_the_others_numbers() -> None:
+def test_a_value_of_none_counts_as_not_set_and_keeps_the_parameter_numeric() -> None:
     cards = [made(f"r{n}", {"clip": "None" if n % 3 else 0.1 * n}) for n in range(30)]
     ((clip,), said) = features_of(cards)
     assert (clip.numeric, said) == (True, [])

@@ -58,7 +58,7 @@ def test_they_are_together_again_where_they_are_and_not_where_they_are_less_apar
     assert np.log(other / one)[found.meets_at : found.meets_at + 24].mean() < 0.3
 
 
-def test_what_is_said_of_them_begins_without_a_change_of_the_metrics_name() -> None:
+def test_the_sentence_begins_with_the_unchanged_name_of_the_metric() -> None:
     losses = falling(100)
     assert first_difference_of(history_of_loss(losses), history_of_loss(losses, "b")).sentence.startswith("train_loss ")
     other = first_difference_of(history_of_loss(losses), history_of_loss(2 * losses, "b"))
@@ -91,7 +91,7 @@ def test_the_same_run_twice_never_parts() -> None:
     assert "identical at all 100" in found.sentence
 
 
-def test_of_runs_of_unequal_length_it_is_said_where_each_ends() -> None:
+def test_the_last_steps_of_runs_of_unequal_length_are_reported() -> None:
     losses = falling(400)
     found = first_difference_of(history_of_loss(losses[:130], "short"), history_of_loss(losses, "long"))
     assert "short ends at step 129, long at step 399." in found.sentence
@@ -118,7 +118,7 @@ def test_runs_without_a_common_step_or_a_loss_say_so() -> None:
         (3, "is identical up to step 3 and differs from step 4"),
     ],
 )
-def test_a_first_step_that_both_have_alike_is_never_said_to_differ(alike: int, said: str) -> None:
+def test_an_identical_step_is_never_reported_as_the_first_difference(alike: int, said: str) -> None:
     one, other = (run_of(metric_of("loss", falling(100, seed=seed), steps=np.arange(1, 101))) for seed in (0, 1))
     other.metrics[0].series.values[:alike] = one.metrics[0].series.values[:alike]
     found = first_difference_of(one, other)

@@ -126,7 +126,7 @@ def test_every_step_of_both_runs_is_shown_wherever_the_onset_is(onset: int) -> N
     assert not any(where.any() for number in (0, 1) for where in found.without_colour(number).values())
 
 
-def test_what_was_not_measured_is_told_from_layers_and_steps_that_a_run_has_not() -> None:
+def test_missing_measurements_are_distinguished_from_layers_and_steps_that_a_run_lacks() -> None:
     cards = made("a", {}, last=119), made("b", {}, last=119)
     rulers = step_columns_of(*cards)
     assert rulers is not None
@@ -176,7 +176,7 @@ def test_where_they_are_farthest_apart_and_where_one_broke_is_known() -> None:
     assert (found.broken[1].layers, found.broken[1].layer, found.broken[1].offset) == (2, "a", 1)
 
 
-def test_what_a_run_lacks_is_said_plainly() -> None:
+def test_notes_name_the_measurements_that_a_run_lacks() -> None:
     course = LayerCourse("grad_norm", ("a",), np.ones((1, 1), np.float32))
     heads = LayerCourse("attention_entropy", ("a.head_0",), np.ones((1, 1), np.float32), left_out=7)
     names = ("calm", "wild")

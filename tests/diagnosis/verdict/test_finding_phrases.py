@@ -53,7 +53,7 @@ def test_kinds_are_listed_with_their_numbers() -> None:
     assert listed(["broken_batch"]) == "a broken batch"
 
 
-def test_a_kind_of_the_users_own_is_told_in_the_words_of_its_name() -> None:
+def test_a_kind_defined_by_the_user_is_phrased_in_the_words_of_its_name() -> None:
     assert noun_of("reward_hacked") == "reward hacked"
     assert noun_of("reward_hacked", 1200) == "reward hacked (1,200 times)"
 
@@ -64,6 +64,6 @@ def test_how_a_process_ended_is_a_sentence(outcome: str) -> None:
     assert re.fullmatch(r"The process (?:is|was|ran|crashed|finished|exited|ended)\b[^_]*", said)
 
 
-def test_a_process_that_was_killed_or_ran_out_of_memory_is_said_to_have_been() -> None:
+def test_a_process_that_was_killed_or_ran_out_of_memory_has_its_own_sentence() -> None:
     assert how_process_ended("killed") == "The process was killed"
     assert how_process_ended("out_of_memory") == "The process ran out of memory"

@@ -30,7 +30,7 @@ def test_a_log_of_epochs_has_findings_at_epochs() -> None:
     assert "step 40" not in repr(found)
 
 
-def test_a_log_of_steps_is_told_in_steps() -> None:
+def test_a_log_of_steps_is_reported_in_steps() -> None:
     assert "at step 40" in spiked("step").findings[0].message
     assert "epoch" not in spiked("step").verdict
 

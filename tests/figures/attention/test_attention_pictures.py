@@ -81,7 +81,7 @@ def test_each_weight_has_its_colour_where_its_query_and_key_are() -> None:
     assert "head 1" in figure.axes[2].get_title("left")
 
 
-def test_what_a_causal_mask_hides_and_what_is_not_finite_is_told_apart() -> None:
+def test_masked_weights_and_non_finite_weights_have_different_colours() -> None:
     plain = attention_heatmap(attention(4, 16, 16))
     assert in_picture(plain, HIDDEN) < 1000  # the edges of letters
     assert in_picture(plain, BAD) == 0
@@ -95,7 +95,7 @@ def test_what_a_causal_mask_hides_and_what_is_not_finite_is_told_apart() -> None
     assert in_picture(broken, BAD) > 10_000
 
 
-def test_a_collapsed_head_stands_out() -> None:
+def test_the_title_of_a_collapsed_head_is_highlighted() -> None:
     entropy = np.array([0.8, 0.01, 0.8, np.nan], np.float32)
     figure = attention_heatmap(replace(attention(4), entropy=entropy))
     colours = {axes.get_title("left"): axes.title.get_color() for axes in figure.axes}
@@ -105,7 +105,7 @@ def test_a_collapsed_head_stands_out() -> None:
     assert "head 3 · not finite" in colours
 
 
-def test_a_layer_without_tokens_is_said() -> None:
+def test_the_picture_of_a_layer_without_tokens_says_so() -> None:
     empty = replace(attention(2), weights=np.zeros((2, 0, 0), np.float16), average=np.zeros((0, 0), np.float32))
     assert "no tokens" in texts(attention_heatmap(empty))
 
@@ -175,14 +175,14 @@ def test_the_entropy_of_any_number_of_heads_is_legible(layers: int, heads: int, 
     assert "collapsed: below 0.05" in texts(figure)
 
 
-def test_what_all_layers_are_in_is_said_once() -> None:
+def test_the_module_that_contains_all_layers_is_named_once() -> None:
     words = " ".join(texts(attention_entropy(entropies(24, 4, 3), "Entropy of attention heads", "gpt-small")))
     assert "24 layers, all in transformer.h · 4 heads" in words
     assert "transformer.h.0.attn" in " ".join(texts(attention_entropy(entropies(1, 4, 3), "x")))
 
 
 @pytest.mark.parametrize("ends", [(0.95, 0.99), (0.01, 0.05)])
-def test_heads_that_are_nearly_blind_or_nearly_alike_are_told_apart(ends: tuple[float, float]) -> None:
+def test_heads_of_nearly_equal_extreme_entropies_have_different_heights_and_colours(ends: tuple[float, float]) -> None:
     low, high = entropy_height(ends)
     assert high - low > 0.08
     colours = matplotlib.colormaps["viridis"](entropy_norm()(np.array(ends)))[:, :3]
@@ -190,7 +190,7 @@ def test_heads_that_are_nearly_blind_or_nearly_alike_are_told_apart(ends: tuple[
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_the_higher_an_entropy_the_higher_it_stands(one: float, other: float) -> None:
+def test_a_higher_entropy_is_drawn_higher(one: float, other: float) -> None:
     heights = entropy_height([one, other])
     assert (heights >= 0).all()
     assert (heights <= 1).all()
@@ -198,7 +198,7 @@ def test_the_higher_an_entropy_the_higher_it_stands(one: float, other: float) ->
     assert entropy_at(heights) == pytest.approx([one, other], abs=1e-9)
 
 
-def test_an_entropy_of_zero_and_of_one_stand_at_the_ends() -> None:
+def test_entropies_of_zero_and_one_are_at_the_ends_of_the_axis() -> None:
     assert entropy_height([0.0, 0.5, 1.0]).tolist() == [0.0, 0.5, 1.0]
 
 
@@ -213,16 +213,16 @@ def test_a_collapsed_head_is_marked_among_many() -> None:
     assert in_picture(attention_entropy(entropies(1, 12, 50, low=0.0), "x"), BAD) > 5000
 
 
-def test_of_too_many_layers_some_are_left_out_and_that_is_said() -> None:
+def test_layers_that_are_left_out_are_counted_in_the_picture() -> None:
     figure = attention_entropy(entropies(60, 2, 3), "x")
     assert "12 layers left out" in " ".join(texts(figure))
 
 
-def test_a_line_is_parted_where_the_training_was_set_back() -> None:
+def test_a_line_is_interrupted_where_the_training_was_rolled_back() -> None:
     back = curve("attention_entropy", [0.9, 0.8, 0.85, 0.7], [500, 1000, 500, 1000], [0, 0, 1, 1])
     (line,) = attention_entropy([LayerEntropy("h.0", (0,), (back,))], "x").axes[0].lines
     assert np.isnan(np.asarray(line.get_ydata())).sum() == 1
 
 
-def test_nothing_measured_is_said_instead_of_drawn() -> None:
+def test_a_picture_without_measurements_says_not_measured() -> None:
     assert "not measured" in texts(attention_entropy([], "x"))

@@ -86,7 +86,7 @@ def test_widths_of_a_column_have_three_digits_and_are_written_in_one_way() -> No
     assert len([text for text in found if re.fullmatch(r"0\.\d{3}|\d\d\.\d", text)]) == 2
 
 
-def test_that_no_gradient_was_finite_is_said_instead_of_a_layer() -> None:
+def test_a_figure_without_finite_gradients_says_so_instead_of_showing_a_layer() -> None:
     broken = [table(step, ["inp", "out"], [not_finite]) for step in (100, 200, 300)]
     figure = histogram_ridges(broken)
     said = " ".join(texts(figure))
@@ -102,7 +102,7 @@ def test_a_layer_that_was_finite_before_all_broke_is_followed() -> None:
     assert "Layer that became non-finite: out" in texts(histogram_ridges(tables))
 
 
-def test_without_histograms_that_is_said() -> None:
+def test_a_figure_without_histograms_says_not_measured() -> None:
     bare = layer_table_from(100, 0, "gradient", ["a"], [0.0, 1.0, 2.0, 0.0])
     assert "not measured" in texts(histogram_ridges([]))
     assert "not measured" in texts(histogram_ridges([bare]))

@@ -48,7 +48,7 @@ def test_very_long_names_leave_room_for_the_picture() -> None:
     assert figure.axes[0].get_position().width > 0.4
 
 
-def test_what_is_not_finite_zero_or_not_measured_is_told_apart_and_named() -> None:
+def test_values_that_are_not_finite_zero_or_not_measured_have_their_own_colours_and_names() -> None:
     values = np.ones((4, 30))
     plain = layer_heatmap(grid_of(values))
     assert {"not finite", "zero", "not measured"}.isdisjoint(texts(plain))
@@ -91,5 +91,5 @@ def test_many_measured_steps_say_what_a_column_stands_for() -> None:
     assert any("each column the largest of about" in text for text in texts(figure))
 
 
-def test_nothing_measured_is_said() -> None:
+def test_a_heatmap_without_measurements_says_not_measured() -> None:
     assert "not measured" in texts(layer_heatmap(LayerSketch("grad_norm").grid()))

@@ -28,7 +28,7 @@ def test_both_runs_have_the_same_rows_and_one_scale() -> None:
     assert bar.get_ylabel() == "gradient norm"
 
 
-def test_the_onset_of_the_other_run_is_told_as_such_and_no_axis_goes_beyond_the_runs() -> None:
+def test_the_axis_names_the_onset_of_the_other_run_and_ends_with_the_runs() -> None:
     norms = replace(two_with_layers().layers[0], onsets=(None, 300), spans=((-300, 245), (-300, 293)))
     figure = layers_beside(norms, ("calm", "wild"))
     assert {"steps from step 300, the onset of the other run", "steps from the onset, step 300"} <= set(words(figure))
@@ -51,7 +51,7 @@ def test_layers_that_a_run_lacks_and_steps_that_it_did_not_make_are_called_so() 
     assert cut_off(figure) == []
 
 
-def test_equal_values_have_equal_colours_and_what_is_no_value_is_none_of_them() -> None:
+def test_equal_values_have_equal_colours_and_missing_values_have_colours_of_their_own() -> None:
     one, other = (axes.images[0].get_array() for axes in drawn(0).axes[:2])
     assert one is not None
     assert other is not None

@@ -52,7 +52,7 @@ def test_a_picture_is_readable_at_a_thousand_pixels_and_is_a_png() -> None:
     assert smallest * figure.dpi / 72 * 1000 / 1500 >= 12  # pixels
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_panels_without_measurements_say_not_measured() -> None:
     figure = dashboard(DashboardData("Training health", "", (curve("loss", [1.0, 2.0]),)))
     assert texts(figure).count("not measured") == 3
 
@@ -90,7 +90,7 @@ def test_a_spike_of_one_step_in_a_million_reaches_its_height() -> None:
     assert all(len(line.get_xdata()) < 5000 for line in loss_axes.lines)
 
 
-def test_lines_are_parted_where_the_training_was_set_back() -> None:
+def test_lines_are_interrupted_where_the_training_was_rolled_back() -> None:
     loss, attempts = np.linspace(3, 2, 90), np.repeat([0, 1, 2], 30)
     marks = tuple(Mark("rollback", Severity.INFO, at, at, target=at - 10) for at in (30, 60))
     figure = dashboard(DashboardData("Training health", "", (curve("loss", loss, attempts=attempts),), marks))
@@ -135,7 +135,7 @@ def test_more_kinds_than_there_are_rows_share_the_last_one() -> None:
     assert overlapping_labels(figure) == []
 
 
-def test_two_validation_losses_are_told_apart_by_their_names() -> None:
+def test_two_validation_losses_are_distinguished_by_their_names() -> None:
     def named(*places: str) -> list[str]:
         losses = [curve("val_loss", [2.0, 1.0], place=place) for place in places]
         figure = dashboard(DashboardData("", "", (curve("loss", [1.0, 2.0]), *losses)))
