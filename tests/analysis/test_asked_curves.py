@@ -41,7 +41,7 @@ def stored(sqlite_uri: str) -> str:
     return run_id
 
 
-def test_the_curve_that_was_asked_for_is_judged_in_a_log_and_in_a_run(log: str, stored: str, sqlite_uri: str) -> None:
+def test_the_requested_curve_is_judged_in_a_log_and_in_a_run(log: str, stored: str, sqlite_uri: str) -> None:
     for source in (log, stored):
         assert diagnose(source, sqlite_uri).outcome == "healthy"
         found = diagnose(source, sqlite_uri, loss=OTHER, val_loss="train_loss")
@@ -49,7 +49,7 @@ def test_the_curve_that_was_asked_for_is_judged_in_a_log_and_in_a_run(log: str, 
         assert (found.judged.losses, found.judged.validations) == ((OTHER,), ("train_loss",))
 
 
-def test_a_name_that_one_of_several_logs_lacks_does_not_hold_up_the_others(log: str) -> None:
+def test_a_metric_missing_from_one_log_does_not_stop_the_others(log: str) -> None:
     Path("b.jsonl").write_text("\n".join(json.dumps({"step": n, "train_loss": n}) for n in range(9)))
     found = list(diagnose_all([log, "b.jsonl"], loss=OTHER))
     assert isinstance(found[1], Failure)
@@ -62,7 +62,7 @@ def test_a_loss_that_is_not_a_metric_name_raises_a_settings_error() -> None:
         diagnose("a.jsonl", loss=3)  # type: ignore[arg-type]
 
 
-def test_runs_are_compared_by_the_curve_that_was_asked_for(log: str, stored: str, sqlite_uri: str) -> None:
+def test_runs_are_compared_by_the_requested_curve(log: str, stored: str, sqlite_uri: str) -> None:
     for _ in range(2):  # the second time cards of the usual loss may be remembered
         found = compare([log, stored], tracking_uri=sqlite_uri, loss=OTHER)
         assert [card.outcome for card in found.cards] == ["diverged", "diverged"]
@@ -70,7 +70,7 @@ def test_runs_are_compared_by_the_curve_that_was_asked_for(log: str, stored: str
         assert [card.loss for card in compare([stored], tracking_uri=sqlite_uri).cards] == ["train_loss"]
 
 
-def test_processes_that_read_judge_the_curve_that_was_asked_for(log: str) -> None:
+def test_worker_processes_judge_the_requested_curve(log: str) -> None:
     ((_, cards),) = cards_from_processes([log], 1, None, None, AskedCurves(OTHER))
     assert [card.loss for card in cards] == [OTHER]
 
@@ -98,7 +98,7 @@ def test_the_command_line_takes_the_names_and_helps_where_one_is_misspelt(
     assert "No metric 'nothing'" in capsys.readouterr().err
 
 
-def test_what_was_logged_once_is_no_curve() -> None:
+def test_a_metric_with_a_single_value_is_refused_as_a_curve() -> None:
     Path("one.jsonl").write_text('{"step": 1, "loss": 2.0, "once": 1.0}\n{"step": 2, "loss": 1.0}\n')
     with pytest.raises(SettingsError, match="single value"):
         diagnose("one.jsonl", loss="once")

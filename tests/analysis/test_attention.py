@@ -47,7 +47,7 @@ def test_a_layer_is_chosen_by_its_number_or_its_name_and_a_step_by_its_own(tmp_p
     assert "step 10 " in words
 
 
-def test_of_a_step_that_came_again_the_later_maps_are_drawn(tmp_path: Path) -> None:
+def test_the_later_maps_of_a_repeated_step_are_drawn(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "gpt")
     again = folder / "artifacts" / MAPS_FOLDER / AttentionPart(0, 1, 500).name
     write_attention_part(again, [attention(5, attempt=1)])

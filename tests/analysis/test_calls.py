@@ -31,14 +31,14 @@ READING: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", [each for each in FUNCTIONS if each not in ("attach", "current_session")])
-def test_a_misspelt_argument_of_a_public_call_is_answered_by_what_was_meant(name: str) -> None:
+def test_the_error_for_a_misspelt_argument_of_a_public_call_suggests_the_right_name(name: str) -> None:
     call = getattr(mlflow_stability, name)
     known = list(call.__wrapped__.__annotations__)[-2]
     with pytest.raises(SettingsError, match=rf"^{name}\(\) has no argument '.*'\. Did you mean '{known}'\?$"):
         call(**{f"{known[:-1]}": 1})
 
 
-def test_a_misspelt_setting_of_attach_is_answered_by_what_was_meant() -> None:
+def test_the_error_for_a_misspelt_setting_of_attach_suggests_the_right_name() -> None:
     attached = mlflow_stability.attach(Linear(1, 1), extra_tag={})
     with pytest.raises(SettingsError) as told, attached:
         pass
@@ -57,7 +57,7 @@ def test_a_misspelt_setting_of_attach_is_answered_by_what_was_meant() -> None:
         ),
     ],
 )
-def test_what_cannot_be_restored_is_refused_by_the_name_of_the_argument(given: dict[str, Any], said: str) -> None:
+def test_the_error_for_an_object_that_cannot_be_restored_names_the_argument(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as told:
         mlflow_stability.restore(**given)
     assert str(told.value).startswith(said)
@@ -65,7 +65,7 @@ def test_what_cannot_be_restored_is_refused_by_the_name_of_the_argument(given: d
 
 @pytest.mark.parametrize("wrong", [None, 3, b"x", "", {}, 1.5])
 @pytest.mark.parametrize("name", READING)
-def test_what_can_name_no_run_is_refused_by_the_name_of_the_argument(name: str, wrong: object) -> None:
+def test_the_error_for_an_invalid_run_id_names_the_argument(name: str, wrong: object) -> None:
     if name == "diagnose" and wrong is None:
         return  # it is the run that was recorded last
     if name in ("diagnose_all", "compare") and not (wrong is None or isinstance(wrong, str | bytes)):
@@ -77,7 +77,7 @@ def test_what_can_name_no_run_is_refused_by_the_name_of_the_argument(name: str, 
 
 @pytest.mark.parametrize("wrong", [3, b"x", ["sqlite:///mlflow.db"], True])
 @pytest.mark.parametrize("name", READING)
-def test_what_can_be_no_tracking_uri_is_refused_by_the_name_of_the_argument(name: str, wrong: object) -> None:
+def test_the_error_for_an_invalid_tracking_uri_names_the_argument(name: str, wrong: object) -> None:
     call = getattr(mlflow_stability, name)
     runs = (NO_SUCH_RUN,) * (2 if name in ("compare_attention", "compare_layers") else 1)
     with pytest.raises(SettingsError, match=r"^tracking_uri must be the address of an MLflow store.*; got .*\.$"):
@@ -86,9 +86,7 @@ def test_what_can_be_no_tracking_uri_is_refused_by_the_name_of_the_argument(name
 
 @pytest.mark.parametrize("source", ["x", NO_SUCH_RUN])
 @pytest.mark.parametrize("name", READING)
-def test_a_run_that_there_is_not_leaves_nothing_in_the_working_directory(
-    name: str, source: str, tmp_path: Path
-) -> None:
+def test_reading_a_missing_run_leaves_nothing_in_the_working_directory(name: str, source: str, tmp_path: Path) -> None:
     if name == "diagnose_all":
         (failure,) = READING[name](source)
         assert failure.source == source
@@ -99,13 +97,13 @@ def test_a_run_that_there_is_not_leaves_nothing_in_the_working_directory(
 
 
 @pytest.mark.parametrize("asked", ["x", ["x"], ["x", "y"]])
-def test_a_comparison_of_which_nothing_can_be_read_raises(asked: str | list[str]) -> None:
+def test_a_comparison_raises_when_no_run_can_be_read(asked: str | list[str]) -> None:
     with pytest.raises(RunNotFoundError, match="No such file, folder, run id or run name: 'x'") as told:
         mlflow_stability.compare(asked)
     assert str(told.value).startswith("None of the 2 runs could be read. ") is (len(asked) == 2)
 
 
-def test_a_comparison_of_which_something_can_be_read_says_what_cannot(tmp_path: Path) -> None:
+def test_a_comparison_of_readable_and_unreadable_runs_names_the_unreadable_ones(tmp_path: Path) -> None:
     found = mlflow_stability.compare([write_log(tmp_path / "a.jsonl", falling()), "x"], remember=False)
     assert len(found.cards) == 1
     assert "'x'" in found.unread[0].error

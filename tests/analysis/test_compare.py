@@ -66,7 +66,7 @@ def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: st
     assert found.params["lr"] == "1"
 
 
-def test_of_many_runs_the_newest_are_compared_and_the_others_named(sqlite_uri: str) -> None:
+def test_the_newest_of_many_runs_are_compared_and_a_note_mentions_the_older_ones(sqlite_uri: str) -> None:
     experiment = MlflowClient(tracking_uri=sqlite_uri).create_experiment("sweep")
     made = [store_run(sqlite_uri, falling(number), experiment=experiment, lr=number) for number in range(1, 5)]
     found = compare(experiment="sweep", max_runs=2, tracking_uri=sqlite_uri)
@@ -119,7 +119,7 @@ def test_files_of_a_store_that_a_pattern_finds_beside_its_runs_are_passed_over(t
         compare([others[0]], remember=False)
 
 
-def test_a_finished_run_is_remembered_until_it_changes(sqlite_uri: str) -> None:
+def test_a_finished_run_is_cached_until_it_changes(sqlite_uri: str) -> None:
     run_id = store_run(sqlite_uri, falling(), lr=1)
     first = compare([run_id], tracking_uri=sqlite_uri)
     (file,) = kept()
@@ -160,13 +160,15 @@ def test_the_usual_detectors_named_as_such_are_the_usual_ones(sqlite_uri: str) -
     assert len(kept()) == 1
 
 
-def test_a_running_run_is_not_remembered_nor_anything_when_asked_not_to(sqlite_uri: str) -> None:
+def test_a_running_run_is_not_cached_and_remember_false_caches_nothing(sqlite_uri: str) -> None:
     compare([store_run(sqlite_uri, falling(), status="RUNNING")], tracking_uri=sqlite_uri)
     compare([store_run(sqlite_uri, falling())], tracking_uri=sqlite_uri, remember=False)
     assert kept() == []
 
 
-def test_a_cache_that_cannot_be_written_holds_nothing_up(sqlite_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_comparison(
+    sqlite_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     folder().parent.mkdir(parents=True)
     folder().write_text("in the way")
     assert compare([store_run(sqlite_uri, falling())], tracking_uri=sqlite_uri).runs
@@ -202,7 +204,7 @@ def test_processes_are_not_started_for_what_is_read_sooner(sqlite_uri: str, monk
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_loses_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # More than both can have answered before this process, which may be slow, hears the first answer and ends them.
     count = cards_module.KNOWN_AFTER + 2 * AHEAD + 2
     runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(count)]
@@ -220,7 +222,7 @@ def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkey
     assert any("ended early" in card.error for card in found.unread)
 
 
-def test_ctrl_c_gives_what_is_done_so_far(sqlite_uri: str) -> None:
+def test_ctrl_c_returns_the_runs_read_so_far(sqlite_uri: str) -> None:
     runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
 
     def press(done: int, total: int, failed: int) -> None:
@@ -263,7 +265,7 @@ def test_a_run_that_is_asked_for_in_two_ways_counts_once(sqlite_uri: str) -> Non
     assert [card.source for card in compare([run_id, run_id.upper()], tracking_uri=sqlite_uri).cards] == [run_id]
 
 
-def test_logs_are_compared_also_where_the_store_of_the_runs_beside_them_is_away() -> None:
+def test_logs_are_compared_even_if_the_store_of_the_other_runs_does_not_answer() -> None:
     write_log(Path("good.jsonl"), falling())
     found = compare(["good.jsonl", NO_RUN], tracking_uri="http://127.0.0.1:9")
     assert len(found.runs) == 1
@@ -288,7 +290,7 @@ def test_a_store_that_goes_away_is_not_asked_about_each_run(
 
 
 @pytest.mark.parametrize(("call", "when", "read"), [("get_run", 2, 0), ("get_metric_history", 3, 2)])
-def test_ctrl_c_before_and_after_the_reading_shows_what_is_known(
+def test_ctrl_c_before_and_after_reading_shows_the_runs_read_so_far(
     sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, call: str, when: int, read: int
 ) -> None:
     runs = [store_run(sqlite_uri, falling(number)) for number in range(2)]

@@ -27,7 +27,7 @@ def test_a_recorded_run_is_drawn_with_what_its_diagnosis_says(name: str) -> None
     assert cut_off(figure) == []
 
 
-def test_a_log_of_anybody_is_drawn_too(tmp_path: Path) -> None:
+def test_a_log_written_by_another_tool_is_drawn_too(tmp_path: Path) -> None:
     log = tmp_path / "metrics.csv"
     log.write_text("step,loss,lr\n" + "".join(f"{step},{3 / (step + 1)},0.001\n" for step in range(50)))
     figure = dashboard(log)

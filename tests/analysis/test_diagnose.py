@@ -19,7 +19,7 @@ from mlflow_stability.vocabulary.result import Diagnosis, Severity
 SOME_ID = "0123456789abcdef" * 2
 
 
-def test_what_looks_like_a_run_id_is_one_unless_it_exists_as_a_path(tmp_path: Path) -> None:
+def test_a_text_that_looks_like_a_run_id_is_one_unless_it_exists_as_a_path(tmp_path: Path) -> None:
     assert not asked_for(SOME_ID).is_path
     (tmp_path / SOME_ID).mkdir()
     there = asked_for(SOME_ID)
@@ -62,7 +62,7 @@ def test_the_source_is_what_was_given(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["./logs", "logs", "logs/"])
-def test_of_a_folder_the_source_is_the_path_of_the_file_in_it(given: str) -> None:
+def test_the_source_of_a_log_in_a_folder_is_the_path_of_its_file(given: str) -> None:
     write_log(Path("logs/a.jsonl"), falling())
     write_log(Path("logs/deeper/b.jsonl"), falling(1))
     sources = [each.source for each in diagnose_all([given])]
@@ -89,7 +89,7 @@ def test_one_of_the_trainings_in_a_notebook_is_asked_for_as_its_source_says(tmp_
     assert diagnose(sources[1]).source == sources[1]
 
 
-def test_what_cannot_be_read_does_not_hold_up_the_others() -> None:
+def test_an_unreadable_log_does_not_stop_the_others() -> None:
     write_log(Path("a.jsonl"), falling())
     Path("empty.csv").touch()
     found = list(diagnose_all(["empty.csv", "a.jsonl", "gone.csv"]))

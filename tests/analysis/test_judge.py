@@ -15,14 +15,14 @@ def falling(steps: int = 600) -> list[float]:
     return [float(each) for each in 2.0 / (1 + np.arange(steps) / 60) + 0.3 + 0.02 * generator.standard_normal(steps)]
 
 
-def test_sound_losses_of_any_iterable_are_healthy() -> None:
+def test_normal_losses_from_any_iterable_are_healthy() -> None:
     for given in (falling(), tuple(falling()), np.array(falling()), (each for each in falling())):
         diagnosis = judge(given)
         assert isinstance(diagnosis, Diagnosis)
         assert diagnosis.outcome == "healthy"
 
 
-def test_what_is_wrong_is_found_at_its_step() -> None:
+def test_a_spike_and_a_nan_are_found_at_their_steps() -> None:
     losses = falling()
     losses[400] = 60.0
     (spike,) = [each for each in judge(losses).findings if each.kind == "loss_spike"]

@@ -32,7 +32,7 @@ def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(uri: str) -> 
     assert run_called("gpt") is None
 
 
-def test_what_may_be_several_runs_lists_them(uri: str) -> None:
+def test_the_error_for_an_ambiguous_name_lists_the_runs(uri: str) -> None:
     runs = [store_run(uri, falling(), name="twin") for _ in range(2)]
     with pytest.raises(RunNotFoundError, match=r"^'twin' may mean 2 runs\. Give more of the id of one:\n") as told:
         asked_for("twin")
@@ -40,7 +40,7 @@ def test_what_may_be_several_runs_lists_them(uri: str) -> None:
         assert f"\n  {run[:12]}  twin, experiment Default, started " in str(told.value)
 
 
-def test_a_name_that_there_is_not_is_answered_by_the_nearest(uri: str) -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest(uri: str) -> None:
     store_run(uri, falling(), name="gpt-small")
     with pytest.raises(UnreadableLogError, match=r"run id or run name: 'gpt-smal'\. Did you mean 'gpt-small'\?"):
         asked_for("gpt-smal")
@@ -48,7 +48,7 @@ def test_a_name_that_there_is_not_is_answered_by_the_nearest(uri: str) -> None:
         run_id_of("gpt_small")
 
 
-def test_where_there_is_no_run_none_is_the_last(sqlite_uri: str, tmp_path: Path) -> None:
+def test_asking_for_the_last_run_raises_when_there_are_no_runs(sqlite_uri: str, tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match=r"^There is no run yet\."):
         last_runs(1, sqlite_uri)
     with pytest.raises(RunNotFoundError, match=r"^There is no run yet\. Runs were looked for in .*nothing\.db;"):
@@ -101,7 +101,7 @@ def test_runs_of_the_default_database_are_found_beside_their_artifacts(
     assert run_id_of("mine") == run
 
 
-def test_a_run_whose_name_looks_like_a_path_is_found_by_it(uri: str) -> None:
+def test_a_run_is_found_by_a_name_that_looks_like_a_path(uri: str) -> None:
     for name in ("facebook/opt-125m", "gpt2.small"):
         run = store_run(uri, falling(), name=name)
         assert asked_for(name).source == run
@@ -109,7 +109,9 @@ def test_a_run_whose_name_looks_like_a_path_is_found_by_it(uri: str) -> None:
         asked_for("facebook/opt-12m")
 
 
-def test_what_can_only_be_a_path_asks_no_store(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_store_is_asked_about_a_source_that_can_only_be_a_path(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mlflow_stability.analysis.asked_for.run_called", lambda *_: pytest.fail("a store was asked"))
     for typed in (f"{tmp_path}/gone", "./gone.csv", "../gone", "~/gone"):
         with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):

@@ -17,7 +17,7 @@ def test_without_kinds_the_diagnosis_is_unchanged() -> None:
     assert only_kinds(whole, ()) == whole
 
 
-def test_nothing_that_rests_on_a_hidden_kind_is_shown() -> None:
+def test_nothing_that_depends_on_a_hidden_kind_is_shown() -> None:
     whole = diagnose(write_log(Path("a.jsonl"), ending_in_nan()))
     assert whole.outcome == "broken"
     narrowed = only_kinds(whole, ("plateau",))
@@ -25,7 +25,7 @@ def test_nothing_that_rests_on_a_hidden_kind_is_shown() -> None:
     assert narrowed.verdict == "Not found: no plateau in 600 steps. Other findings: NaN."
 
 
-def test_what_is_kept_has_the_verdict_that_it_would_have_alone() -> None:
+def test_the_kept_findings_have_the_verdict_that_they_would_have_alone() -> None:
     losses = diverging()
     losses[100] = float("nan")
     whole = diagnose(write_log(Path("a.jsonl"), losses))
@@ -49,7 +49,7 @@ def test_the_verdict_mentions_a_requested_kind_that_was_found_only_at_info_level
     assert narrowed.verdict.startswith("Not found: no warning in 600 steps, only a rollback (INFO). Other findings: ")
 
 
-def test_what_was_not_checked_is_that_of_the_kinds_alone() -> None:
+def test_checks_that_could_not_be_made_are_listed_for_the_requested_kinds_only() -> None:
     whole = diagnose(write_log(Path("a.jsonl"), falling()))
     assert {str(each) for each in whole.cannot_tell} > {"Gradients: no gradient norm was logged."}
     narrowed = only_kinds(whole, ("gradient_explosion",))
@@ -57,7 +57,7 @@ def test_what_was_not_checked_is_that_of_the_kinds_alone() -> None:
     assert only_kinds(whole, ("loss_spike",)).cannot_tell == ()
 
 
-def test_a_kind_that_was_asked_for_is_shown_whatever_its_severity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_requested_kind_is_shown_at_any_severity(capsys: pytest.CaptureFixture[str]) -> None:
     log = write_log(Path("a.jsonl"), falling())
     log.write_text(f"{log.read_text()}Loss exploded\n")
     assert run(["diagnose", str(log)]) == 0

@@ -52,7 +52,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_the_layers_and_heads_of_two_recorded_runs_are_laid_beside_each_other(sqlite_uri: str, tmp_path: Path) -> None:
+def test_the_layers_and_heads_of_two_recorded_runs_are_compared_side_by_side(sqlite_uri: str, tmp_path: Path) -> None:
     wild = recorded(sqlite_uri, tmp_path / "wild", "wild", explodes=250)
     calm = recorded(sqlite_uri, tmp_path / "calm", "calm")
     found = compare([wild, calm], tracking_uri=sqlite_uri)
@@ -87,7 +87,9 @@ def test_a_note_names_the_run_without_attention_heads(sqlite_uri: str, tmp_path:
     assert found.notes == ("other has no attention entropy by head to compare with one.",)
 
 
-def test_an_event_at_a_step_that_no_run_can_have_costs_only_the_closer_look(sqlite_uri: str, tmp_path: Path) -> None:
+def test_an_event_at_an_impossible_step_prevents_only_the_comparison_step_by_step(
+    sqlite_uri: str, tmp_path: Path
+) -> None:
     one, other = (recorded(sqlite_uri, tmp_path / name, name) for name in ("one", "other"))
     odd = tmp_path / events_name(0)
     odd.write_text(line_of(at_step(10**23, "loss_spike", Severity.CRITICAL, "A loss spike.")))
@@ -97,7 +99,7 @@ def test_an_event_at_a_step_that_no_run_can_have_costs_only_the_closer_look(sqli
     assert "could not be compared step by step: unexpected OverflowError" in found.notes[0]
 
 
-def test_two_logs_without_layers_are_compared_all_the_same() -> None:
+def test_two_logs_without_layers_are_still_compared() -> None:
     write_log(Path("one.jsonl"), falling())
     write_log(Path("other.jsonl"), falling(1))
     found = compare(["one.jsonl", "other.jsonl", "gone.jsonl"])

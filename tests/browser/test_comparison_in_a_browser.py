@@ -89,7 +89,7 @@ def test_layers_are_side_by_side_on_wide_screens_and_stacked_on_narrow_ones(
     assert browser.complaints == []
 
 
-def test_a_phone_shows_no_rows_without_anything_in_them(browser: Chromium, tmp_path: Path) -> None:
+def test_a_phone_shows_no_empty_rows(browser: Chromium, tmp_path: Path) -> None:
     page = tmp_path / "comparison.html"
     page.write_text(render(many()), encoding="utf-8")
     browser.open(page, 380, "light")
@@ -101,7 +101,7 @@ def test_a_phone_shows_no_rows_without_anything_in_them(browser: Chromium, tmp_p
     assert browser.ask(code) > 0
 
 
-def test_on_paper_no_column_is_cut_off(browser: Chromium, tmp_path: Path) -> None:
+def test_no_column_is_cut_off_in_print(browser: Chromium, tmp_path: Path) -> None:
     kinds = ("learning_rate_jump", "gradient_explosion", "attention_collapse")
     marks = tuple(Mark(kind, Severity.WARNING, 7000, 7100 + number, True) for number, kind in enumerate(kinds))
     card = replace(made("a-name-of-some-length", {}, last=9000), marks=marks, outcome="unstable", rolled_back=11_111)
@@ -115,7 +115,7 @@ def test_on_paper_no_column_is_cut_off(browser: Chromium, tmp_path: Path) -> Non
     assert all(box["right"] <= 718 for box in tables)
 
 
-def test_of_a_long_name_beside_a_strip_the_end_is_to_be_seen(browser: Chromium, tmp_path: Path) -> None:
+def test_the_end_of_a_long_name_beside_a_strip_is_visible(browser: Chromium, tmp_path: Path) -> None:
     cards = [made(f"a-sweep-of-many-runs-whose-names-are-long-{end}", {}) for end in ("one", "two")]
     page = tmp_path / "comparison.html"
     page.write_text(render(comparison_of(cards)), encoding="utf-8")

@@ -67,7 +67,7 @@ def test_a_report_follows_the_colours_of_the_system(browser: Chromium, page: Pat
     assert brightness["dark"] < 40
 
 
-def test_a_browser_that_is_asked_for_complaints_hears_them(browser: Chromium, tmp_path: Path) -> None:
+def test_the_browser_fixture_records_script_errors_and_requests(browser: Chromium, tmp_path: Path) -> None:
     page = tmp_path / "ill.html"
     page.write_text("<script>throw new Error('ill')</script><img src='gone.png'>", encoding="utf-8")
     browser.complaints.clear()

@@ -56,7 +56,7 @@ def test_ctrl_c_and_a_hang_up_are_not_for_the_courier(training, sqlite_uri):
 
 
 @pytest.mark.slow
-def test_a_second_courier_goes_at_once(training):
+def test_a_second_courier_exits_at_once(training):
     first = training.start_courier()
     wait_until(lambda: (training.folder / COURIER).is_symlink())
     second = training.start_courier()
@@ -98,7 +98,7 @@ def test_two_runs_of_one_process_are_delivered_separately(training, sqlite_uri):
 
 
 @pytest.mark.slow
-def test_a_released_session_is_left_by_its_courier_though_the_process_lives_on(training):
+def test_a_courier_leaves_a_released_session_although_its_process_still_runs(training):
     courier = training.start_courier()
     training.train(1, 10)
     training.journal.append(Closing("finished", "", 10, run_was_active=False))
@@ -124,7 +124,7 @@ def test_nothing_was_killed_for_memory_while_nothing_was():
 
 
 @pytest.mark.slow
-def test_a_courier_whose_journals_were_deleted_stays_until_the_training_ends(training, sqlite_uri):
+def test_a_courier_with_deleted_journals_runs_until_the_training_ends(training, sqlite_uri):
     courier = training.start_courier()
     training.train(1, 50)
     wait_until(lambda: read_page(training.folder / "status.json").get("state") == "idle")

@@ -115,7 +115,7 @@ def test_the_record_arrives_while_the_training_lives_but_its_status_waits(root, 
     assert run_of(sqlite_uri, run_id).info.status == "FAILED"
 
 
-def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
+def test_events_notes_and_gaps_are_stored_in_the_run(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 55)
     event = at_step(55, "inf_detected", Severity.CRITICAL, "grad_norm is inf", evidence={"grad_norm": float("inf")})
@@ -151,7 +151,7 @@ def test_a_resumed_training_that_counts_from_one_again_goes_on_behind(root, sqli
     assert len(steps) == len(set(steps))
 
 
-def test_two_trainings_in_one_run_keep_apart(root, sqlite_uri):
+def test_two_trainings_in_one_run_are_kept_apart(root, sqlite_uri):
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     first = Training(root, sqlite_uri, run_id=run_id)
     first.train(1, 20)
@@ -280,7 +280,7 @@ def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
     assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "1 warning", "neighbours are one finding"
 
 
-def test_a_run_whose_journal_was_deleted_keeps_what_had_arrived_and_ends_with_its_process(root, sqlite_uri):
+def test_a_run_with_a_deleted_journal_keeps_its_delivered_data_and_ends_with_its_process(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     session = SessionDelivery(training.folder, None, lambda: False)
     assert session.claim.take()
@@ -329,7 +329,7 @@ def test_recordings_of_one_process_in_one_run_are_one_after_the_other(root, sqli
     assert run.info.status == "FINISHED"
 
 
-def test_a_recording_whose_courier_comes_first_lets_the_earlier_one_of_its_process_go_before(root, sqlite_uri):
+def test_a_recording_waits_for_the_earlier_recording_of_its_process(root, sqlite_uri):
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     first = Training(root, sqlite_uri, run_id=run_id)
     first.train(1, 20)

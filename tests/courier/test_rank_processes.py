@@ -57,7 +57,7 @@ def test_no_other_rank_is_named_where_rank_0_ended_first(tmp_path: Path) -> None
     assert watched.first_end() == []
 
 
-def test_a_training_that_ended_well_says_nothing_of_it(tmp_path: Path) -> None:
+def test_no_rank_is_named_for_a_training_that_ended_normally(tmp_path: Path) -> None:
     ranks, watched = started(tmp_path, 2), RankProcesses(tmp_path)
     watched.look()
     end(ranks[1])
@@ -71,7 +71,7 @@ def test_a_training_that_ended_well_says_nothing_of_it(tmp_path: Path) -> None:
     assert died.message.startswith("Rank 1 (here) ended first: after step 0, at ")
 
 
-def test_without_a_page_there_are_no_other_ranks(tmp_path: Path) -> None:
+def test_no_other_ranks_are_read_from_a_missing_or_damaged_file(tmp_path: Path) -> None:
     assert read_ranks(tmp_path) == []
     (tmp_path / "ranks.json").write_text('{"torn":')
     assert read_ranks(tmp_path) == []

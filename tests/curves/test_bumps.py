@@ -51,7 +51,7 @@ def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: i
 
 @given(st.lists(st.floats(0, 3), min_size=8, max_size=150))
 @settings(max_examples=100)
-def test_a_curve_that_only_falls_or_only_rises_has_no_bump(moves: list[float]) -> None:
+def test_no_bump_is_found_in_a_monotone_curve(moves: list[float]) -> None:
     x = np.cumsum(moves)
     assert find_bumps(x, 3.0, 0.1) == find_bumps(-x, 3.0, 0.1) == []
 
@@ -95,7 +95,7 @@ def test_a_ripple_on_the_way_down_undoes_nothing() -> None:
 
 @pytest.mark.parametrize("sigma", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_whose_neighbours_err_together_makes_no_spike(sigma: float, seed: int) -> None:
+def test_correlated_noise_is_not_a_spike(sigma: float, seed: int) -> None:
     fresh = noise(600, sigma, seed)
     wandering = np.zeros(600)
     for place in range(1, 600):
@@ -103,7 +103,7 @@ def test_noise_whose_neighbours_err_together_makes_no_spike(sigma: float, seed: 
     assert spikes(run_named(loss=2 * np.exp(wandering))) == []
 
 
-def test_two_high_points_beside_each_other_in_heavy_tails_are_no_stretch() -> None:
+def test_two_neighbouring_outliers_in_heavy_tailed_noise_are_not_a_bump() -> None:
     tails = 0.1 * np.random.default_rng(3).standard_t(3, 3000)
     assert find_bumps(tails, 7.0, 0.26) == []
 

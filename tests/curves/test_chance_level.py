@@ -11,11 +11,11 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
 
 @pytest.mark.parametrize("classes", [2, 10, 24, 26, 32, 65, 128, 365, 1000, 4096, 151936])
-def test_the_cost_of_guessing_among_a_usual_number_of_classes_is_known(classes: int) -> None:
+def test_the_chance_level_of_common_numbers_of_classes_is_recognized(classes: int) -> None:
     assert classes_at_chance(1.002 * math.log(classes)) == classes
 
 
-def test_most_levels_between_are_no_such_cost() -> None:
+def test_most_other_levels_are_not_taken_for_a_chance_level() -> None:
     levels = np.linspace(math.log(25.5), math.log(1e5), 4000)
     assert np.mean([classes_at_chance(float(each)) > 0 for each in levels]) < 0.25
 
@@ -35,7 +35,7 @@ def flat(classes: int) -> np.ndarray:
     return math.log(classes) * np.exp(np.random.default_rng(0).normal(0, 0.003, 200))
 
 
-def test_a_plateau_at_the_cost_of_guessing_among_the_classes_of_a_setting_has_that_cause() -> None:
+def test_a_plateau_at_the_chance_level_of_the_configured_classes_is_caused_by_guessing() -> None:
     found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "77"}))
     assert found.cause is not None
     assert (found.cause.name, "chance level for 77 classes" in found.cause.statement) == ("guessing", True)

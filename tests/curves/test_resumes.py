@@ -31,7 +31,7 @@ def test_a_loss_that_stays_higher_after_a_resume_has_diverged_and_the_rate_is_wh
     assert "changed at the resume at step 900: 0.0001 before, 0.001 after" in diagnosis.cause.statement
 
 
-def test_without_another_rate_the_rate_is_not_blamed() -> None:
+def test_an_unchanged_learning_rate_is_not_named_as_the_cause() -> None:
     cause = diagnosis_of(resumed(2.5)).cause
     assert cause is None or "learning_rate" not in cause.name
 
@@ -47,7 +47,7 @@ def test_a_resume_at_the_same_level_is_healthy_and_described_up_to_its_last_leve
     assert any("the verdict is that of the last start" in note for note in diagnosis.notes)
 
 
-def test_what_went_wrong_before_a_resume_is_not_the_outcome_of_the_run() -> None:
+def test_a_divergence_before_a_resume_is_not_the_outcome_of_the_run() -> None:
     broken, again = falling(1000), falling(2000, seed=1)[500:]
     broken[700:] *= 4
     steps, attempts = np.r_[np.arange(1000), np.arange(500, 2000)], np.repeat([0, 1], [1000, 1500])
@@ -58,7 +58,7 @@ def test_what_went_wrong_before_a_resume_is_not_the_outcome_of_the_run() -> None
 
 
 @pytest.mark.parametrize("worst", [0, 1])
-def test_of_independent_runs_in_one_file_the_worst_decides_and_it_says_so(worst: int) -> None:
+def test_the_worst_of_independent_runs_in_one_file_decides_the_outcome_with_a_note(worst: int) -> None:
     runs = [falling(500), falling(500, seed=1)]
     runs[worst][300:] *= 4
     steps, attempts = np.tile(np.arange(500), 2), np.repeat([0, 1], 500)

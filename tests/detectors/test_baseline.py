@@ -78,7 +78,7 @@ def test_a_new_level_is_normal_after_a_while() -> None:
     assert np.abs(z[400 + READMIT_AFTER + 1 :]).max() < 6
 
 
-def test_a_new_level_becomes_normal_though_some_values_are_accepted_in_between() -> None:
+def test_a_new_level_becomes_normal_even_if_some_values_return_to_the_old_one() -> None:
     values = np.concatenate([np.full(400, 2.0), np.where(np.arange(900) % 4, 5.0, 2.0)]) + noise(6, 1300, 0.03)
     assert (z_of(values)[-300:] < 8).all()
 
@@ -110,7 +110,7 @@ def test_ratios_are_compared_again_once_all_values_are_positive() -> None:
     assert baseline.z == pytest.approx(math.log(8 / 4) / (0.1 / 4), rel=0.3)
 
 
-def test_a_loss_that_is_mostly_zero_has_no_noise_to_compare_with() -> None:
+def test_a_loss_that_is_mostly_zero_is_never_an_outlier() -> None:
     values = np.zeros(1000)
     values[::40] = 0.5
     assert set(z_of(values)) == {0.0}
@@ -121,7 +121,7 @@ def test_multiplying_a_positive_signal_changes_nothing() -> None:
     assert z_of(values * 1000.0) == pytest.approx(z_of(values), abs=1e-6)
 
 
-def test_trouble_that_lasts_does_not_teach_that_it_is_usual() -> None:
+def test_a_lasting_high_level_does_not_change_the_estimated_tail() -> None:
     baseline = Baseline()
     for value in np.exp(noise(7, 1000, 0.03)).tolist():
         baseline.take(value)

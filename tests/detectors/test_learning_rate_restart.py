@@ -23,7 +23,7 @@ def test_a_jump_beyond_the_highest_rate_ends_the_excuse_of_the_restart_before_it
     assert not seen([*CYCLE, 2e-3, 0.2, 0.2, 0.19]).excuses(6)
 
 
-def test_a_rate_that_was_rolled_back_from_is_no_rate_it_had_before() -> None:
+def test_a_rate_that_was_rolled_back_from_does_not_excuse_a_restart_to_it() -> None:
     after = seen([*CYCLE, 0.2, 0.2]).after_rollback()
     seen([0.198, 0.1, 1e-7, 0.2], after, 5)
     assert after.at is None

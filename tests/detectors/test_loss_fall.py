@@ -13,7 +13,7 @@ def learnt(steps: int, lowest: float = 1e-6) -> np.ndarray:
     return decaying(steps, lowest, 2.3, over=20.0) * np.exp(noise(3, steps, 0.1))
 
 
-def test_a_jump_that_stays_below_a_hundredth_of_the_start_is_no_spike() -> None:
+def test_a_jump_below_a_hundredth_of_the_first_loss_is_not_a_spike() -> None:
     losses = learnt(600)
     assert judged("loss_spike", loss=at(losses, 500, 1000.0)) == []
     (event,) = judged("loss_spike", loss=at(losses, 500, 1e5))
@@ -32,20 +32,20 @@ def test_the_first_losses_of_a_log_with_few_points_count_even_where_they_are_the
     assert judged("gradient_vanishing", loss=losses, grad_norm=1e-3 * losses) == []
 
 
-def test_a_loss_that_rises_slowly_from_next_to_nothing_is_no_divergence() -> None:
+def test_a_loss_that_rises_slowly_from_almost_zero_is_not_a_divergence() -> None:
     rising = np.interp(np.arange(1500), [0, 700, 1500], [1, 1, 100])
     assert judged("divergence", loss=learnt(1500) * rising) == []
     (event, *_) = judged("divergence", loss=learnt(1500, 0.05) * rising)
     assert event.step > 700
 
 
-def test_a_gradient_that_jumps_within_next_to_nothing_is_no_explosion() -> None:
+def test_a_jump_of_an_almost_zero_gradient_norm_is_not_an_explosion() -> None:
     norms = learnt(600)
     assert judged("gradient_explosion", grad_norm=at(norms, 500, 1000.0)) == []
     assert judged("gradient_explosion", grad_norm=at(norms, 500, 1e5)) != []
 
 
-def test_layers_of_a_model_that_has_learnt_all_are_neither_dead_nor_starved() -> None:
+def test_layers_of_a_model_with_almost_zero_loss_are_neither_dead_nor_starved() -> None:
     rounds = range(0, 3000, 100)
     losses = np.concatenate([[2.3] * 20, np.zeros(2980)])
     measured = np.isin(np.arange(3000), list(rounds))
@@ -63,7 +63,7 @@ def test_layers_of_a_model_that_has_learnt_all_are_neither_dead_nor_starved() ->
     assert kinds == {"dead_layer", "update_ratio_low", "gradient_imbalance", "gradient_vanishing"}
 
 
-def test_a_first_step_that_costs_any_amount_is_not_where_the_loss_began() -> None:
+def test_an_extreme_first_loss_is_not_the_start_level() -> None:
     assert start_level([156.0, 11.3, 1.5, *[0.6] * 17]) < 20
     assert start_level([2.3, 0.01, *[0.0] * 18]) >= 0.2
     assert start_level([]) == 0.0

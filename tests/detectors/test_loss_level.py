@@ -45,7 +45,7 @@ def shown(losses: Iterable[float], *codes: float, given: LossLevel | None = None
     ],
     ids=["swings", "noise", "noise above zero", "crosses", "crosses with noise", "ends below", "one below", "positive"],
 )
-def test_a_loss_whose_sign_keeps_changing_has_no_level(losses: np.ndarray, signed: bool) -> None:
+def test_no_level_is_used_for_a_loss_that_keeps_changing_its_sign(losses: np.ndarray, signed: bool) -> None:
     assert keeps_changing_sign(losses.tolist()) is signed
     assert shown(losses).reason is (NoLevel.SIGNED if signed else None)
 

@@ -36,7 +36,7 @@ def test_a_single_odd_loss_before_or_within_a_divergence_is_judged(place: int, v
 
 
 @pytest.mark.parametrize("value", [50.0, 1e5, 1e30, 1e300])
-def test_a_last_loss_is_never_too_large_to_be_trouble(value: float) -> None:
+def test_a_huge_last_loss_of_any_size_is_a_spike(value: float) -> None:
     losses = falling(60)
     losses[-1] = value
     assert {each.kind for each in diagnosis_of(run_named(loss=losses)).findings} == {"loss_spike"}

@@ -65,7 +65,7 @@ def test_a_spike_that_became_a_divergence_is_counted_as_a_spike() -> None:
     assert [each.kind for each in found.card.troubles] == ["divergence"]
 
 
-def test_only_what_differs_is_listed_and_nothing_that_only_names_a_run() -> None:
+def test_only_parameters_that_differ_and_do_not_just_name_a_run_are_listed() -> None:
     tags = {"mlflow.source.git.commit": "abc", "mlflow.runName": "x", "stability.outcome": "finished", "team": "red"}
     one = RunCard("a", params={"lr": "1", "width": "8", "output_dir": "/a", "run_name": "a"}, tags=tags)
     other = RunCard("b", params={"lr": "2", "width": "8", "output_dir": "/b", "depth": "3"}, tags={"team": "blue"})
@@ -82,7 +82,7 @@ def test_only_what_differs_is_listed_and_nothing_that_only_names_a_run() -> None
 @pytest.mark.parametrize(
     ("name", "yes"), [("seed", True), ("data.seed", True), ("random_state", True), ("speed", False)]
 )
-def test_seeds_are_known_by_their_names(name: str, yes: bool) -> None:
+def test_seeds_are_recognized_by_their_names(name: str, yes: bool) -> None:
     assert is_seed(name) is yes
 
 
@@ -96,7 +96,7 @@ def test_the_interval_of_a_rate_is_the_exact_one(count: int, steps: int) -> None
         assert stats.poisson.sf(count - 1, found.low * steps / 10_000) == pytest.approx(0.025, abs=1e-6)
 
 
-def test_twice_as_many_spikes_in_twice_as_many_steps_is_no_higher_rate() -> None:
+def test_twice_as_many_spikes_in_twice_as_many_steps_are_not_a_higher_rate() -> None:
     assert p_of_higher_rate(rate_of(8, 2000), rate_of(4, 1000)) > 0.3
     assert p_of_higher_rate(rate_of(20, 1000), rate_of(4, 1000)) < 0.01
     assert p_of_higher_rate(rate_of(0, 1000), rate_of(0, 1000)) == 1.0

@@ -45,7 +45,7 @@ def test_a_run_of_a_game_is_not_called_healthy_by_its_losses() -> None:
     assert any("was not judged" in str(each) for each in diagnosis.cannot_tell)
 
 
-def test_a_short_run_that_broke_is_called_broken_all_the_same() -> None:
+def test_a_very_short_run_that_broke_is_still_called_broken() -> None:
     assert diagnosis_of(run_named(loss=[3.0, 2.0, nan])).outcome == "broken"
 
 
@@ -79,12 +79,12 @@ def test_the_steps_of_a_course_are_counted_as_the_script_counts_them(first: int,
     assert f" in {steps:,} steps" in diagnosis_of(run_of(loss)).verdict
 
 
-def test_a_run_that_its_user_stopped_has_no_episode() -> None:
+def test_no_finding_is_reported_for_a_run_that_its_user_interrupted() -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", falling(100)), outcome="interrupted"))
     assert (diagnosis.outcome, diagnosis.findings) == ("interrupted", ())
 
 
-def test_what_was_judged_while_it_trained_is_taken_as_it_was_judged() -> None:
+def test_findings_recorded_during_training_are_not_judged_again() -> None:
     event = at_step(50, "gradient_explosion", Severity.WARNING, "The gradient norm is 9.", evidence={"grad_norm": 9.0})
     losses = falling(400)
     losses[200] *= 3  # nothing was said about it while it trained
@@ -93,7 +93,7 @@ def test_what_was_judged_while_it_trained_is_taken_as_it_was_judged() -> None:
     assert [each.kind for each in diagnosis_of(run_of(metric_of("loss", losses))).findings] == ["loss_spike"]
 
 
-def test_what_only_the_whole_curve_shows_is_added_to_what_was_judged_while_it_trained() -> None:
+def test_findings_on_whole_curves_are_added_to_those_recorded_during_training() -> None:
     losses = np.r_[falling(200), np.linspace(1.6, 5, 200)]
     assert diagnosis_of(run_of(metric_of("loss", losses), events=[])).outcome == "diverged"
 
@@ -110,7 +110,7 @@ def test_a_validation_that_no_detector_saw_is_judged_afterwards() -> None:
     assert [(each.kind, each.start) for each in diagnosis_of(history).findings] == [("nan_detected", 300)]
 
 
-def test_of_thinned_points_only_whole_curves_are_judged_and_it_says_so() -> None:
+def test_for_thinned_points_only_whole_curves_are_judged_and_a_note_says_so() -> None:
     losses = falling(200)
     losses[100] *= 3
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), complete=False))
@@ -133,7 +133,7 @@ def test_the_parts_of_a_loss_do_not_repeat_what_its_whole_says() -> None:
     assert [(each.kind, each.metric) for each in diagnosis.findings] == [("loss_spike", "total_loss")]
 
 
-def test_several_runs_in_one_file_are_judged_apart() -> None:
+def test_several_runs_in_one_file_are_judged_separately() -> None:
     losses = np.concatenate([falling(50), falling(50, seed=1), falling(50, seed=2)])
     steps, attempts = np.tile(np.arange(50), 3), np.repeat([0, 1, 2], 50)
     assert diagnosis_of(run_of(metric_of("loss", losses, steps=steps, attempts=attempts))).outcome == "healthy"

@@ -67,7 +67,7 @@ def test_a_spike_that_passed_is_an_episode_with_a_recovery_and_no_loss_of_the_ru
     assert card.recovery_steps[0] <= 20
 
 
-def test_one_lucky_batch_is_no_best_loss() -> None:
+def test_one_lucky_batch_does_not_set_the_best_loss() -> None:
     losses = falling(600)
     losses[400] = 0.01
     best = card_of_loss(losses).best_loss
@@ -75,7 +75,7 @@ def test_one_lucky_batch_is_no_best_loss() -> None:
     assert best > 1.3
 
 
-def test_a_run_that_ended_in_nan_has_no_number_for_a_final_loss() -> None:
+def test_the_final_loss_of_a_run_that_ended_in_nan_is_nan() -> None:
     final = card_of_loss(np.where(np.arange(600) < 500, falling(600), np.nan)).final_loss
     assert final is not None
     assert math.isnan(final)
@@ -131,7 +131,7 @@ def test_the_cause_of_a_later_finding_names_the_finding_that_it_explains() -> No
     assert (card.cause_statement, card.cause_explains) == ("The batch was not finite.", "NaN at step 600")
 
 
-def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
+def test_the_cause_of_the_first_finding_names_no_other_finding() -> None:
     events = [
         at_step(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
         at_step(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
@@ -173,7 +173,7 @@ def test_the_best_loss_is_the_one_that_the_verdict_speaks_of() -> None:
     assert card.best_loss == pytest.approx(3.638)
 
 
-def test_a_loss_that_is_no_number_cannot_spike() -> None:
+def test_nan_losses_do_not_count_for_the_spike_rate() -> None:
     rate = spike_rate_of(card_of_loss(np.where(np.arange(300) < 20, falling(300), np.nan)))
     assert rate is not None
     assert (rate.count, rate.steps) == (0, 20)

@@ -34,7 +34,7 @@ STEPS = 25
         ("out_of_memory", "out_of_memory", "FAILED", "memory"),
     ],
 )
-def test_everything_arrives_and_the_run_tells_the_truth(
+def test_everything_arrives_and_the_run_has_the_right_status(
     how: str, outcome: str, status: str, detail: str, sqlite_uri: str, tmp_path: Path
 ) -> None:
     training = Training(tmp_path, sqlite_uri, how, STEPS)
@@ -81,7 +81,7 @@ def test_a_signal_from_outside_is_recorded_as_the_end_of_the_training(
 
 
 @pytest.mark.parametrize("how", ["exception", "exit", "kill"])
-def test_a_run_that_the_script_started_tells_the_truth_too(how: str, sqlite_uri: str, tmp_path: Path) -> None:
+def test_a_run_started_by_the_script_has_the_right_status_too(how: str, sqlite_uri: str, tmp_path: Path) -> None:
     # MLflow by itself leaves a killed run RUNNING for ever, and calls one FINISHED that ended in an exception.
     training = Training(tmp_path, sqlite_uri, how, STEPS, environment={"OWN_RUN": "1"})
     training.end()

@@ -35,7 +35,7 @@ def test_two_processes_at_once_in_one_run_are_recorded_separately(sqlite_uri: st
     assert len(client.search_runs(["0"])) == 1
 
 
-def test_a_resumed_run_goes_on_behind_its_last_step(sqlite_uri: str, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_after_its_last_step(sqlite_uri: str, tmp_path: Path) -> None:
     first = Training(tmp_path, sqlite_uri, "kill", 20)
     first.end()
     run_id = first.delivered().info.run_id
@@ -52,7 +52,7 @@ def test_a_resumed_run_goes_on_behind_its_last_step(sqlite_uri: str, tmp_path: P
     assert run.info.status == "FINISHED"
 
 
-def test_a_run_that_the_script_resumes_itself_is_known_to_go_on(sqlite_uri: str, tmp_path: Path) -> None:
+def test_a_run_resumed_by_the_script_continues_its_step_count(sqlite_uri: str, tmp_path: Path) -> None:
     first = Training(tmp_path, sqlite_uri, "normal", 12)
     first.end()
     run_id = first.delivered().info.run_id

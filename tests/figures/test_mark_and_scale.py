@@ -10,7 +10,7 @@ from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
-def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
+def test_many_events_become_few_marks_and_none_is_lost() -> None:
     sketch = MarkSketch()
     for step in range(0, 20_000, 2):
         severity = Severity.CRITICAL if step == 7_778 else Severity.WARNING

@@ -71,7 +71,7 @@ def test_a_cluster_gives_the_same_comparison_and_says_what_it_could_not_read(sql
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_cards_that_a_cluster_made_by_other_rules_are_neither_shown_nor_remembered(
+def test_cards_made_by_a_cluster_with_other_rules_are_neither_shown_nor_cached(
     sqlite_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -86,7 +86,7 @@ def test_cards_that_a_cluster_made_by_other_rules_are_neither_shown_nor_remember
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_a_cluster_that_goes_away_costs_what_it_had_not_read(
+def test_a_cluster_that_dies_loses_only_the_runs_it_had_not_read(
     troubled_server: TroubledServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlflow_stability.analysis.cards.dask_cluster.AT_ONCE", 2)

@@ -39,7 +39,7 @@ def test_a_file_that_is_called_like_a_module_is_not_run_where_it_lies(logs: list
     assert not Path("was_run").exists()
 
 
-def test_a_process_that_dies_costs_only_the_run_that_it_was_reading(logs: list[str]) -> None:
+def test_a_process_that_dies_loses_only_the_run_that_it_was_reading(logs: list[str]) -> None:
     mine = set(psutil.Process().children())
     found: dict[int, list[RunCard]] = {}
     for number, cards in cards_from_processes(logs, 1, None, None):
@@ -55,7 +55,7 @@ def test_a_process_that_dies_costs_only_the_run_that_it_was_reading(logs: list[s
 
 
 @pytest.mark.parametrize("program", ["/nowhere/python", str(shutil.which("false")), ""])
-def test_where_no_process_comes_up_this_one_reads(
+def test_this_process_reads_the_runs_when_no_worker_starts(
     logs: list[str], program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
@@ -92,7 +92,7 @@ def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
 
 
 @pytest.mark.slow
-def test_what_a_process_had_fetched_is_gone_when_it_is_ended_in_the_middle_of_a_run(
+def test_files_fetched_by_a_process_are_removed_when_it_is_ended_in_the_middle_of_a_run(
     logs: list[str], troubled_server: TroubledServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = recorded(troubled_server.url, tmp_path / "made", "a-run")

@@ -53,7 +53,9 @@ def test_a_run_alone_gives_the_checks_for_its_worst_trouble(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("typed", [["--run", "gone.csv"], ["--run", "logs"], ["nonsense"]])
-def test_what_cannot_be_done_is_one_sentence(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_call_ends_with_code_2_and_an_error_without_a_traceback(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b"):
         write_log(Path("logs", f"{name}.jsonl"), falling())
     assert run(["checklist", *typed]) == 2
@@ -68,7 +70,7 @@ def test_the_output_says_when_a_kind_has_no_checklist_of_its_own(capsys: pytest.
     assert "dead_units has no checklist of its own" in words(capsys.readouterr().out)
 
 
-def test_it_ends_in_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checklist_ends_in_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
     write_log(Path("nan.jsonl"), ending_in_nan())
     assert run(["checklist", "nan_detected"]) == 0
     assert "Decision - If one batch is the cause: Restart from a checkpoint" in words(capsys.readouterr().out)

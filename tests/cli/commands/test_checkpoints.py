@@ -38,7 +38,7 @@ def checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return RunCheckpoints(client, str(client.create_run("0").info.run_id))
 
 
-def test_they_are_listed_oldest_first(
+def test_checkpoints_are_listed_oldest_first(
     checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints.upload(keep(tmp_path, 1000, good=False))
@@ -63,7 +63,7 @@ def test_the_best_by_a_metric_and_the_last_good_one_are_marked(
     assert [" ".join(row).partition("good")[2] for row in rows[:3]] == ["", " (best)", " (last good)"]
 
 
-def test_one_that_was_damaged_is_found_by_its_hash(
+def test_a_damaged_checkpoint_is_found_by_its_hash(
     checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints.upload(keep(tmp_path, 500, written=b"weightz"))
@@ -76,7 +76,7 @@ def test_one_that_was_damaged_is_found_by_its_hash(
     assert "good, verified (best, last good)" in said
 
 
-def test_what_is_downloaded_is_what_was_written(
+def test_a_downloaded_checkpoint_equals_the_one_that_was_written(
     checkpoints: RunCheckpoints, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = keep(tmp_path / "kept", 500)

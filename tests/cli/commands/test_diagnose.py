@@ -100,7 +100,7 @@ def _issue_types(printed: str) -> list[str]:
     return [row["issue_type"] for row in csv.DictReader(io.StringIO(printed)) if row["issue_type"]]
 
 
-def test_a_higher_sensitivity_finds_what_a_lower_one_leaves(tmp_path: Path) -> None:
+def test_a_higher_sensitivity_finds_what_a_lower_one_misses(tmp_path: Path) -> None:
     losses = [3.0 - at / 60 + 0.02 * (-1) ** at for at in range(60)]
     losses[30] = 3.0
     Path("small.jsonl").write_text("".join(f'{{"step": {at}, "loss": {loss}}}\n' for at, loss in enumerate(losses)))
@@ -108,7 +108,7 @@ def test_a_higher_sensitivity_finds_what_a_lower_one_leaves(tmp_path: Path) -> N
     assert codes == [0, 0, 1]
 
 
-def test_what_rests_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_that_depends_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--issue-type", "plateau"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Not found: no plateau in 600 steps. Other findings: a divergence." in said
@@ -117,7 +117,7 @@ def test_what_rests_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[
     assert "What to do" not in said
 
 
-def test_an_unknown_kind_gives_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_kind_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs", "--issue-type", "nan_detcted"]) == 2
     assert "Did you mean nan_detected" in " ".join(capsys.readouterr().err.split())
 
@@ -143,7 +143,9 @@ def test_norms_below_the_users_own_threshold_are_not_an_explosion(capsys: pytest
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.csv", "out.md", "out.html", "out.txt"])
-def test_a_report_goes_into_a_file_in_the_form_of_its_ending(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ending_of_the_output_file_sets_the_format_of_the_report(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--output", name]) == 1
     assert capsys.readouterr().out == ""
     text = Path(name).read_text(encoding="utf-8")
@@ -151,14 +153,16 @@ def test_a_report_goes_into_a_file_in_the_form_of_its_ending(name: str, capsys: 
     assert text.startswith(begins[name])
 
 
-def test_the_form_that_is_asked_for_wins_over_the_ending() -> None:
+def test_a_requested_format_takes_precedence_over_the_ending_of_the_file() -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--output", "out.html", "--output-format", "json"]) == 1
     assert json.loads(Path("out.html").read_text(encoding="utf-8"))["schema_version"] == 2
 
 
 @pytest.mark.parametrize("file", ["logs/bad.jsonl", "logs/../logs/bad.jsonl", "link.jsonl"])
 @pytest.mark.parametrize("asked", ["logs/bad.jsonl", "logs"])
-def test_no_log_that_is_asked_about_is_written_over(file: str, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_is_diagnosed_is_never_overwritten(
+    file: str, asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("link.jsonl").symlink_to("logs/bad.jsonl")
     before = Path("logs/bad.jsonl").read_bytes()
     assert run(["diagnose", asked, "--output", file, "--output-format", "csv"]) == 2
@@ -236,7 +240,7 @@ def test_a_report_can_only_be_added_to_a_run(capsys: pytest.CaptureFixture[str])
     assert "is a file or folder" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_run_that_is_not_there_and_a_server_that_is_away_are_one_sentence(
+def test_a_missing_run_and_an_unreachable_server_are_each_reported_in_one_line(
     sqlite_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for uri in (sqlite_uri, CLOSED):
@@ -253,7 +257,7 @@ def test_a_folder_named_like_a_run_id_is_read_with_a_note(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("form", ["json", "rich"])
-def test_a_reader_that_has_enough_is_no_error(form: str) -> None:
+def test_a_reader_that_closes_the_pipe_early_is_not_an_error(form: str) -> None:
     # `true` is gone long before the first line comes.
     done = by_itself("diagnose", "logs/good.jsonl", "--output-format", form, after="| true")
     assert (done.stderr, done.returncode) == ("", 0)
@@ -265,13 +269,13 @@ def test_the_exit_code_is_correct_when_stdout_is_closed(log: str, code: int) -> 
     assert (done.stderr, done.returncode) == ("", code)
 
 
-def test_a_full_disk_is_one_sentence() -> None:
+def test_a_full_disk_is_reported_in_one_sentence() -> None:
     done = by_itself("diagnose", "logs", after="> /dev/full")
     assert done.returncode == 2
     assert done.stderr == "mlflow-stability: The result could not be written: No space left on device.\n"
 
 
-def test_a_terminal_that_knows_only_ascii_is_written_to_all_the_same() -> None:
+def test_a_terminal_with_ascii_encoding_gets_ascii_output() -> None:
     os.environ["PYTHONIOENCODING"] = "ascii"
     try:
         done = by_itself("diagnose", "logs/bad.jsonl")

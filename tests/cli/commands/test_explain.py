@@ -17,7 +17,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_without_a_kind_all_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_kind_all_kinds_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain"]) == 0
     text = capsys.readouterr().out
     for kind in KINDS:
@@ -41,7 +41,7 @@ def test_everything_about_a_kind_is_printed(kind: str, capsys: pytest.CaptureFix
         assert f"  {about.reference}\n" in text
 
 
-def test_what_is_seen_in_whole_curves_is_documented_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_for_whole_curves_are_documented_too(capsys: pytest.CaptureFixture[str]) -> None:
     run(["explain", "divergence"])
     assert "What it sees in whole curves, afterwards" in capsys.readouterr().out
     run(["explain", "killed"])
@@ -54,7 +54,9 @@ def test_a_kind_may_be_typed_with_dashes(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("los_spike", "loss_spike"), ("nan_detect", "nan_detected")])
-def test_an_unknown_kind_gives_the_nearest(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_kind_suggests_the_nearest(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["explain", typed]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -62,7 +64,7 @@ def test_an_unknown_kind_gives_the_nearest(typed: str, meant: str, capsys: pytes
     assert meant in said.err
 
 
-def test_what_is_like_nothing_gives_the_way_to_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_kind_unlike_any_other_says_how_to_list_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "\x1b[2Jxyzzy"]) == 2
     said = capsys.readouterr().err
     assert "lists them all" in words(said)
@@ -89,9 +91,7 @@ def test_a_kind_is_listed_and_suggested_once(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("kind", [each.kind for each in (*DETECTORS, *ON_REQUEST) if each.experimental])
-def test_what_is_experimental_does_not_say_that_nothing_was_measured(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experimental_kind_is_not_called_not_measured(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(["explain", kind])
     said = words(capsys.readouterr().out)
     assert "experimental: it changes no verdict and no exit code" in said

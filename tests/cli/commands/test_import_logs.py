@@ -11,7 +11,9 @@ LOG = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))
 TABLE = "epoch,loss\n0,3\n1,2\n2,nan\n"
 
 
-def test_each_run_is_a_line_with_its_id(sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_imported_run_prints_a_line_with_its_id(
+    sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.log").write_text(LOG)
     (tmp_path / "table").write_text(TABLE)
     assert run(["import", "train.log", "table", "--experiment", "logs", "--tracking-uri", sqlite_uri]) == 0
@@ -53,7 +55,9 @@ def test_without_an_experiment_nothing_is_imported(tmp_path: Path, capsys: pytes
     assert "--experiment" in capsys.readouterr().err
 
 
-def test_a_server_that_is_away_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_reported_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.log").write_text(LOG)
     assert run(["import", "train.log", "--experiment", "logs", "--tracking-uri", "http://127.0.0.1:9"]) == 2
     said = capsys.readouterr().err

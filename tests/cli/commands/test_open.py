@@ -19,7 +19,7 @@ def no_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_page_of_a_run_is_kept_and_named_where_there_is_no_browser(
+def test_the_page_of_a_run_is_kept_and_its_path_printed_where_there_is_no_browser(
     sqlite_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id = store_run(sqlite_uri, diverging(), name="lost")
@@ -35,7 +35,7 @@ def test_the_page_of_a_run_is_kept_and_named_where_there_is_no_browser(
     assert page.stat().st_ino == before
 
 
-def test_a_browser_is_given_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page_is_opened_in_the_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_log(tmp_path / "a log.jsonl", falling())
     browser = tmp_path / "browser"
     browser.write_text(BROWSER)
@@ -53,7 +53,7 @@ def test_a_page_never_replaces_the_log_that_it_is_about(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("typed", [[], ["a", "--last"]])
-def test_it_takes_one_run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_one_run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["open", *typed]) == 2
     assert "Give a run id, a run's name, the path of a log, or --last." in capsys.readouterr().err
 

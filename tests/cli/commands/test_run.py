@@ -118,7 +118,7 @@ def test_a_script_sees_what_it_sees_when_python_runs_it(arguments: list[str], tm
         "import atexit\natexit.register(lambda: print(__name__, Path))\nfrom pathlib import Path",
     ],
 )
-def test_it_ends_as_when_python_runs_it(script: str, tmp_path: Path) -> None:
+def test_a_script_ends_as_it_does_when_python_runs_it(script: str, tmp_path: Path) -> None:
     (tmp_path / "end.py").write_text(script)
     plain, ours = both("end.py", cwd=tmp_path)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
@@ -173,7 +173,7 @@ def test_a_training_is_recorded_with_the_options_and_its_error_is_its_own(sqlite
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [["--no-python", *OURS], ["-m", "mlflow_stability", "run"]], ids=["program", "module"])
-def test_torchrun_starts_it_in_every_process(way: list[str], sqlite_uri: str, tmp_path: Path) -> None:
+def test_torchrun_starts_the_command_in_every_process(way: list[str], sqlite_uri: str, tmp_path: Path) -> None:
     shared = 'import torch.distributed as d\nd.init_process_group("gloo")\n'
     (tmp_path / "train.py").write_text(TRAINS.replace("model =", f"{shared}model =") + "\nd.destroy_process_group()\n")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -158,7 +158,9 @@ def test_old_journals_and_checkpoints_are_removed_after_delivery_unless_in_use(
     assert capsys.readouterr().out.count("Removed") == 2
 
 
-def test_what_was_not_delivered_stays_however_old_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undelivered_journals_and_their_checkpoints_are_kept_at_any_age(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / ".mlflow-stability"
     undelivered = left_by_another_machine(root, "http://127.0.0.1:9")
     needed = checkpoints_of(root, undelivered.folder.name, 0)
@@ -168,7 +170,7 @@ def test_what_was_not_delivered_stays_however_old_it_is(tmp_path: Path, capsys: 
     assert "the rest was not delivered" in capsys.readouterr().out
 
 
-def test_the_oldest_go_until_the_rest_fits(sqlite_uri: str, tmp_path: Path) -> None:
+def test_the_oldest_journals_are_removed_until_the_rest_fits(sqlite_uri: str, tmp_path: Path) -> None:
     root = tmp_path / ".mlflow-stability"
     folders = [checkpoints_of(root, f"run-{number}", 0) for number in range(3)]
     for number, folder in enumerate(folders):

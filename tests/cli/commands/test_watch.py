@@ -60,9 +60,7 @@ def test_the_newest_training_in_this_directory_is_read_from_its_journal(
     assert "1 WARNING loss_spike  step 60  loss 7.47 at step 60." in said
 
 
-def test_a_run_whose_journal_is_here_is_read_from_it(
-    journal: JournalWriter, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_a_local_journal_is_read_from_it(journal: JournalWriter, capsys: pytest.CaptureFixture[str]) -> None:
     run_id = "0123456789abcdef" * 2
     Delivered(journal.folder, "a", run_id, offset=1000).save()
     assert run(["watch", run_id, "--once", "--tracking-uri", "http://127.0.0.1:9"]) == 0
@@ -71,7 +69,7 @@ def test_a_run_whose_journal_is_here_is_read_from_it(
     assert "step 1,060" in said
 
 
-def test_it_ends_with_the_training_and_tells_each_finding_once(
+def test_the_command_ends_with_the_training_and_prints_each_finding_once(
     journal: JournalWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal.append(Closing("crashed", "ValueError: x", 100))
@@ -104,7 +102,7 @@ def test_watching_a_run_without_our_metrics_ends_with_code_2_and_advice(
     assert "has no metrics of mlflow-stability. To record" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_it_quietly(journal: JournalWriter, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_command_without_an_error(journal: JournalWriter, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with out.open("w") as file:
         watching = subprocess.Popen(
@@ -118,7 +116,7 @@ def test_ctrl_c_ends_it_quietly(journal: JournalWriter, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_delivered_meanwhile_is_followed_in_the_store(
+def test_a_run_whose_journal_is_delivered_and_removed_is_followed_in_the_store(
     journal: JournalWriter, sqlite_uri: str, tmp_path: Path
 ) -> None:
     Delivered(journal.folder, "a", stored(sqlite_uri, "moved")).save()

@@ -39,13 +39,13 @@ def drawn(run: WatchedRun, width: int = 80, height: int = 24, *, unicode: bool =
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 20), (160, 60)])
 @pytest.mark.parametrize("findings", [0, 1, 30])
-def test_it_fits_into_the_window(size: tuple[int, int], findings: int) -> None:
+def test_the_view_fits_into_the_window(size: tuple[int, int], findings: int) -> None:
     lines = drawn(watched(findings=findings), *size)
     assert max(map(len, lines)) <= size[0]
     assert len(lines) <= size[1]
 
 
-def test_it_says_how_the_run_is_and_what_was_found() -> None:
+def test_the_view_shows_the_state_of_the_run_and_its_findings() -> None:
     text = "\n".join(drawn(watched()))
     for said in (
         "training",
@@ -83,7 +83,7 @@ def test_a_run_without_a_step_and_one_of_nan_alone_can_be_shown() -> None:
     assert "no finite value" in "\n".join(drawn(run))
 
 
-def test_a_terminal_without_unicode_gets_ascii_alone() -> None:
+def test_a_terminal_without_unicode_gets_only_ascii() -> None:
     assert "\n".join(drawn(watched(), unicode=False)).isascii()
 
 

@@ -55,7 +55,7 @@ def broken_training(root: Path, uri: str, **opening: object) -> Training:
     return training
 
 
-def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(root: Path, sqlite_uri: str) -> None:
+def test_a_broken_run_is_described_with_advice_although_its_process_finished(root: Path, sqlite_uri: str) -> None:
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0", tags={"mlflow.note.content": "Second try, *smaller* model."}).info.run_id
     training = broken_training(root, sqlite_uri, run_id=run_id)
@@ -80,7 +80,7 @@ def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(r
     assert f"/runs/{run_id}/artifacts/stability/report.html?workflowType=machine_learning)" in description
 
 
-def test_a_run_that_the_autopilot_ended_says_so_first(root: Path, sqlite_uri: str) -> None:
+def test_the_description_of_a_run_ended_by_the_autopilot_begins_with_the_reason(root: Path, sqlite_uri: str) -> None:
     training = broken_training(root, sqlite_uri)
     decision = Decision("give_up", "100 consecutive steps skipped since step 50.", 50, final=True, nothing_left=True)
     training.journal.append(give_up_event(decision, 60, rollbacks=0, ends=True))
@@ -143,7 +143,7 @@ def test_a_run_with_mistakes_in_its_set_up_alone_is_not_headed_unstable(root: Pa
     assert "Remove the activation between the model's output and the loss function" in tags["mlflow.note.content"]
 
 
-def test_while_it_trains_the_description_tells_step_state_and_newest_values() -> None:
+def test_the_description_of_a_running_training_has_its_step_state_and_newest_values() -> None:
     story = RunSummary(0)
     story.take(StepReading(4200, SIGNALS, (0.5, 1.25, 0.01, 1.0), 0, 1.0))
     assert live_description(story, Counter()).splitlines()[:3] == [

@@ -125,7 +125,7 @@ def test_a_tag_of_the_run_names_the_pictures_that_there_was_no_time_to_draw(
     assert sum("1 of step 10" in line for line in caplog.messages) == 1
 
 
-def test_an_outage_costs_no_picture_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_picture_is_lost_in_a_store_outage_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_drawing(monkeypatch)
     clock = Clock(monkeypatch)
     keep(tmp_path, [10, 500])
@@ -162,7 +162,7 @@ def test_a_round_that_could_not_be_begun_for_an_outage_is_begun_again(
     assert len(shelf.pictures) == 2
 
 
-def test_a_courier_that_comes_after_the_end_draws_the_rest_and_says_so(
+def test_a_courier_that_starts_after_the_end_draws_the_rest_and_sets_the_tag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_drawing(monkeypatch)

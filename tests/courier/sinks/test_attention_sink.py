@@ -213,7 +213,7 @@ def test_thinning_keeps_the_first_rounds_and_never_too_many(rounds: int) -> None
     assert not Thinning(dense=3, growth=2.0, most=3).keeps(6)
 
 
-def test_of_many_layers_twelve_are_drawn_evenly_chosen_and_all_are_sent(
+def test_twelve_evenly_chosen_layers_are_drawn_and_the_maps_of_all_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_drawing(monkeypatch)
@@ -234,7 +234,7 @@ def test_first_layers_of_two_models_have_files_of_their_own(tmp_path: Path) -> N
     assert len(set(shelf.pictures)) == 2
 
 
-def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
+def test_nothing_is_lost_while_the_store_does_not_answer(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, [10, 500])
     streams = both(tmp_path, shelf)
@@ -267,7 +267,7 @@ def test_pictures_that_are_refused_or_cannot_be_drawn_are_reported_once_and_give
     assert shelf.steps_of_maps == [10, 500, 1000, 1500, 2000]
 
 
-def test_a_damaged_map_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_damaged_map_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keep(tmp_path, [10], layers=2)
     attention_map_files(tmp_path)[0].path.write_bytes(b"torn")
     shelf = Shelf()

@@ -58,7 +58,7 @@ def test_facts_that_users_do_not_choose_are_not_parameters_but_can_be_read_back(
     assert history.params == {f"stability.{key}": value for key, value in facts.items()}
 
 
-def test_a_second_recording_of_the_run_tells_only_what_is_otherwise(root: Path, sqlite_uri: str) -> None:
+def test_a_second_recording_of_a_run_adds_only_new_and_changed_settings(root: Path, sqlite_uri: str) -> None:
     first = told(root, sqlite_uri, {"seed": "1", "betas": "(0.9, 0.95)"})
     run = told(root, sqlite_uri, {"seed": "2", "betas": "(0.9, 0.95)", "model": "x"}, run_id=first.info.run_id)
     assert run.data.params == {
@@ -176,13 +176,13 @@ def test_changes_since_the_commit_are_summarized(repository: Path) -> None:
     assert state["git.untracked"] == "new.py"
 
 
-def test_what_is_staged_counts_as_changed(repository: Path) -> None:
+def test_staged_changes_count_as_changes(repository: Path) -> None:
     (repository / "train.py").write_text("lr = 0.3\n")
     git(repository, "add", "train.py")
     assert git_state(str(repository))["git.dirty"] == "True"
 
 
-def test_a_folder_within_a_repository_is_asked_like_it(repository: Path) -> None:
+def test_a_folder_in_a_repository_has_the_state_of_the_repository(repository: Path) -> None:
     inner = repository / "a folder"
     inner.mkdir()
     (inner / "ünter.py").write_text("")
@@ -196,7 +196,7 @@ def test_a_detached_head_is_reported_as_the_branch(repository: Path) -> None:
     assert git_state(str(repository))["git.branch"] == "(detached)"
 
 
-def test_a_repository_without_a_commit_has_no_commit(tmp_path: Path) -> None:
+def test_the_state_of_a_repository_without_commits_names_no_commit(tmp_path: Path) -> None:
     git(tmp_path, "init")
     (tmp_path / "train.py").write_text("")
     git(tmp_path, "add", "train.py")

@@ -88,7 +88,7 @@ def test_every_picture_is_drawn_at_the_end(training: Training) -> None:
     assert all(content.startswith(b"\x89PNG") for content in shelf.files.values())
 
 
-def test_only_what_there_is_is_drawn(training: Training) -> None:
+def test_only_pictures_with_data_are_drawn(training: Training) -> None:
     journal(training, 5)
     shelf = Shelf()
     fed(training, shelf).drive()
@@ -108,7 +108,7 @@ def test_weights_activations_and_sparse_codes_have_their_pictures(training: Trai
     assert "stability/representations/duty_cycles.png" in shelf.files
 
 
-def test_a_recording_without_a_step_has_no_picture(training: Training) -> None:
+def test_no_picture_is_sent_for_a_recording_without_steps(training: Training) -> None:
     shelf = Shelf()
     fed(training, shelf).drive()
     assert shelf.sent == []
@@ -152,7 +152,7 @@ def test_a_picture_that_cannot_be_drawn_is_reported_once_and_the_others_are_draw
     assert sum("Picture grad_norm.png not drawn: ZeroDivisionError" in line for line in caplog.messages) == 1
 
 
-def test_a_journal_that_is_misunderstood_costs_the_pictures_alone(
+def test_an_error_while_reading_the_journal_prevents_only_the_pictures_and_gives_one_warning(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal(training, 5)
@@ -165,9 +165,7 @@ def test_a_journal_that_is_misunderstood_costs_the_pictures_alone(
     assert len(caplog.messages) == 1
 
 
-def test_a_picture_is_not_drawn_again_because_the_store_is_away(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_is_not_drawn_again_after_a_store_outage(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     journal(training, 5)
     shelf, drawn = Shelf(), []
     shelf.trouble = TrackingError("away")
@@ -196,7 +194,7 @@ def test_a_store_that_refuses_a_picture_is_not_asked_again(training: Training) -
     assert shelf.sent == []
 
 
-def test_a_damaged_table_costs_its_picture_alone(training: Training) -> None:
+def test_a_damaged_table_prevents_only_its_own_picture(training: Training) -> None:
     journal(training, 50, layers=2)
     for file in (training.journal.folder / "layers").iterdir():
         file.write_bytes(b"torn")
@@ -214,7 +212,7 @@ def test_pictures_arrive_in_a_real_run(training: Training, sqlite_uri: str) -> N
     assert len(client.list_artifacts(run_id, "stability/layers")) == 4
 
 
-def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> None:
+def test_the_data_for_pictures_stay_below_20_megabytes_with_a_thousand_layers() -> None:
     data = PictureData(0, "3f2a9c", Path())
     layers = gpt_layers(1000)
     groups = tuple(Signal("learning_rate", f"group_{number}") for number in range(1, 40))

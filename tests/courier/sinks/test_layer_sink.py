@@ -73,7 +73,7 @@ def test_a_new_courier_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
     assert len(shelf.parts) == 2
 
 
-def test_what_was_sent_without_being_noted_lands_on_itself(tmp_path: Path) -> None:
+def test_tables_sent_again_after_a_lost_state_are_not_duplicated(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     drive(stream_of(tmp_path, shelf))
@@ -110,7 +110,7 @@ def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkey
     assert shelf.steps == [step for step in range(100, 1000, 100) for _ in range(2)]
 
 
-def test_a_step_too_large_for_one_part_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_too_large_for_one_part_is_still_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_sinks, "_MOST_BYTES", 10)
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
@@ -118,7 +118,7 @@ def test_a_step_too_large_for_one_part_is_sent_all_the_same(tmp_path: Path, monk
     assert shelf.steps == [100, 100, 200, 200]
 
 
-def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
+def test_nothing_is_lost_while_the_store_does_not_answer(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     shelf.away = True

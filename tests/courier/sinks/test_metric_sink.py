@@ -80,7 +80,7 @@ def test_a_store_that_was_away_but_is_fast_enough_gets_all_points_while_training
     assert sink.reached == sink.until
 
 
-def test_what_memory_has_no_room_for_is_read_once_more_at_the_end(training, monkeypatch):
+def test_points_that_exceed_the_memory_limit_are_read_again_at_the_end(training, monkeypatch):
     monkeypatch.setattr(metric_sink, "MOST_WAITING", 3_000)
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     shelf.broken = True
@@ -101,7 +101,7 @@ def test_what_memory_has_no_room_for_is_read_once_more_at_the_end(training, monk
 
 
 @pytest.mark.slow
-def test_memory_stays_bounded_however_long_the_store_is_away(training):
+def test_memory_stays_bounded_in_a_store_outage_of_any_length(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     shelf.broken = True
     metrics = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), 1)

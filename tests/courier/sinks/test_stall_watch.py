@@ -36,13 +36,13 @@ def test_a_stall_has_the_same_description_at_every_look() -> None:
     assert watch.look(last + 61) == watch.look(last + 3000)
 
 
-def test_slow_steps_are_no_stall() -> None:
+def test_slow_steps_are_not_a_stall() -> None:
     watch, last = after_steps(seconds=30.0)
     assert watch.look(last + 299) is None
     assert watch.look(last + 301) is not None
 
 
-def test_what_went_on_was_a_pause() -> None:
+def test_a_stall_after_which_training_continued_is_a_pause() -> None:
     watch, last = after_steps()
     pause = heard(watch, 21, last + 100)
     assert pause is not None
@@ -60,7 +60,7 @@ def test_a_stall_before_the_end_is_reported_when_the_training_ends() -> None:
 
 
 @pytest.mark.parametrize(("wall", "clock"), [(59.0, 59.0), (7200.0, 3.0), (3.0, 7200.0)])
-def test_an_end_soon_after_a_step_is_no_pause_whatever_the_clocks_say(wall: float, clock: float) -> None:
+def test_an_end_soon_after_a_step_is_not_a_pause_whatever_the_clocks_show(wall: float, clock: float) -> None:
     watch, last = after_steps()
     assert watch.ended(last + wall, last + clock) is None
 
@@ -111,7 +111,7 @@ def test_a_pause_is_as_long_as_the_training_measured_it() -> None:
     assert "No step for 100 s after step 20" in pause.message
 
 
-def test_a_journal_that_is_heard_late_is_no_stall() -> None:
+def test_a_journal_that_is_read_late_is_not_a_stall() -> None:
     watch = StallWatch()
     for step in range(1, 21):
         watch.heard(step, 1000.0 + step, 1.0, 9000.0)
@@ -120,7 +120,7 @@ def test_a_journal_that_is_heard_late_is_no_stall() -> None:
 
 
 @given(st.lists(st.floats(0.001, 500), min_size=1, max_size=60))
-def test_a_journal_that_is_heard_again_tells_the_same_pauses(waits: list[float]) -> None:
+def test_reading_a_journal_again_gives_the_same_pauses(waits: list[float]) -> None:
     def told() -> list[Finding | None]:
         watch, now = StallWatch(), 0.0
         events = []

@@ -53,7 +53,7 @@ def test_a_hanging_training_is_reported_and_becomes_a_pause_once_it_continues(tm
 
 
 @pytest.mark.fault
-def test_a_person_who_thinks_in_a_notebook_is_no_stall(tmp_path: Path, sqlite_uri: str) -> None:
+def test_an_idle_notebook_is_not_a_stall(tmp_path: Path, sqlite_uri: str) -> None:
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0").info.run_id
     training = Training(tmp_path / "journals", sqlite_uri, run_id=run_id, interactive=True)

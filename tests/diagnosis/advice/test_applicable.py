@@ -78,7 +78,7 @@ def born(source: str, *remedies: str, **numbers: float) -> Finding:
         ({}, None, None),
     ],
 )
-def test_half_precision_is_known_from_what_the_run_says(
+def test_half_precision_is_read_from_the_parameters_and_the_loss_scale(
     params: dict[str, str], scale: float | None, half: bool | None
 ) -> None:
     history = broken(NAN, params=params, scale=scale)
@@ -120,7 +120,7 @@ def test_only_the_remedy_for_a_known_operation_is_given() -> None:
     assert sentences(found) == ["Keep the divisor away from zero."]
 
 
-def test_an_overflow_is_met_by_smaller_numbers_too() -> None:
+def test_smaller_numbers_are_advised_against_an_overflow_too() -> None:
     exact = born("forward", "Scale it down.", overflow=1.0, **{"output.inf": 3.0, "input.greatest": 1e30})
     remedies = diagnosis_of(broken(NAN, exact, params=FLOAT32)).remedies
     assert str(remedies[0]) == "Scale it down."
@@ -139,7 +139,7 @@ def test_a_later_nan_without_a_known_origin_keeps_the_advice_to_find_it() -> Non
 
 
 @pytest.mark.parametrize("kind", ["nan_detected", "step_skipped"])
-def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) -> None:
+def test_a_lower_learning_rate_is_not_advised_against_a_batch_without_targets(kind: str) -> None:
     remedies = documentation(kind).remedies
     assert any(remedy.topic is Topic.LOWER_RATE for remedy in remedies)
     seen = at_step(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
@@ -175,7 +175,7 @@ def test_going_back_is_not_advised_where_a_rollback_followed() -> None:
     assert not of_going_back(diverged(at_step(AT + 30, "rollback", Severity.INFO, "Set back.")))
 
 
-def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_known() -> None:
+def test_advice_to_restart_names_the_step_and_is_conditional_without_a_known_checkpoint() -> None:
     start = next(each.start for each in diverged().findings if each.kind == "divergence")
     assert f"Restart from a checkpoint before step {start}, if there is one." in of_going_back(diverged())
     kept = diverged(tags={"stability.checkpoints": ".mlflow-stability/checkpoints/1"})
@@ -200,7 +200,7 @@ def test_the_advised_clipping_norm_differs_from_the_current_one(params: dict[str
     assert said in sentences(diverged(params=params))
 
 
-def test_a_cause_all_of_whose_remedies_do_not_fit_has_none() -> None:
+def test_remedies_of_a_cause_that_do_not_fit_the_run_are_left_out() -> None:
     why = Cause("fp16_scale", "")
     skipped = over_steps("step_skipped", Severity.WARNING, 9, 9, 9, "", cause=why)
     (found,) = with_fitting_remedies([skipped], run_of(params=FLOAT32))
@@ -218,7 +218,7 @@ def test_advice_on_fp16_is_conditional_where_the_precision_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("kind", ["divergence", "loss_spike", "gradient_explosion", "divergence:start"])
-def test_smaller_steps_are_not_advised_where_it_was_seen_that_gradients_are_not_cleared(kind: str) -> None:
+def test_smaller_steps_are_not_advised_against_a_missing_zero_grad(kind: str) -> None:
     losses = falling(400)
     losses[AT : AT + 3 if kind == "loss_spike" else None] = 30
     seen = at_step(AT - 20, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 230.")

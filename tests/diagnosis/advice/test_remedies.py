@@ -27,12 +27,12 @@ INSPECT = Remedy(Action.INSPECT_BATCH)
 EXACT = Remedy(Action.LOWER_LEARNING_RATE, target=0.002, baseline=0.09, factor=44.0)
 
 
-def test_of_several_ways_to_lower_the_learning_rate_the_most_exact_stays_in_the_first_place() -> None:
+def test_the_most_exact_advice_to_lower_the_learning_rate_replaces_the_others() -> None:
     lower = Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP)
     assert one_of_each_topic((lower, INSPECT, LOWER_RATE_2_TO_5, EXACT, LOWER_RATE_5_TO_10)) == (EXACT, INSPECT)
 
 
-def test_of_a_remedy_with_an_alternative_the_one_that_was_given_is_left_out() -> None:
+def test_an_alternative_that_was_already_given_is_left_out_of_a_remedy() -> None:
     both = LOWER_RATE_2_TO_5_OR_CLIP
     assert one_of_each_topic([both, INSPECT]) == (both, INSPECT)
     assert one_of_each_topic([EXACT, both]) == (EXACT, CLIP_AT_1)
@@ -46,7 +46,7 @@ def test_a_warm_up_is_advised_once() -> None:
 @pytest.mark.parametrize(
     "name", ["learning_rate_too_high", "learning_rate_jump", "no_warm_up", "learning_rate_too_low"]
 )
-def test_what_would_make_the_cause_worse_is_left_out(name: str) -> None:
+def test_a_remedy_that_would_make_the_cause_worse_is_left_out(name: str) -> None:
     against = causes()[name].remedies
     raises = RAISE_OR_LOWER_RATE
     opposite = LOWER_RATE if name == "learning_rate_too_low" else raises

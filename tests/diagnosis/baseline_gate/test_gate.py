@@ -70,7 +70,7 @@ def test_a_lost_baseline_and_an_unreadable_run_are_reported() -> None:
     assert "baseline itself diverged" in gate.cannot_tell[0]
 
 
-def test_losses_of_another_metric_are_not_held_against_each_other() -> None:
+def test_losses_of_different_metrics_are_not_compared() -> None:
     baseline = card_of_loss(falling(600))
     other = RunCard("b", outcome="healthy", loss="perplexity", last_step=600)
     assert "its metric differs from the baseline's" in gate_of([baseline, other], baseline).cannot_tell[0]

@@ -18,7 +18,7 @@ def failed(gate: BaselineGate) -> list[str]:
     return [each.source for each in gate.verdicts if not each.passed]
 
 
-def test_a_run_of_the_same_course_passes_whether_it_is_longer_or_shorter() -> None:
+def test_a_longer_or_shorter_run_with_the_same_loss_curve_passes() -> None:
     for number in range(12):
         long = falling(2000, seed=number)
         for run, baseline in ((long, falling(2000, seed=99)[:150]), (long[:150], falling(2000, seed=99))):
@@ -40,7 +40,7 @@ def test_two_loss_curves_that_wander_slowly_are_not_found_to_differ() -> None:
     assert told <= 2
 
 
-def test_of_many_equal_runs_none_fails_for_being_the_one_with_the_most_spikes() -> None:
+def test_the_run_with_the_most_spikes_among_many_equal_runs_does_not_fail() -> None:
     counts = sorted(np.random.default_rng(0).poisson(15, 60).tolist())
     cards = [
         replace(made(str(n), {}), spikes_in_divergence=tuple(range(10, 10 + count))) for n, count in enumerate(counts)

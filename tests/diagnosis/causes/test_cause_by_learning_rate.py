@@ -50,7 +50,7 @@ def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("back", "named"), [(True, True), (False, False)])
-def test_a_divergence_that_noise_made_begin_early_is_put_down_to_the_jump_right_after(back: bool, named: bool) -> None:
+def test_a_divergence_dated_too_early_by_noise_is_attributed_to_the_jump_right_after(back: bool, named: bool) -> None:
     losses, rates = diverging_from(303), np.where(np.arange(COUNT) < 301, 1e-3, 0.1)
     losses[300] *= 1.2
     losses[301:] *= 1.0 if back else 1.2
@@ -61,12 +61,12 @@ def test_a_divergence_that_noise_made_begin_early_is_put_down_to_the_jump_right_
 
 
 @pytest.mark.parametrize("after", [1.5, 10.0])
-def test_a_rate_that_went_on_rising_behind_the_break_is_not_cleared_by_that(after: float) -> None:
+def test_a_rate_that_kept_rising_after_the_divergence_is_not_ruled_out(after: float) -> None:
     rising = np.concatenate([np.linspace(0.02, 0.034, 300), np.linspace(0.034, 0.034 * after, 100)])
     assert looked(run_named(loss=diverging_from(300), learning_rate=rising), 300).cause is not None
 
 
-def test_a_rate_that_was_tolerated_at_more_later_is_ruled_out_by_that() -> None:
+def test_a_rate_is_ruled_out_by_a_higher_one_that_was_tolerated_later() -> None:
     losses = falling(COUNT)
     losses[100] *= 4
     look = looked(run_named(loss=losses, learning_rate=np.linspace(1e-4, 1e-3, COUNT)), 100, "loss_spike")

@@ -50,7 +50,7 @@ def named(history: RunHistory) -> Cause:
         ("effective_rank", [30.0] * 5, [30.0, 30, 20, 9, 1.2], "representation_collapse", "possible"),
     ],
 )
-def test_what_went_wrong_inside_before_it_showed_is_named_with_its_place(
+def test_an_earlier_change_inside_the_model_is_the_cause_and_is_named_with_its_place(
     quantity: str, well: list[float], ill: list[float], name: str, certainty: str
 ) -> None:
     cause = named(with_signals(measured(quantity, "blocks.0", well), measured(quantity, "blocks.1", ill)))
@@ -65,14 +65,14 @@ def heads(*last: float) -> list[Metric]:
     ]
 
 
-def test_single_heads_that_look_at_one_place_are_no_cause_and_half_of_a_layer_is() -> None:
+def test_half_of_the_heads_collapsed_is_a_cause_and_a_single_head_is_not() -> None:
     assert diagnosis_of(with_signals(*heads(0.03, 0.4, 0.5, 0.4))).cause is None
     cause = named(with_signals(*heads(0.03, 0.4, 0.02, 0.4)))
     assert (cause.name, cause.place) == ("attention_collapse", "blocks.1.head_2")
     assert cause.evidence == ("2 of 4 measured places show it",)
 
 
-def test_an_optimizer_that_lags_in_the_very_step_of_the_trouble_is_no_cause_of_it() -> None:
+def test_an_optimizer_that_lags_at_the_step_of_the_divergence_is_not_its_cause() -> None:
     start = min(each.start for each in diagnosis_of(with_signals()).findings)
 
     def lagging(at: int) -> RunHistory:
@@ -83,12 +83,12 @@ def test_an_optimizer_that_lags_in_the_very_step_of_the_trouble_is_no_cause_of_i
     assert diagnosis_of(lagging(start)).cause is None
 
 
-def test_what_went_wrong_inside_only_afterwards_is_no_cause() -> None:
+def test_a_later_change_inside_the_model_is_not_the_cause() -> None:
     later = measured("attention_max_logit", "blocks.1", [3.0, 3, 3, 3, 3, 3, 300, 300])
     assert diagnosis_of(with_signals(later)).cause is None
 
 
-def test_weights_that_shrink_meanwhile_are_put_down_to_the_decay_and_the_change_of_it_is_quoted() -> None:
+def test_shrinking_weights_are_attributed_to_weight_decay_and_its_change_is_quoted() -> None:
     shrinking = metric_of(
         "param_norm",
         [62.0] * 26 + [8.0] + [1.0] * 13,
@@ -126,9 +126,7 @@ def test_gradients_that_grow_like_a_sum_are_not_blamed_on_an_undetected_missing_
 
 
 @pytest.mark.parametrize(("since", "cause"), [(AT - 30, "gradients_not_cleared"), (AT + 200, "")])
-def test_gradients_that_were_seen_not_to_be_cleared_are_the_certain_cause_of_what_comes_after(
-    since: int, cause: str
-) -> None:
+def test_a_detected_missing_zero_grad_is_the_certain_cause_of_later_findings(since: int, cause: str) -> None:
     message = f"Gradients are not cleared since step {since}: each step used those of the step before as well, 3 steps."
     seen = at_step(since, "missing_zero_grad", Severity.WARNING, message)
     found = diagnosis_of(with_signals(events=[seen])).cause
@@ -172,7 +170,7 @@ def test_the_layer_where_the_gradient_ends_is_named() -> None:
     assert (cause.name, cause.place) == ("vanishing_gradients", "middle")
 
 
-def test_how_a_process_ended_does_not_stand_for_why_it_diverged() -> None:
+def test_the_end_of_a_process_is_not_the_cause_of_its_divergence() -> None:
     jumped = np.full(COUNT, 3e-4)
     jumped[345:] *= 30
     losses = falling(COUNT)
@@ -181,7 +179,7 @@ def test_how_a_process_ended_does_not_stand_for_why_it_diverged() -> None:
     assert named(found).name == "learning_rate_jump"
 
 
-def test_few_codes_for_few_inputs_are_no_cause() -> None:
+def test_few_codes_for_few_inputs_are_not_a_cause() -> None:
     codes = measured("sdr_unique_ratio", "encoder", [0.2, 0.2, 0.2, 0.19, 0.2])
     inputs = measured("sdr_input_ratio", "encoder", [0.2, 0.2, 0.2, 0.2, 0.2])
     assert named(with_signals(codes)).name == "sdr_collapse"

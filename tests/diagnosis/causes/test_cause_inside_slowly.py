@@ -32,20 +32,20 @@ def narrow(values: list[float], heads: int = 2) -> list[Metric]:
     return [measured("attention_entropy", f"blocks.0.head_{head}", values, steps) for head in range(heads)]
 
 
-def test_what_was_measured_soon_after_a_plateau_began_counts() -> None:
+def test_a_collapse_measured_soon_after_a_plateau_began_is_its_cause() -> None:
     found = diagnosis_of(run_of(standing(), *narrow([0.16, 0.05, 0.02, 0.02, 0.02]), events=[]))
     assert found.cause is not None
     assert (found.cause.name, found.cause.place) == ("attention_collapse", "blocks.0.head_0")
 
 
-def test_what_was_measured_only_late_in_a_plateau_is_no_cause_of_it() -> None:
+def test_a_collapse_measured_only_late_in_a_plateau_is_not_its_cause() -> None:
     found = diagnosis_of(run_of(standing(), *narrow([0.9, 0.9, 0.9, 0.9, 0.9, 0.01]), events=[]))
     assert found.outcome == "stuck"
     assert found.cause is None
 
 
 @pytest.mark.parametrize(("other", "name"), [(0.0, "attention_collapse"), (0.6, None)])
-def test_a_layer_none_of_whose_heads_ever_looked_around_is_a_possible_cause(other: float, name: str | None) -> None:
+def test_a_layer_with_all_heads_collapsed_from_the_start_is_a_possible_cause(other: float, name: str | None) -> None:
     beside = measured("attention_entropy", "blocks.0.head_2", [other] * 5, [10, 25, 50, 75, 100])
     found = diagnosis_of(run_of(standing(), *narrow([1e-10, 0, 0, 7e-5, 0]), beside, events=[]))
     assert (found.cause.name if found.cause else None) == name
@@ -112,13 +112,13 @@ def test_codes_that_became_alike_on_the_same_weights_are_a_possible_cause(norm: 
         assert "0.02 of them were unique, 1 at the start" in found.cause.statement
 
 
-def test_inputs_that_became_alike_are_no_collapse_of_codes() -> None:
+def test_inputs_that_became_alike_are_not_a_collapse_of_codes() -> None:
     steps = [50, 100, 150, 200, 290, 340]
     inputs = measured("sdr_input_ratio", "encoder", [1.0, 1.0, 1.0, 1.0, 0.02, 0.02], steps)
     assert diagnosis_of(run_of(creeping(), *alike(290, 42.0), inputs, events=[])).cause is None
 
 
-def test_a_changed_setting_comes_before_what_was_seen_only_afterwards() -> None:
+def test_a_changed_setting_takes_precedence_over_a_signal_that_changed_later() -> None:
     changed = at_step(220, "configuration_changed", Severity.INFO, "betas of AdamW went from a to b, seen at step 220.")
     found = diagnosis_of(run_of(creeping(), bits(232), events=[changed]))
     assert found.cause is not None

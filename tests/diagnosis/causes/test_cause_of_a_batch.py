@@ -51,7 +51,7 @@ def test_a_sudden_loss_jump_is_a_bad_batch_even_if_the_loss_never_recovers() -> 
     assert "The optimizer step on it caused the rest" in cause.statement
 
 
-def test_losses_that_jump_at_once_and_stay_as_high_are_changed_data_and_no_bad_batch() -> None:
+def test_a_loss_that_jumps_and_stays_at_a_constant_level_means_changed_data_and_not_a_bad_batch() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = 3000 * np.exp(np.random.default_rng(0).normal(0, 0.2, COUNT - AT))
     gradients[AT:] *= 3000
@@ -61,7 +61,7 @@ def test_losses_that_jump_at_once_and_stay_as_high_are_changed_data_and_no_bad_b
 
 
 @pytest.mark.parametrize(("last", "cause"), [(60.0, "data_changed"), (8.0, "weight_decay")])
-def test_losses_that_jump_as_the_weights_are_decayed_away_are_no_changed_data(last: float, cause: str) -> None:
+def test_a_loss_jump_caused_by_weight_decay_is_not_changed_data(last: float, cause: str) -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = 3000 * np.exp(np.random.default_rng(0).normal(0, 0.2, COUNT - AT))
     gradients[AT:] *= 3000
@@ -100,7 +100,7 @@ def test_a_loss_jump_after_high_gradients_is_not_attributed_to_the_batch() -> No
     assert cause.name == "gradient_explosion"
 
 
-def test_a_step_whose_loss_was_nan_and_after_which_the_same_weights_do_well_had_a_bad_batch() -> None:
+def test_a_single_nan_loss_with_weights_that_work_afterwards_is_a_bad_batch() -> None:
     losses = falling(COUNT)
     losses[AT] = math.nan
     cause = named(watched(broken(AT), *skipped(AT), losses=losses))
@@ -109,7 +109,7 @@ def test_a_step_whose_loss_was_nan_and_after_which_the_same_weights_do_well_had_
 
 
 @pytest.mark.parametrize(("losses_times", "norms_times"), [(-1000.0, 1.0), (1.0, 1000.0)])
-def test_batches_far_below_the_usual_loss_or_with_large_gradients_do_not_clear_the_weights(
+def test_batches_with_a_low_loss_or_large_gradients_do_not_rule_out_damaged_weights(
     losses_times: float, norms_times: float
 ) -> None:
     losses, gradients = falling(COUNT), norms()
@@ -130,7 +130,7 @@ def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> N
     assert diagnosis.cause is None
 
 
-def test_many_broken_batches_in_a_row_on_weights_that_had_worked_are_no_bad_batch() -> None:
+def test_many_nan_losses_in_a_row_mean_damaged_weights_and_not_a_bad_batch() -> None:
     losses, row = falling(COUNT), range(AT, AT + 10)
     losses[AT : AT + 10] = math.nan
     back = at_step(AT + 9, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
@@ -140,7 +140,7 @@ def test_many_broken_batches_in_a_row_on_weights_that_had_worked_are_no_bad_batc
     assert "the weights of step 200 gave normal losses" in cause.statement
 
 
-def test_one_skipped_step_rules_corrupted_weights_out_and_is_no_reason_not_to_check_them() -> None:
+def test_after_one_skipped_step_corrupted_weights_are_ruled_out_and_not_called_unchecked() -> None:
     losses = falling(COUNT)
     losses[AT] = math.nan
     cause = named(watched(broken(AT), *skipped(AT), losses=losses))
@@ -148,7 +148,7 @@ def test_one_skipped_step_rules_corrupted_weights_out_and_is_no_reason_not_to_ch
     assert not any(each.startswith("corrupted weights: visible only where") for each in cause.not_checked)
 
 
-def test_a_finite_loss_with_a_loss_scale_is_not_put_down_to_the_batch() -> None:
+def test_an_infinite_gradient_with_a_loss_scale_and_a_finite_loss_is_not_a_bad_batch() -> None:
     losses, gradients, scale = falling(COUNT), norms(), np.full(COUNT, 65536.0)
     gradients[AT], scale[AT + 1 :] = math.inf, 32768.0
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients), metric_of("loss_scale", scale)]
@@ -156,7 +156,7 @@ def test_a_finite_loss_with_a_loss_scale_is_not_put_down_to_the_batch() -> None:
     assert diagnosis_of(seen).cause is None or named(seen).name != "bad_batch"
 
 
-def test_the_same_batch_again_and_again_is_named_where_the_loss_falls_without_its_noise() -> None:
+def test_repeated_data_is_named_where_the_loss_falls_without_its_noise() -> None:
     losses = falling(COUNT)
     losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)
     history = run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4))

@@ -83,9 +83,7 @@ def one_skipped(*events: Finding) -> RunHistory:
         ("backward", "gradient_non_finite", "blocks.1.norm"),
     ],
 )
-def test_of_one_batch_that_broke_the_operation_that_could_not_bear_it_is_named(
-    source: str, name: str, place: str
-) -> None:
+def test_the_operation_in_which_one_batch_became_non_finite_is_named(source: str, name: str, place: str) -> None:
     diagnosis = diagnosis_of(one_skipped(origin(source, output_nan=3.0)))
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.place) == (name, place)
@@ -113,7 +111,7 @@ def test_an_operation_that_gave_only_infinities_overflowed() -> None:
         ({"input_least": 0.0, "input_greatest": 500.0, "overflow": 1.0}, "overflow"),
     ],
 )
-def test_the_logarithm_of_zero_is_no_overflow(numbers: dict[str, float], name: str) -> None:
+def test_the_logarithm_of_zero_is_not_an_overflow(numbers: dict[str, float], name: str) -> None:
     cause = named(broken(origin("forward", output_nan=0.0, output_inf=7.0, **numbers)))
     assert cause.name == name
 
@@ -126,7 +124,7 @@ def test_the_logarithm_of_zero_is_no_overflow(numbers: dict[str, float], name: s
         (origin("forward", output_nan=7.0, input_greatest=8.0), "invalid_operation", "bad batch"),
     ],
 )
-def test_what_was_ruled_out_does_not_deny_the_cause(event: Finding, name: str, denied: str) -> None:
+def test_ruled_out_causes_do_not_contradict_the_named_cause(event: Finding, name: str, denied: str) -> None:
     cause = named(broken(event))
     assert cause.name == name
     assert len(cause.ruled_out) > 2
@@ -193,7 +191,7 @@ def test_a_gradient_that_broke_while_the_loss_was_whole_is_named_from_the_curves
     assert cause.name == "gradient_non_finite"
 
 
-def test_what_broke_behind_the_model_while_the_loss_was_finite_broke_on_the_way_back() -> None:
+def test_a_non_finite_value_after_the_model_with_a_finite_loss_came_from_the_backward_pass() -> None:
     losses, gradients = falling(COUNT), np.ones(COUNT)
     gradients[AT:], losses[AT + 1 :] = math.nan, math.nan
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
@@ -202,7 +200,7 @@ def test_what_broke_behind_the_model_while_the_loss_was_finite_broke_on_the_way_
     assert cause.statement.startswith("The first non-finite value comes from log")
 
 
-def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> None:
+def test_a_loss_scale_that_is_raised_too_fast_is_named_as_the_cause() -> None:
     losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     scale = np.full(COUNT, 65536.0) * 4.0 ** np.minimum(5, np.maximum(0, (np.arange(COUNT) - AT + 42) // 8))
     gradients[AT : AT + 20] = math.nan

@@ -57,7 +57,7 @@ def test_a_rate_that_no_warm_up_could_fix_is_too_high_and_the_remedy_gives_a_fac
 
 
 @pytest.mark.parametrize("but", [{"first_rate": 1e-4}, {"first_update": 0.001}, {"second_loss": 2.18}])
-def test_where_one_of_the_three_is_missing_the_layer_is_named_where_the_gradient_ends(but: dict[str, float]) -> None:
+def test_vanishing_gradients_are_the_cause_where_one_of_the_three_conditions_is_missing(but: dict[str, float]) -> None:
     cause = cause_of(**but)
     assert (cause.name, cause.place) == ("vanishing_gradients", "body")
     assert "from body down" in cause.statement

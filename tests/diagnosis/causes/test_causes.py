@@ -34,7 +34,7 @@ def cause_in(history: RunHistory) -> Cause:
     return diagnosis.cause
 
 
-def test_a_divergence_after_a_jump_of_the_learning_rate_is_put_down_to_it() -> None:
+def test_a_divergence_after_a_learning_rate_jump_is_attributed_to_the_jump() -> None:
     jumped = rates()
     jumped[195:] *= 30
     cause = cause_in(run_named(loss=diverging_from(200), learning_rate=jumped, grad_norm=norms()))
@@ -43,18 +43,18 @@ def test_a_divergence_after_a_jump_of_the_learning_rate_is_put_down_to_it() -> N
     assert not cause.certain
 
 
-def test_a_divergence_at_the_top_of_a_warm_up_is_put_down_to_the_peak() -> None:
+def test_a_divergence_near_the_end_of_a_warm_up_is_attributed_to_a_high_learning_rate() -> None:
     warming = np.minimum(1.0, np.arange(COUNT) / 100) * 3e-3
     cause = cause_in(run_named(loss=diverging_from(90), learning_rate=warming, grad_norm=norms()))
     assert cause.name == "learning_rate_too_high"
 
 
-def test_a_divergence_in_the_first_steps_at_full_rate_is_put_down_to_the_missing_warm_up() -> None:
+def test_a_divergence_in_the_first_steps_at_full_rate_is_attributed_to_a_missing_warm_up() -> None:
     losses = np.r_[4.5, 4.4, 4.4, 4.5, 4.5, 9 * np.exp(np.random.default_rng(0).normal(0, 0.05, COUNT - 5))]
     assert cause_in(run_named(loss=losses, learning_rate=rates())).name == "no_warm_up"
 
 
-def test_a_divergence_that_the_gradients_announced_is_put_down_to_them() -> None:
+def test_a_divergence_after_a_gradient_explosion_is_attributed_to_the_gradients() -> None:
     exploding = norms()
     exploding[196:] *= 40
     cause = cause_in(run_named(loss=diverging_from(200), learning_rate=rates(), grad_norm=exploding))
@@ -88,7 +88,7 @@ def test_a_loss_scale_that_is_cut_again_and_again_is_named() -> None:
     assert cause.name == "fp16_scale"
 
 
-def test_a_nan_that_nothing_announced_has_no_cause_but_a_sentence_that_says_so() -> None:
+def test_a_nan_without_warning_signs_is_reported_without_a_cause() -> None:
     losses = falling(COUNT)
     losses[300:] = nan
     diagnosis = diagnosis_of(run_named(loss=losses))
@@ -96,13 +96,13 @@ def test_a_nan_that_nothing_announced_has_no_cause_but_a_sentence_that_says_so()
     assert any(str(each).startswith("No cause found for NaN at step 300. ") for each in diagnosis.cannot_tell)
 
 
-def test_a_plateau_without_gradients_is_put_down_to_them() -> None:
+def test_a_plateau_with_vanishing_gradients_is_attributed_to_them() -> None:
     flat = 3.3 * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
     dying = np.exp(-np.arange(COUNT) / 20.0) + 1e-7
     assert cause_in(run_named(loss=flat, grad_norm=dying)).name in ("vanishing_gradients",)
 
 
-def test_a_plateau_at_the_level_of_guessing_is_put_down_to_guessing() -> None:
+def test_a_plateau_at_chance_level_is_attributed_to_guessing() -> None:
     flat = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
     cause = cause_in(run_named(loss=flat, learning_rate=rates(), grad_norm=norms()))
     assert cause.name == "guessing"
@@ -128,7 +128,7 @@ def test_how_a_process_ended_is_certain(outcome: str, name: str) -> None:
     assert diagnosis.outcome == outcome
 
 
-def test_a_healthy_run_has_no_cause() -> None:
+def test_no_cause_is_named_for_a_healthy_run() -> None:
     assert diagnosis_of(run_named(loss=falling(COUNT), learning_rate=rates(), grad_norm=norms())).cause is None
 
 

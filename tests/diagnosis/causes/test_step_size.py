@@ -62,13 +62,13 @@ def test_without_measured_updates_the_usual_limit_of_the_optimizer_sets_the_advi
     assert str(found.remedies[0]) == "Lower the learning rate from 1 to about 0.01, 100 times less."
 
 
-def test_usual_first_updates_leave_the_missing_warm_up_as_it_was() -> None:
+def test_normal_first_updates_do_not_change_the_cause_from_a_missing_warm_up() -> None:
     found = diagnosis_of(run_with(exploding(), updates([0.02, 0.03], [0, 1])))
     assert found.cause is not None
     assert found.cause.name == "no_warm_up"
 
 
-def test_a_huge_first_update_that_training_went_on_from_well_is_no_reason() -> None:
+def test_a_huge_first_update_that_training_recovered_from_is_not_the_cause() -> None:
     losses = falling(COUNT, first=2.3, last=0.3)
     losses[28:] = 9.0
     found = diagnosis_of(run_with(losses, updates([5.0, 0.01, 0.01], [0, 1, 3]), rate=0.1))

@@ -36,7 +36,7 @@ def test_the_classic_order_is_data_gradients_learning_rate_numerics() -> None:
     assert places == sorted(places)
 
 
-def test_for_nan_it_is_locate_inputs_overflow() -> None:
+def test_the_checklist_for_nan_goes_from_location_to_inputs_to_overflow() -> None:
     questions = " ".join(item.question for item in checklist_of("nan_detected").items)
     places = [questions.index(word) for word in ("first non-finite", "inputs", "overflow")]
     assert places == sorted(places)
@@ -67,7 +67,7 @@ def looked_into(source: str, *, holds: dict[str, float]) -> RunHistory:
     return run_of(metric_of("loss", losses), events=events)
 
 
-def test_what_was_found_of_a_step_that_broke_answers_the_questions_about_it() -> None:
+def test_the_trace_of_a_non_finite_step_answers_the_questions_about_it() -> None:
     items = filled(looked_into("forward", holds={"least.args[0]": -3.0, "greatest.args[0]": 2.5}), "nan_detected")
     where = items["Where did the first non-finite value appear?"].finding
     assert where.endswith("The first non-finite value comes from log in head.")
@@ -236,7 +236,7 @@ def test_overfitting_is_decided_with_the_step_of_the_best_validation() -> None:
     assert 95 <= (decision.remedies[0].step or 0) <= 105
 
 
-def test_a_run_without_its_metrics_has_no_data_for_most_questions() -> None:
+def test_questions_about_metrics_that_were_not_logged_have_no_data() -> None:
     history = run_named(loss=falling(300))
     items = filled(history, "attention_collapse")
     assert items["How far did the attention entropy fall?"].finding == "No data: attention entropy not logged."

@@ -78,7 +78,7 @@ def grid(rates: int, seeds: int, bad: float) -> list[RunCard]:
     ]
 
 
-def test_what_holds_for_every_setting_is_named_also_where_settings_were_repeated() -> None:
+def test_an_effect_in_every_setting_is_named_even_if_settings_were_repeated() -> None:
     assert [each.params for each in associations_of(grid(5, 3, bad=3)).associations] == [("lr",)]
 
 
@@ -103,12 +103,12 @@ def test_a_second_effect_seen_in_only_two_settings_is_reported_but_not_named() -
     assert any("Association of warmup with instability beside lr" in each for each in found.cannot_tell)
 
 
-def test_where_one_parameter_alone_was_changed_its_repetitions_are_evidence() -> None:
+def test_repetitions_are_evidence_where_only_one_parameter_was_changed() -> None:
     cards = [card for card in grid(4, 5, bad=3) if card.params["opt"] == "sgd"]
     assert [each.params for each in associations_of(cards).associations] == [("lr",)]
 
 
-def test_a_run_without_trouble_that_was_stopped_at_once_is_no_stable_one() -> None:
+def test_a_run_that_was_stopped_early_does_not_count_as_stable() -> None:
     """All runs of the high rate are lost at step 500, but for those that were stopped before."""
     cards = [made(f"low{n}", {"lr": 1, "x": n / 7}) for n in range(12)]
     cards += [made(f"high{n}", {"lr": 2, "x": n / 7}, lost=500) for n in range(12)]
@@ -132,7 +132,7 @@ def test_the_statement_gives_the_median_start_where_almost_all_runs_are_lost() -
     assert "median start at step" in found.statement
 
 
-def test_where_time_says_nothing_more_a_p_value_is_that_of_the_exact_test() -> None:
+def test_without_information_from_time_the_p_value_is_that_of_the_exact_test() -> None:
     """Five of twelve, all on one side of six: Fisher's test gives 2 * 6 / 792."""
     ill = np.array([True] * 5 + [False] * 7)
     feature = Feature("x", np.array([1.0] * 6 + [0.0] * 6), ("a", "b"))
@@ -140,14 +140,14 @@ def test_where_time_says_nothing_more_a_p_value_is_that_of_the_exact_test() -> N
     assert found == pytest.approx(2 * 6 / 792, rel=0.2)
 
 
-def test_of_very_many_values_a_split_is_looked_for_at_a_few_hundred_limits() -> None:
+def test_the_best_split_of_very_many_values_is_found_with_a_few_hundred_limits() -> None:
     values = np.random.default_rng(0).uniform(1, 2, 5000)
     split = best_split(Feature("x", values), values > 1.7)
     assert split is not None
     assert split.limit == pytest.approx(1.7, abs=2 / MOST_LIMITS)
 
 
-def test_a_tree_reads_numbers_of_any_size_and_tells_what_is_not_set() -> None:
+def test_a_tree_handles_numbers_of_any_size_and_parameters_that_are_not_set() -> None:
     size = Feature("size", 10.0 ** (300 - 20.0 * (np.arange(120) % 30)))
     clip = Feature("clip", np.where(np.arange(120) % 2, np.nan, np.arange(120.0)))
     for feature, sick, said in (

@@ -47,7 +47,7 @@ def test_the_many_rates_of_a_random_search_are_grouped_with_a_note() -> None:
     assert "all runs are taken together" in said
 
 
-def test_a_run_that_was_stopped_early_says_nothing_about_its_rate() -> None:
+def test_a_run_that_was_stopped_early_does_not_count_for_its_rate() -> None:
     cards = swept(64, (0.001, 0.01, 0.1), 2.0)
     cards.append(made("killed", {"width": 64, "lr": 0.01, "min_lr": 0.001}, final=30.0, last=50))
     found, said = sensitivity_of(cards)

@@ -53,7 +53,7 @@ def groups(count: int, seeds: int, number: int, worse: float = 0.0) -> list[RunC
 
 
 @pytest.mark.parametrize("count", [2, 6])
-def test_the_luckiest_of_equal_groups_makes_no_other_look_worse(count: int) -> None:
+def test_choosing_the_best_of_equal_groups_does_not_make_the_others_look_worse(count: int) -> None:
     """The best one is chosen by its losses, and that has to be reckoned with."""
     told = [
         any(
@@ -79,7 +79,7 @@ def test_a_group_worse_than_three_others_has_a_small_p_value() -> None:
     assert worst.p_value < 0.02
 
 
-def test_a_run_that_was_stopped_early_has_no_final_loss() -> None:
+def test_the_final_loss_of_a_run_that_was_stopped_early_does_not_count() -> None:
     cards = [made(f"a{n}", {"lr": 1, "seed": n}, final=1 + n / 100) for n in range(3)]
     cards.append(made("killed", {"lr": 1, "seed": 3}, final=9.0, last=300))
     (group,) = seed_groups_of(groups_of_seeds(cards))
@@ -113,7 +113,7 @@ def test_repeated_groups_are_named_by_what_differs_between_them() -> None:
     assert labels[1] == "lr=0.1, optimizer=SGD"
 
 
-def test_what_is_not_set_in_one_of_two_groups_names_it() -> None:
+def test_a_group_is_labelled_not_set_where_the_other_group_sets_a_parameter() -> None:
     cards = [made(f"{n}", {"lr": 1, "seed": n, **({"warmup": 100} if n % 2 else {})}) for n in range(4)]
     labels = [group.label for group in seed_groups_of(groups_of_seeds(cards))]
     assert sorted(labels) == ["warmup=100", "warmup=not set"]

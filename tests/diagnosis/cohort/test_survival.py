@@ -7,7 +7,7 @@ from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.cohort.survival import MAX_PARTS, survival_of
 
 
-def test_of_many_parts_those_that_lost_fewest_and_most_are_shown_and_all_of_them_are_corrected_for() -> None:
+def test_the_best_and_worst_of_many_groups_are_shown_and_p_values_are_corrected_for_all() -> None:
     parts = {
         f"p{number:02d}": [made(f"{number}-{n}", {}, lost=10 + n if number >= 18 else None) for n in range(5)]
         for number in range(20)
@@ -22,7 +22,7 @@ def test_of_many_parts_those_that_lost_fewest_and_most_are_shown_and_all_of_them
     assert alone[0].p_value < shown[-2].p_value < 0.05
 
 
-def test_runs_without_the_parameter_are_a_part_of_their_own() -> None:
+def test_runs_without_the_parameter_are_a_group_of_their_own() -> None:
     cards = [made(f"r{n}", {"clip": n}, lost=20 if n > 20 else None) for n in range(1, 41)]
     cards += [made(f"unset{n}", {}) for n in range(10)]
     cohort = cohort_of(cards)
@@ -34,7 +34,7 @@ def test_runs_without_the_parameter_are_a_part_of_their_own() -> None:
     ]
 
 
-def test_a_parameter_most_of_whose_values_are_its_highest_is_parted_below_it() -> None:
+def test_a_parameter_that_is_mostly_at_its_highest_value_is_split_below_it() -> None:
     cards = [
         made(f"r{n}", {"warmup": (0, 50, 200)[min(n % 5, 2)], "x": n / 7}, lost=None if n % 5 else 20)
         for n in range(60)

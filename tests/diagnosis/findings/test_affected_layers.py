@@ -48,12 +48,12 @@ def test_as_many_layers_are_named_as_the_finding_says_have_jumped() -> None:
     assert "3 of 5 layers jumped together. Also in 2 other layers: b, c." in found.message
 
 
-def test_of_the_whole_model_the_layers_are_named() -> None:
+def test_the_affected_layers_of_a_finding_on_the_whole_model_are_named() -> None:
     found = about("update_ratio_high", layered("update_ratio", {"a": 0.5, "b": 0.2, "c": 0.01}), place="")
     assert found.message == "Said. In 2 layers: a, b."
 
 
-def test_of_many_layers_the_message_names_five_and_the_evidence_all() -> None:
+def test_the_message_names_five_of_many_layers_and_the_evidence_names_all() -> None:
     found = about("gradient_vanishing", layered("grad_norm", {f"l{n}": 1e-9 for n in range(12)} | {"head": 1.0}), "l0")
     assert found.message == "Said. Also in 11 other layers: l1, l2, l3, l4, l5 and 6 more."
     assert sum(name.startswith("layer.") for name in found.metrics) == 11

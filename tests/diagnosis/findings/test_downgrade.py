@@ -27,7 +27,7 @@ def test_more_spikes_never_make_a_run_healthy(count: int) -> None:
     assert sum(each.severity is Severity.WARNING for each in diagnosis.findings) == count
 
 
-def test_small_waves_that_come_back_every_epoch_are_one_remark() -> None:
+def test_small_waves_that_repeat_every_epoch_are_one_remark() -> None:
     steps = np.arange(4000)
     losses = (1 + 2 * np.exp(-steps / 800)) * (1 + 0.25 * np.abs(steps % 400 / 200 - 1)) * noise(1, 4000)
     diagnosis = diagnosis_of(run_named(loss=losses))
@@ -80,7 +80,7 @@ def test_an_error_of_estimated_returns_may_grow_but_not_a_thousandfold() -> None
 
 
 @pytest.mark.parametrize(("threshold", "outcome"), [(6.0, "unstable"), (8.0, "unstable"), (1000.0, "healthy")])
-def test_the_threshold_that_was_asked_for_decides(threshold: float, outcome: str) -> None:
+def test_the_requested_threshold_decides(threshold: float, outcome: str) -> None:
     losses = falling(3000, noise=0.03)
     losses[2000:2003] *= 2
     asked = [

@@ -52,7 +52,7 @@ def jump(before: float, after: float, at: int) -> list[float]:
         ("tokens_per_second", jump(50_000, 20_000, 1500), "throughput_drop", 1520),
     ],
 )
-def test_a_metric_of_anybody_is_judged_like_ours(
+def test_metrics_of_other_tools_are_judged_like_ours(
     tmp_path: Path, column: str, values: list[float], kind: str, step: int
 ) -> None:
     rng = np.random.default_rng(1)
@@ -74,7 +74,7 @@ def test_ambiguous_or_implausible_columns_give_no_finding(tmp_path: Path, column
     assert found(tmp_path, table(**{column: values}), "metrics.csv") == {}
 
 
-def test_a_layer_that_explodes_is_named_as_it_was_logged(tmp_path: Path) -> None:
+def test_a_layer_that_explodes_is_named_as_in_the_log(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     layers = {
         f"grad_norm_by_layer__h.{layer}.attn": [
@@ -113,7 +113,7 @@ def test_words_of_a_log_are_findings_at_their_batch_and_line(tmp_path: Path) -> 
     assert episodes["sdr_collapse"].metrics["sdr_unique_ratio"] == pytest.approx(0.183)
 
 
-def test_what_a_log_says_again_and_again_is_one_finding(tmp_path: Path) -> None:
+def test_a_message_repeated_in_a_log_is_one_finding(tmp_path: Path) -> None:
     said = [(n, f"SDR COLLAPSE DETECTED: {18 + n % 3} % unique\n") for n in range(1200, 1300, 5)]
     episode = found(tmp_path, log(*said))["sdr_collapse"]
     assert (episode.start, episode.end, episode.count) == (1200, 1295, 20)

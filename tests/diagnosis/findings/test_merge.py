@@ -70,7 +70,7 @@ def test_the_finding_and_the_verdict_name_the_operation_with_the_first_non_finit
     assert str(episode.remedies[0]) == "Keep what goes into sqrt above zero."
 
 
-def test_a_training_that_broke_for_good_says_first_where() -> None:
+def test_the_verdict_on_a_permanently_broken_training_names_the_operation() -> None:
     losses = falling(1000)
     losses[600:] = np.nan
     events = (broken(600, "nan_detected"), origin(600))
@@ -79,7 +79,7 @@ def test_a_training_that_broke_for_good_says_first_where() -> None:
     assert "comes from sqrt in distance (train.py:11)" in diagnosis.verdict
 
 
-def test_a_birth_that_belongs_to_no_other_finding_is_one_itself() -> None:
+def test_the_origin_of_a_nan_without_another_finding_is_a_finding_itself() -> None:
     (episode,) = diagnosis_of(history(origin(300))).findings
     assert (episode.kind, episode.severity) == ("nan_origin", Severity.WARNING)
 

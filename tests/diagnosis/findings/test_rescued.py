@@ -51,13 +51,13 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
     ("ended", "expected"),
     [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (2.3, "diverged"), (8.3e64, "diverged")],
 )
-def test_a_training_has_recovered_whose_loss_is_near_its_level_before(ended: float, expected: str) -> None:
+def test_a_training_with_a_loss_near_its_earlier_level_has_recovered(ended: float, expected: str) -> None:
     level = changed(DIVERGED, metric="loss", facts=DivergenceFacts(5.0, 0.5, 9.0, 4.0, 12, 16))
     reading = replace(READING, first_level=2.0, last_level=ended)
     assert outcome_of([level, BACK], [reading], "", measured=True, main=reading) == expected
 
 
-def test_a_noisy_loss_has_its_last_value_beside_its_course() -> None:
+def test_the_last_value_of_a_noisy_loss_is_given_beside_its_trend() -> None:
     noisy = replace(READING, volatility=0.2, change=-0.5, first_level=1.96, last_level=1.04)
     said = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)
     assert said.endswith("; loss (noisy) fell from about 1.96 to 1.04 in 500 steps; last value 1.")
@@ -70,7 +70,7 @@ def test_a_noisy_loss_that_did_not_move_stayed_where_it_was() -> None:
     )
 
 
-def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
+def test_a_run_ended_by_stop_on_is_called_stopped_whatever_its_outcome_is() -> None:
     facts = EarlyStopFacts("loss<0.05", "loss is 0.04", before_step=True)
     stop = episode("early_stopping", 74, Severity.INFO, facts=facts)
     assert verdict_of("healthy", [stop], [READING], 74) == (
@@ -101,11 +101,11 @@ def test_the_verdict_counts_the_rollbacks() -> None:
         (episode("loss_spike", 400, Severity.WARNING), "recovered"),
     ],
 )
-def test_a_rollback_that_did_not_help_is_no_recovery(later: Finding, expected: str) -> None:
+def test_a_rollback_that_did_not_help_is_not_a_recovery(later: Finding, expected: str) -> None:
     assert outcome([DIVERGED, BACK, later]) == expected
 
 
-def test_what_a_rollback_undid_is_not_left_though_it_lasted_until_then() -> None:
+def test_a_divergence_that_lasted_until_a_rollback_does_not_remain_after_it() -> None:
     lasted = changed(DIVERGED, recovered=False, end=210)
     later = episode("loss_spike", 400, Severity.WARNING, attempt=1)
     found = [lasted, BACK, later]
@@ -134,7 +134,7 @@ def test_a_warning_of_overfitting_is_not_the_outcome_over_something_critical() -
     assert outcome([fitted, changed(collapsed, recovered=True)]) == "overfitted"
 
 
-def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
+def test_a_divergence_that_passed_without_a_rollback_is_not_called_recovered() -> None:
     assert outcome([DIVERGED]) == "unstable"
 
 
@@ -151,9 +151,7 @@ CLEARED = at_step(
         ((CLEARED,), "Recovered: rolled back to step 170 after a divergence at step 200 (1 more finding); loss"),
     ],
 )
-def test_a_run_whose_gradients_are_still_not_cleared_has_not_recovered(
-    later: tuple[Finding, ...], expected: str
-) -> None:
+def test_a_run_that_still_lacks_zero_grad_has_not_recovered(later: tuple[Finding, ...], expected: str) -> None:
     losses = falling(500, noise=0.05)
     losses[200:210] *= 30
     events = (

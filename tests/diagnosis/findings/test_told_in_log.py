@@ -50,12 +50,12 @@ def test_skipped_steps_without_a_reason_up_to_the_end_are_a_warning(tmp_path: Pa
     ]
 
 
-def test_single_skipped_steps_are_no_finding(tmp_path: Path) -> None:
+def test_single_skipped_steps_are_not_a_finding(tmp_path: Path) -> None:
     text = lines(1, 30) + guard(31, 31, "inf") + lines(32, 60) + guard(61, 62, "nan") + lines(63, 90)
     assert serious(diagnosed(tmp_path, text)) == []
 
 
-def test_ten_skipped_steps_after_which_training_went_on_are_no_finding(tmp_path: Path) -> None:
+def test_ten_skipped_steps_after_which_training_continued_are_not_a_finding(tmp_path: Path) -> None:
     assert serious(diagnosed(tmp_path, lines(1, 30) + guard(31, 40, "inf") + lines(41, 90))) == []
 
 
@@ -66,13 +66,13 @@ def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_not_a_findi
     assert serious(diagnosed(tmp_path, text)) == []
 
 
-def test_a_loss_that_is_nan_in_the_last_words_breaks_the_run(tmp_path: Path) -> None:
+def test_a_nan_loss_in_the_last_lines_of_a_log_breaks_the_run(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, lines(1, 60) + "Loss is nan, stopping training\n")
     assert serious(found) == [("nan_detected", Severity.CRITICAL, 60, 60)]
     assert "Line 61 of the log" in found.findings[0].message
 
 
-def test_what_ended_one_attempt_is_not_the_verdict_on_the_one_after_it(tmp_path: Path) -> None:
+def test_a_crash_of_one_attempt_is_not_the_verdict_on_the_next_attempt(tmp_path: Path) -> None:
     text = lines(1, 60) + "Loss is nan, stopping training\nRuntimeError: no\n" + lines(1, 90)
     found = diagnosed(tmp_path, text)
     assert serious(found) == []

@@ -72,7 +72,7 @@ ADAMW = {
 SGD = {"optimizer": "SGD", "learning_rate": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}
 
 
-def test_defaults_that_come_with_an_optimizer_are_no_differences() -> None:
+def test_defaults_of_an_optimizer_are_not_differences() -> None:
     found = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW)])
     assert [each.name for each in found] == ["learning_rate", "optimizer", "momentum"]
     assert not any(each.name == "amsgrad" for each in features_of([made("a", ADAMW), made("b", SGD)])[0])
@@ -127,7 +127,7 @@ def test_a_difference_found_only_in_the_command_line_is_listed() -> None:
     assert (row.name, row.values) == ("argv", ("train.py --depth 2", "train.py --depth 4"))
 
 
-def test_a_command_line_does_not_say_again_what_parameters_say() -> None:
+def test_options_that_are_parameters_too_are_removed_from_the_command_line() -> None:
     params = {"lr": 0.1, "warmup_steps": 50, "argv": "train.py --lr 0.1 --warmup-steps 50 --base-rate 1e-1 --resume"}
     assert training_params(made("a", params))["argv"] == "train.py --resume"
     assert (
@@ -137,5 +137,5 @@ def test_a_command_line_does_not_say_again_what_parameters_say() -> None:
 
 
 @pytest.mark.parametrize("name", ["output_dir", "exp_name", "job_id", "trainer.default_root_dir", "work-dir", "run_id"])
-def test_what_only_names_a_run_is_no_difference(name: str) -> None:
+def test_a_parameter_that_only_names_a_run_is_not_a_difference(name: str) -> None:
     assert differences_of([made("a", {name: "x"}), made("b", {name: "y"})]) == ()

@@ -35,6 +35,6 @@ def test_every_parameter_that_people_choose_has_its_place_in_the_order(place: in
     assert [place_of(name) for name in IN_ORDER[place]] == [place] * len(IN_ORDER[place])
 
 
-def test_what_comes_with_an_optimizer_or_a_machine_is_not_chosen() -> None:
+def test_parameters_of_optimizers_and_machines_do_not_count_as_chosen() -> None:
     assert not any(map(is_chosen, IN_ORDER[-1]))
     assert all(map(is_chosen, (name for names in IN_ORDER[:-1] for name in names)))

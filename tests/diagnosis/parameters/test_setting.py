@@ -47,7 +47,7 @@ def test_a_value_of_none_counts_as_not_set_and_keeps_the_parameter_numeric() -> 
         ("pid", "4{n:03d}"),
     ],
 )
-def test_what_numbers_or_dates_a_run_parts_no_repetitions_and_is_never_named(name: str, value: str) -> None:
+def test_numbers_and_dates_of_runs_do_not_separate_repetitions_and_are_never_named(name: str, value: str) -> None:
     cards = [
         made(f"r{n}", {name: value.format(n=n), "seed": n, "lr": 1 + n % 2}, lost=10 if n > 30 else None)
         for n in range(60)
@@ -58,6 +58,6 @@ def test_what_numbers_or_dates_a_run_parts_no_repetitions_and_is_never_named(nam
     assert [each.name for each in found.features] == ["lr"]
 
 
-def test_what_a_person_varies_is_part_of_the_setting() -> None:
+def test_parameters_that_people_vary_are_part_of_the_setting() -> None:
     params = {"warmup_time": "30", "depth": "3", "data": "/data/a", "commit": "abc", "epochs": "2", "important": "1"}
     assert setting_of(made("a", params)) == params

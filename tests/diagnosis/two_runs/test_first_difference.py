@@ -12,7 +12,7 @@ from mlflow_stability.diagnosis.first_difference import first_difference_of
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(20, 1500), st.sampled_from([0.005, 0.02, 0.1, 0.3]))
-def test_two_runs_that_differ_by_noise_alone_do_not_part(seed: int, count: int, noise: float) -> None:
+def test_two_runs_that_differ_only_by_noise_never_part(seed: int, count: int, noise: float) -> None:
     one, other = (falling(count, seed=2 * seed + each, noise=noise) for each in (0, 1))
     assert first_difference_of(history_of_loss(one), history_of_loss(other, "b")).parts_at is None
 
@@ -74,7 +74,7 @@ def test_two_metrics_of_different_names_differ() -> None:
 
 
 @pytest.mark.parametrize(("factor", "said"), [(5.0, "5.0 times"), (120_280.0, "120,280 times"), (2e9, "2.0e+09 times")])
-def test_how_many_times_one_is_the_other_can_be_read(factor: float, said: str) -> None:
+def test_the_ratio_of_the_two_losses_can_be_read(factor: float, said: str) -> None:
     losses = falling(100)
     assert f"{said} a." in first_difference_of(history_of_loss(losses), history_of_loss(factor * losses, "b")).sentence
 

@@ -55,7 +55,7 @@ def beside(
     return found
 
 
-def test_both_have_the_same_layers_in_the_order_of_the_model() -> None:
+def test_both_runs_have_the_same_layers_in_the_order_of_the_model() -> None:
     found = beside({"in": [1.0], "a": [2.0], "out": [3.0]}, {"in": [1.0], "b": [5.0], "out": [4.0]})
     assert found.layers == ("in", "b", "a", "out")
     assert np.isnan(found.first[1]).all()
@@ -80,7 +80,7 @@ def test_without_an_onset_columns_are_steps() -> None:
     assert found.first.tolist() == [[1.0, 2.0, 3.0]]
 
 
-def test_of_an_entropy_the_smallest_counts_and_of_a_norm_the_largest() -> None:
+def test_a_column_keeps_the_smallest_entropy_and_the_largest_norm() -> None:
     values = np.full(4_000, 2.0)
     values[1_000], values[2_000] = 0.1, 9.0
     layers = {"attn.head_0": values.tolist()}
@@ -91,7 +91,7 @@ def test_of_an_entropy_the_smallest_counts_and_of_a_norm_the_largest() -> None:
 
 @pytest.mark.parametrize("every", [1, 7, 50])
 @pytest.mark.parametrize("count", [3, 200, 1_000])
-def test_between_two_measurements_there_are_no_holes(every: int, count: int) -> None:
+def test_columns_between_two_measurements_are_filled(every: int, count: int) -> None:
     layers = {"a": [1.0] * count, "b": [2.0] * count}
     found = beside(layers, layers, (every * count // 2, None), every=every)
     assert np.isnan(found.first).any(axis=0).sum() <= 2  # the columns at either end
@@ -157,14 +157,14 @@ def test_steps_behind_the_end_of_the_shorter_run_are_outside_of_it() -> None:
     assert not found.without_colour(0)["not measured"].any()
 
 
-def test_a_rest_at_either_end_on_which_nothing_was_due_is_no_hole() -> None:
+def test_columns_at_the_ends_without_a_due_measurement_are_not_called_missing() -> None:
     one = {"a": [1.0] * 15}  # at steps 0, 10, ..., 140
     found = beside(one, one, (3, None), every=10, lasts=147)
     assert found.width == 10
     assert not found.without_colour(1)["not measured"].any()
 
 
-def test_where_they_are_farthest_apart_and_where_one_broke_is_known() -> None:
+def test_the_largest_difference_and_the_first_non_finite_value_are_located() -> None:
     one = {"a": [1.0, 1.0, 1.0, 1.0], "b": [5.0, 5.0, 5.0, 5.0]}
     other = {"a": [1.0, 1.0, 30.0, np.nan], "b": [5.0, 5.0, 6.0, np.inf]}
     found = beside(one, other, (None, 2))
@@ -203,6 +203,6 @@ def test_both_share_one_scale_of_colours() -> None:
     assert found.shares(found.second)[0, 1] == 1.0
 
 
-def test_runs_without_steps_have_no_columns() -> None:
+def test_no_columns_are_made_for_runs_without_steps() -> None:
     without = made("b", {}, last=10)
     assert step_columns_of(made("a", {}), replace(without, first_step=None)) is None

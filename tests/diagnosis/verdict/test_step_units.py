@@ -35,7 +35,7 @@ def test_a_log_of_steps_is_reported_in_steps() -> None:
     assert "epoch" not in spiked("step").verdict
 
 
-def test_no_report_mixes_the_words() -> None:
+def test_no_report_mixes_steps_and_epochs() -> None:
     for form in FORMATS:
         if form != "rich":
             said = render(Report((spiked("epoch"),)), form)

@@ -48,7 +48,7 @@ def test_heads_of_any_number_and_shape_are_legible(heads: int, shape: tuple[int,
     assert figure.get_size_inches()[1] < 12
 
 
-def test_the_picture_says_what_it_is_of() -> None:
+def test_the_picture_names_its_subject() -> None:
     figure = attention_heatmap(attention(8, 64, 64, all_heads=32, causal=True, tokens=(512, 512), step=12_000))
     said = " ".join(texts(figure))
     for words in ("transformer.h.0.attn", "step 12,000", "self-attention, causal", "first 64 of 512 tokens"):
@@ -59,7 +59,7 @@ def test_the_picture_says_what_it_is_of() -> None:
     assert "cross-attention · all 20 queries, first 64 of 512 keys" in cross
 
 
-def test_of_a_long_line_the_numbers_stay_whole_and_the_name_of_the_run_is_shortened() -> None:
+def test_a_long_line_keeps_its_numbers_and_shortens_the_name_of_the_run() -> None:
     cross = attention(4, 20, 64, kind="cross", tokens=(20, 512), layer=LONG)
     name = "a run with a fairly long and descriptive name, sequence to sequence, second attempt"
     figure = attention_heatmap(cross, "12 of 24 layers drawn", name)

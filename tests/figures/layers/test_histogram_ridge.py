@@ -31,7 +31,7 @@ def test_each_shape_is_named_beside_its_ridge_and_counted() -> None:
     assert any("6 layers at step 7,000" in text for text in found)
 
 
-def test_of_many_layers_those_that_are_ill_are_drawn() -> None:
+def test_abnormal_layers_are_drawn_when_there_are_too_many_layers() -> None:
     draws = [normal()] * 50 + [two_bumps] + [normal()]
     figure = histogram_ridges([table(1000, gpt_layers(100), draws)])
     labels = [each.get_text() for each in figure.axes[0].get_yticklabels()]

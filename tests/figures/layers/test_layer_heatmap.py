@@ -71,7 +71,7 @@ def test_each_cell_has_its_colour_where_its_layer_and_step_are() -> None:
     assert (picture[-5, 5] == picture[5, 5]).all()
 
 
-def test_a_long_time_without_measurements_is_no_value() -> None:
+def test_a_long_gap_between_measurements_is_drawn_as_not_measured() -> None:
     sketch = LayerSketch("grad_norm")
     rows = sketch.rows(["a", "b"])
     for step in [*range(0, 1000, 100), *range(9000, 10_000, 100)]:
@@ -86,7 +86,7 @@ def test_one_exploding_layer_does_not_make_the_others_look_alike() -> None:
     assert image.std(axis=(0, 1)).max() > 30
 
 
-def test_many_measured_steps_say_what_a_column_stands_for() -> None:
+def test_with_many_measured_steps_the_picture_explains_what_a_column_shows() -> None:
     figure = layer_heatmap(grid_of(np.ones((2, 900))))
     assert any("each column the largest of about" in text for text in texts(figure))
 

@@ -36,7 +36,7 @@ def test_the_axis_names_the_onset_of_the_other_run_and_ends_with_the_runs() -> N
     assert cut_off(figure) == []
 
 
-def test_layers_that_a_run_lacks_and_steps_that_it_did_not_make_are_called_so() -> None:
+def test_absent_layers_and_steps_outside_of_the_run_have_their_own_colours_and_names() -> None:
     norms = two_with_layers().layers[0]
     lacking = replace(norms, spans=((-300, 9), (-300, 299)), absent=(frozenset(norms.layers[7:9]), frozenset()))
     figure = layers_beside(lacking, ("calm", "wild"))

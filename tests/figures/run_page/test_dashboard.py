@@ -63,7 +63,7 @@ def test_the_name_of_every_kind_of_finding_is_whole(first: int) -> None:
     assert cut_off(dashboard(DashboardData("Training health", "", (curve("loss", [2.0, 1.0]),), marks))) == []
 
 
-def test_a_run_of_which_nothing_is_known_is_a_picture_too() -> None:
+def test_a_run_without_data_is_drawn_too() -> None:
     figure = dashboard(DashboardData("Training health", "no steps yet", ()))
     assert texts(figure).count("not measured") == 4
     assert "no findings" in texts(figure)
