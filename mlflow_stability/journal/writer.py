@@ -106,15 +106,22 @@ class FinalStatusPage:
         os.fsync(self._fd)  # so that a file system with delayed allocation reserves the space now
 
     def update(self, **values: Any) -> None:
-        """Add values to the page; it is not written where they do not fit."""
+        """Add values to the page; long texts are cut until all of it fits."""
         self._values.update(values)
-        text = to_json(self._values)
-        if len(text) < PAGE_BYTES:
-            os.pwrite(self._fd, text.ljust(PAGE_BYTES - 1) + b"\n", 0)
+        length = PAGE_BYTES
+        while len(text := to_json(_with_short_texts(self._values, length))) >= PAGE_BYTES:
+            length //= 2
+        os.pwrite(self._fd, text.ljust(PAGE_BYTES - 1) + b"\n", 0)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def _with_short_texts(value: Any, length: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_short_texts(part, length) for name, part in value.items()}
+    return value[:length] if isinstance(value, str) else value
 
 
 def read_final_status(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlflow_stability.journal.follower import JournalFollower, read_journal
-from mlflow_stability.journal.writer import JournalWriter, read_final_status
+from mlflow_stability.journal.writer import JournalWriter, closing_from_page, read_final_status
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
@@ -37,6 +37,24 @@ def in_a_child(body: Callable[[], None]) -> None:
 
 def limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_the_end_of_a_training_with_a_long_error_is_kept_on_a_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+
+    def training() -> None:
+        writer = JournalWriter(folder, OPENING)
+        limit(5000)
+        while writer.append(reading(1)):
+            continue
+        assert not writer.append(Closing("crashed", "ValueError: " + "\x01é" * 20_000, step=499))
+
+    in_a_child(training)
+    closing = closing_from_page(read_final_status(folder))
+    assert closing is not None
+    assert (closing.outcome, closing.step) == ("crashed", 499)
+    assert closing.detail.startswith("ValueError: \x01é")
+    assert read_final_status(folder)["reason"] == "No space left on device"
 
 
 def test_a_full_disk_stops_the_recording_and_leaves_earlier_records_readable(tmp_path: Path) -> None:
