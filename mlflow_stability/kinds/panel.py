@@ -19,7 +19,6 @@ from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured import Signal, StepReading, is_whole_model
-from mlflow_stability.vocabulary.measured.signal import Observation
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Reset
 
@@ -135,11 +134,6 @@ class Panel:
             if signal is not None and (baseline := signal.sudden) is not None and not baseline.is_usual(value, USUAL_Z):
                 return False
         return True
-
-    def observe(self, observation: Observation) -> list[Finding]:
-        """Judge one value."""
-        detectors, value = [self._detectors_of(observation.signal)], (observation.value,)
-        return self._judge(detectors, value, observation.step, observation.attempt, observation.time)
 
     def begin_anew(self) -> None:
         """Forget everything: another start of the training follows."""

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflow_stability.journal.follower import read_journal
@@ -129,23 +129,6 @@ def through_parquet(records: list[object], folder: Path) -> list[object]:
             found.append(record)
     flush()
     return found
-
-
-@settings(max_examples=80)
-@given(st.lists(stretches, max_size=6))
-def test_one_by_one_gives_the_same_as_step_by_step(plan: list[dict[str, object]]) -> None:
-    rates = [{signal for signal in stretch["signals"] if signal.quantity == "learning_rate"} for stretch in plan]  # type: ignore[attr-defined]
-    assume(all(places == rates[0] for places in rates))  # only whole steps show that a loss has another optimizer
-    records = records_of(plan)
-    panel = Panel()
-    found: list[Finding] = []
-    for record in records:
-        if isinstance(record, Reset):
-            panel.reset()
-        else:
-            for observation in record.observations():
-                found += panel.observe(observation)
-    assert repr(found) == repr(replay(records))
 
 
 @settings(max_examples=50)

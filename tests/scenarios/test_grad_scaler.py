@@ -188,6 +188,5 @@ def test_an_overflow_that_the_scaler_caught_raises_no_event(watched: Watched) ->
     panel = Panel()
     events = []
     for step, reading in enumerate(watched.readings):
-        for observation in StepReading(step, reading.signals, reading.values).observations():
-            events += panel.observe(observation)
+        events += panel.judge(StepReading(step, reading.signals, reading.values))
     assert events == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,19 +61,6 @@ def shared_layout(signals: Sequence[Signal]) -> tuple[Signal, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """One value of one signal at one step."""
-
-    signal: Signal
-    step: int
-    value: float
-    attempt: int = 0
-    """Number of rollbacks before this step."""
-    time: float = 0.0
-    """When the step ended, in seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepReading:
     """Everything that was measured in one capture; the journal keeps it as one line."""
 
@@ -81,12 +68,9 @@ class StepReading:
     signals: tuple[Signal, ...]
     values: tuple[float, ...]
     attempt: int = 0
+    """Number of rollbacks before this step."""
     time: float = 0.0
-
-    def observations(self) -> Iterator[Observation]:
-        """Yield the single values in the order in which detectors judge them."""
-        for signal, value in zip(self.signals, self.values, strict=True):
-            yield Observation(signal, self.step, value, self.attempt, self.time)
+    """When the step ended, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
