@@ -235,7 +235,7 @@ def _training_sentence(
     if outcome == RECOVERED:
         return f"Recovered: {back}; {course}{last}.{_origin(findings)}"
     others = len(bad) - 1
-    more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
+    more = f" {others} more warning{'s' if others > 1 else ''} or worse." if others else ""
     return f"{title}: {_unrescued_sentence(deciding, findings)}{more}"
 
 
