@@ -135,7 +135,7 @@ class Panel:
                 return False
         return True
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget everything: another start of the training follows."""
         self._states.clear()
         self._counts.clear()

@@ -118,7 +118,7 @@ class PartGuard:
         finally:
             del failure  # it holds this frame
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Switch all parts on for another training."""
         self.off.clear()
         self._torn.clear()

@@ -336,7 +336,7 @@ class Session:
     def _scheduler_for(self, recording: Recording | None) -> ProbeScheduler | None:
         if recording is None:
             return None
-        self._guard.begin_anew()
+        self._guard.restart()
         return probe_scheduler_of(self.settings, self._guard, recording, self._objects)
 
     def _settle(self) -> None:

@@ -112,5 +112,5 @@ def test_another_start_of_the_training_knows_nothing_of_the_rates_before_it() ->
     panel = Panel(detectors_named(("learning_rate_jump",)))
     for each in rates([2e-3, 1e-3], 0):
         panel.judge(each)
-    panel.begin_anew()
+    panel.restart()
     assert [event for each in rates([1.0, 1.0], 2) for event in panel.judge(each)] == []

@@ -61,7 +61,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     for reading in _readings(sorted(metrics, key=_place_in_step), by_time=is_ours):
         if starts.get(reading.attempt, reading.attempt) != start:
             start = starts.get(reading.attempt, reading.attempt)
-            panel.begin_anew()
+            panel.restart()
         events += panel.judge(reading)
     return events
 

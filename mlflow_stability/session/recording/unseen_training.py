@@ -68,7 +68,7 @@ class UnseenTraining:
             atexit.unregister(self.process_ends)
             self._say_at_end()
             self._run_end.remove()
-            self._begin_anew()
+            self._restart()
 
     def look(self) -> None:
         """Runs at the first signs of a training, and when a step is overdue after many backward passes."""
@@ -87,9 +87,9 @@ class UnseenTraining:
 
     def _run_ends(self) -> None:
         self._say_at_end()
-        self._begin_anew()
+        self._restart()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._recorded = self._recorded or self.counts.steps > 0
         self.counts.clear()
         self._nodes, self._said = torch_api.get_sequence_nr(), False
