@@ -38,7 +38,7 @@ class OutletSettings:
     channels: tuple[ChannelSettings, ...] = ()
     console: str = ""
     """Path of the training's console, if the courier can open it."""
-    prometheus_port: int | None = None
+    prometheus_port: int | str | None = None
     mirrors: tuple[Mirror, ...] = ()
     is_left_behind: bool = False
     """Whether this is for recordings of other trainings; it then applies only to those that had alerts themselves."""
@@ -57,7 +57,7 @@ class OutletSettings:
 
 
 def outlet_settings(
-    alerts: Sequence[Alert], console: str, prometheus_port: int | None = None, mirrors: tuple[Mirror, ...] = ()
+    alerts: Sequence[Alert], console: str, prometheus_port: int | str | None = None, mirrors: tuple[Mirror, ...] = ()
 ) -> OutletSettings:
     """Return the settings for these alerts and mirrors, without functions, which the training calls itself."""
     count: Counter[str] = Counter()

@@ -50,7 +50,7 @@ def autolog(
     representations: str | Iterable[str] = (),
     alerts: AlertTarget | Iterable[AlertTarget] = (),
     mirrors: str | Iterable[str] = (),
-    prometheus_port: int | None = None,
+    prometheus_port: int | str | None = None,
     offline: bool = False,
     extra_tags: Mapping[str, str] | None = None,
     exclusive: bool = False,
@@ -96,7 +96,8 @@ def autolog(
             rules of their own. Default: the URLs in MLFLOW_STABILITY_ALERTS, if there are any.
         mirrors: Other tools that get the same numbers: "tensorboard:FOLDER", "wandb:PROJECT" (offline unless WANDB_MODE
             is set), "otel:http://localhost:4318" for OpenTelemetry.
-        prometheus_port: Port at which metrics are served for Prometheus, while the training is recorded.
+        prometheus_port: Port at which metrics are served for Prometheus, while the training is recorded. Only this
+            machine can read them; for others give an address: `"0.0.0.0:9464"` for all of this machine.
         offline: Write the journal and send nothing, as on a machine without a network. `mlflow-stability sync` delivers
             it later.
         extra_tags: Tags for the run.

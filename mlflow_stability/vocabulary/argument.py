@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -23,6 +24,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _MAX_REPR = 80
 """Characters of a value in an error message."""
+LOCALHOST = "127.0.0.1"
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,32 @@ def member_of(kind: type[Enum]) -> Mapping[str, Accepts]:
         return kind.__members__[given.upper()]
 
     return {"takes": Accepts(or_list([f"{kind.__name__}.{name}" for name in members]), read, members)}
+
+
+def port_or_address(example: str) -> Mapping[str, Accepts]:
+    """The number of a port, or an address with one; None for no port."""
+
+    def read(given: Any) -> int | str:
+        port = listening_address(given)[1]
+        return given if isinstance(given, str) else port
+
+    return _accepts(f"a port from 1 to {_MAX_PORT}, or an address such as {example}", read, optional=True)
+
+
+def listening_address(given: int | float | str) -> tuple[str, int]:
+    """Return the host and the port to listen on; a port alone is one of this machine only."""
+    if isinstance(given, str):
+        match = _ADDRESS.fullmatch(given)
+        if match is None:
+            raise ValueError(given)
+        host, port = match["host"].strip("[]"), int(match["port"])
+    else:
+        host, port = LOCALHOST, int(_number(given))
+        if port != given:
+            raise ValueError(given)
+    if not 1 <= port <= _MAX_PORT:
+        raise ValueError(given)
+    return host, port
 
 
 def names(what: str, example: str) -> Mapping[str, Accepts]:

@@ -24,6 +24,7 @@ from mlflow_stability.vocabulary.argument import (
     number,
     objects,
     one_of,
+    port_or_address,
     texts_by_name,
     unchecked,
     whole_number,
@@ -131,7 +132,7 @@ class Settings(Options):
         },
     )
     mirrors: tuple[Any, ...] = field(default=(), metadata=unchecked("tools such as 'tensorboard:runs/' and 'wandb'"))
-    prometheus_port: int | None = field(default=None, metadata=whole_number(1, "of a port", optional=True))
+    prometheus_port: int | str | None = field(default=None, metadata=port_or_address("'0.0.0.0:9464'"))
     offline: bool = field(default=False, metadata={**boolean(), "environment": "MLFLOW_STABILITY_OFFLINE"})
     extra_tags: Mapping[str, str] = field(default_factory=dict, metadata=texts_by_name("{'team': 'speech'}"))
     exclusive: bool = field(default=False, metadata=boolean())

@@ -23,6 +23,7 @@ from mlflow_stability.alerts.metrics.run_metrics import (
     Samples,
     SignalNames,
 )
+from mlflow_stability.vocabulary.argument import listening_address
 
 INSTALL = "pip install 'mlflow-stability[prometheus]'"
 RETRY_SECONDS = 10.0
@@ -30,10 +31,10 @@ LABELS = ("model_name", "run_id")
 
 
 class PrometheusExporter:
-    """Serves metrics on a port, for Prometheus to scrape."""
+    """Serves metrics for Prometheus to scrape, at a port of this machine or at an address that others can reach."""
 
-    def __init__(self, port: int, say: Callable[[str], None]) -> None:
-        self._port = port
+    def __init__(self, port: int | str, say: Callable[[str], None]) -> None:
+        self._host, self._port = listening_address(port)
         self._say = say
         self._served: list[RunMetrics] = []
         self._server: Any = None
@@ -78,9 +79,9 @@ class PrometheusExporter:
             registry = CollectorRegistry()
             registry.register(self)
             try:
-                self._server, self._thread = start_http_server(self._port, registry=registry)
+                self._server, self._thread = start_http_server(self._port, self._host, registry=registry)
             except (OSError, OverflowError) as error:
-                trouble = f"port {self._port}: {getattr(error, 'strerror', None) or error}"
+                trouble = f"{self._host}, port {self._port}: {getattr(error, 'strerror', None) or error}"
         if trouble and not self._reported:
             self._reported = True
             self._say(

@@ -132,7 +132,7 @@ def test_a_port_that_is_taken_is_reported_once_and_used_when_it_is_free(
         page = training.folder / "status.json"
         advance(session, lambda: read_page(page).get("notices"))
         (notice,) = read_page(page)["notices"]
-        assert f"port {port}: Address already in use" in notice
+        assert f"127.0.0.1, port {port}: Address already in use" in notice
     advance(session, lambda: is_open(port))
     assert scraped(port)["llm_training_steps_total"]
     training.end(Closing("finished", "", 10, time.time()))
