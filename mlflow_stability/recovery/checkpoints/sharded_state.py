@@ -184,8 +184,11 @@ _NAMES = {
 }
 
 
-def _is_type(module: str, name: str) -> bool:
-    return module in _MODULES and isinstance(getattr(importlib.import_module(module), name, None), type)
+def _is_record(module: str, name: str) -> bool:
+    """Whether it is a dataclass or enumeration of one of the modules, not something that they import."""
+    kind = getattr(importlib.import_module(module), name, None) if module in _MODULES else None
+    is_data = isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, Enum))
+    return is_data and kind.__module__ == module
 
 
 class _Unpickler(pickle.Unpickler):
@@ -194,7 +197,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if (module, name) in _NAMES or _is_type(module, name):
+        if (module, name) in _NAMES or _is_record(module, name):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _member_of_enum  # Python 3.11.0 to 3.11.3 write members of enumerations so
@@ -218,6 +221,7 @@ def _reader(folder: Path) -> Any:
 
     with (folder / METADATA).open("rb") as file:
         metadata: Metadata = _Unpickler(cast("IO[bytes]", file)).load()
+    _check_entries(folder, metadata)
     storage = metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
 
     class SafeReader(FileSystemReader):
@@ -226,3 +230,22 @@ def _reader(folder: Path) -> Any:
             return metadata
 
     return SafeReader(folder)
+
+
+def _check_entries(folder: Path, metadata: Any) -> None:
+    """Refuse what our own checkpoints never have: torch would unpickle an entry that is no tensor, and run its code."""
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+    trouble = ""
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        trouble = "is no list of shards"
+    elif any(type(entry) is not TensorStorageMetadata for entry in dict(metadata.state_dict_metadata).values()):
+        trouble = "lists an entry that is no tensor"
+    elif any(not _is_plain_name(stored.relative_path) for stored in metadata.storage_data.values()):
+        trouble = "lists a file outside of it"
+    if trouble:
+        raise CheckpointsRefused(f"The file {METADATA} of the checkpoint in {folder} {trouble}. Nothing was changed.")
+
+
+def _is_plain_name(path: str) -> bool:
+    return Path(path).name == path and path not in ("", "..")

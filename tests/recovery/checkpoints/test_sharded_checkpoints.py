@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from mlflow import MlflowClient
 from probes.ranks.launching import Ended, launch
 from recovery.checkpoints import rank_store_faults, sharded_training
 from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter, SavePlan
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -161,21 +164,70 @@ def test_what_was_uploaded_as_it_is_is_fetched_where_the_folder_is_gone(
     assert torch.equal(model.weight, parts.models[0].weight.full_tensor())  # type: ignore[union-attr,operator]
 
 
-def test_a_list_of_shards_that_would_run_code_is_refused(parts: TrainingParts, tmp_path: Path) -> None:
-    (folder,) = saved(parts, tmp_path / "c", 10)
+class Bomb:
+    """Makes a folder as it is unpickled."""
 
-    class Bomb:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.mkdir, (str(tmp_path / "broken in"),)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    (folder / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def write_list(folder: Path, content: object) -> None:
+    """Replace the list of shards, and take its hash and size out of `meta.json`, as whoever forges one does."""
+    (folder / ".metadata").write_bytes(pickle.dumps(content))
     facts = json.loads((folder / "meta.json").read_text())
     facts["shards"] = [each for each in facts["shards"] if each[0] != ".metadata"]
     facts["size"] = sum(each[1] for each in facts["shards"]) + (folder / "state.pt").stat().st_size
     (folder / "meta.json").write_text(json.dumps(facts))
+
+
+def test_a_list_of_shards_that_would_run_code_is_refused(parts: TrainingParts, tmp_path: Path) -> None:
+    (folder,) = saved(parts, tmp_path / "c", 10)
+    write_list(folder, Bomb(tmp_path / "broken in"))
     with pytest.raises(CheckpointsRefused, match=r"names posix\.mkdir: expected only data"):
         restored(tmp_path / "c")
     assert not (tmp_path / "broken in").exists()
+
+
+def test_a_shard_that_is_no_tensor_is_never_unpickled(parts: TrainingParts, tmp_path: Path) -> None:
+    """torch reads an entry of the kind "bytes" by pickle, whatever the training asks for."""
+    (folder,) = saved(parts, tmp_path / "c", 10)
+    content = pickle.loads((folder / ".metadata").read_bytes())
+    torch.save(Bomb(tmp_path / "broken in"), folder / "bomb")
+    for index in [*content.storage_data]:
+        storage = replace(content.storage_data.pop(index), relative_path="bomb", offset=0)
+        storage = replace(storage, length=(folder / "bomb").stat().st_size)
+        content.storage_data[MetadataIndex(index.fqn)] = storage
+        content.state_dict_metadata[index.fqn] = BytesStorageMetadata()
+    write_list(folder, content)
+    with pytest.raises(CheckpointsRefused, match="lists an entry that is no tensor"):
+        restored(tmp_path / "c")
+    assert not (tmp_path / "broken in").exists()
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/hostname", "a/b", "..", ""])
+def test_a_shard_outside_of_its_checkpoint_is_not_read(parts: TrainingParts, tmp_path: Path, place: str) -> None:
+    (folder,) = saved(parts, tmp_path / "c", 10)
+    content = pickle.loads((folder / ".metadata").read_bytes())
+    for index, storage in content.storage_data.items():
+        content.storage_data[index] = replace(storage, relative_path=place)
+    write_list(folder, content)
+    with pytest.raises(CheckpointsRefused, match="lists a file outside of it"):
+        restored(tmp_path / "c")
+
+
+@pytest.mark.parametrize("other", [Path, pickle.Unpickler, FileSystemWriter, SavePlan])
+def test_only_records_and_enumerations_of_torch_are_made_from_a_list_of_shards(
+    parts: TrainingParts, tmp_path: Path, other: type
+) -> None:
+    (folder,) = saved(parts, tmp_path / "c", 10)
+    write_list(folder, None)
+    module, name = "torch.distributed.checkpoint.filesystem", other.__name__
+    (folder / ".metadata").write_bytes(f"c{module}\n{name}\n.".encode())
+    with pytest.raises(CheckpointsRefused, match="expected only data"):
+        restored(tmp_path / "c")
 
 
 def test_only_members_of_enumerations_are_looked_up_by_name() -> None:
