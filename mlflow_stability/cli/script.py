@@ -51,7 +51,7 @@ class Script:
             _refuse(error)
         sys.modules["__main__"] = main
         try:
-            exec(code, main.__dict__)
+            exec(code, main.__dict__)  # noqa: S102 - the script that the user asked to run
         except SystemExit:
             raise
         except BaseException as error:

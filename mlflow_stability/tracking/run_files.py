@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +18,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.client import answering_client, bars_on_a_terminal, experiment_by_id, no_progress_bar
+from mlflow_stability.tracking.downloads import artifacts_in, download_file
 from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import COMPARISON, DESCRIPTION
 
@@ -48,8 +49,8 @@ class RunCheckpoints:
     def names(self) -> list[str]:
         """Return the folders that are there, complete or not."""
         with store_trouble(f"list the checkpoints of run {self.run_id}"):
-            files = self._client.list_artifacts(self.run_id, CHECKPOINTS_FOLDER)
-        return sorted(PurePosixPath(file.path).name for file in files if file.is_dir)
+            artifacts = artifacts_in(self._client, self.run_id, CHECKPOINTS_FOLDER)
+        return sorted(artifact.name for artifact in artifacts if artifact.is_folder)
 
     def upload(self, folder: Path) -> None:
         """Put a checkpoint into the run, over an incomplete upload of it."""
@@ -63,7 +64,7 @@ class RunCheckpoints:
         place = f"{CHECKPOINTS_FOLDER}/{name}"
         with store_trouble(f"remove {place}"):
             self._artifact_store.delete_artifacts(place)
-            remaining = self._client.list_artifacts(self.run_id, place)
+            remaining = artifacts_in(self._client, self.run_id, place)
         if remaining:
             raise RefusedError(f"The artifact store of run {self.run_id} did not delete {place}.")
 
@@ -74,20 +75,19 @@ class RunCheckpoints:
         folder.mkdir(parents=True, exist_ok=True)
         bars = bars_on_a_terminal()
         with store_trouble(f"download {place}"), bars, tempfile.TemporaryDirectory(dir=folder) as temporary:
-            for artifact in self._client.list_artifacts(self.run_id, place):
-                file = Path(self._client.download_artifacts(self.run_id, artifact.path, temporary))
-                file.replace(folder / file.name)
+            for artifact in artifacts_in(self._client, self.run_id, place):
+                file = download_file(self._client, self.run_id, f"{place}/{artifact.name}", Path(temporary))
+                file.replace(folder / artifact.name)
         return folder
 
     def meta(self, name: str, to: Path) -> Path | None:
         """Download only a checkpoint's `meta.json`; None if its upload is incomplete."""
         place = f"{CHECKPOINTS_FOLDER}/{name}"
         with store_trouble(f"read {place}"):
-            names = {PurePosixPath(file.path).name for file in self._client.list_artifacts(self.run_id, place)}
-            if META not in names:
+            if META not in {artifact.name for artifact in artifacts_in(self._client, self.run_id, place)}:
                 return None
             with no_progress_bar():
-                return Path(self._client.download_artifacts(self.run_id, f"{place}/{META}", str(to)))
+                return download_file(self._client, self.run_id, f"{place}/{META}", to)
 
     @cached_property
     def _artifact_store(self) -> Any:
@@ -140,8 +140,8 @@ class RunImages:
     def _logged(self) -> set[tuple[str, int, int]]:
         """Key, step and time of each picture."""
         with store_trouble(f"list the images of run {self.run_id}"):
-            files = self._client.list_artifacts(self.run_id, "images")
-        matches = (_IMAGE.fullmatch(PurePosixPath(file.path).name) for file in files)
+            files = artifacts_in(self._client, self.run_id, "images")
+        matches = (_IMAGE.fullmatch(file.name) for file in files)
         return {
             (re.sub("[~#]", "/", match["key"]), int(match["step"]), int(match["time"])) for match in matches if match
         }

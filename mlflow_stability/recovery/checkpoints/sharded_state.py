@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.errors import CheckpointsRefused, StabilityError
-from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.state_file import read_content, read_state
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import METADATA, STATE
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import StateCopy, optimizer_state
@@ -114,7 +114,7 @@ def _first_of(failed: Any) -> Exception:
 
 def read_rank(folder: Path, rank: int, size: int) -> StateCopy:
     """Read the shared part of a state; random numbers only if it was written by as many ranks."""
-    content = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    content = read_content(folder / STATE)
     copy = read_state(folder / STATE)
     ranks = content.get("rng_of_ranks", [])
     return dataclasses.replace(copy, rng=ranks[rank] if len(ranks) == size else {})

@@ -38,14 +38,40 @@ def write_state(copy: StateCopy, path: Path, **more: Any) -> WrittenFile:
     return WrittenFile(target.hash.hexdigest(), target.size)
 
 
-def read_state(path: Path) -> StateCopy:
-    """Read a state to the host."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    if content["schema"] > SCHEMA:
+def read_content(path: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote. Raises CheckpointsRefused for any other file, and runs nothing of it."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        schema = int(content["schema"])
+    except OSError:
+        raise
+    except Exception as error:  # torch raises almost anything, and advises to run the file's code
+        raise _foreign(path, error) from error
+    if schema > SCHEMA:
         raise CheckpointsRefused(
-            f"{path} was written by a later version (schema {content['schema']}, this one reads up to {SCHEMA}). "
+            f"{path} was written by a later version (schema {schema}, this one reads up to {SCHEMA}). "
             "Update mlflow-stability."
         )
+    return cast("dict[str, Any]", content)
+
+
+def read_state(path: Path) -> StateCopy:
+    """Read a state to the host."""
+    content = read_content(path)
+    try:
+        return _copy_of(content)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _foreign(path, error) from error
+
+
+def _foreign(path: Path, error: Exception) -> CheckpointsRefused:
+    return CheckpointsRefused(
+        f"{path} holds something else than a state that mlflow-stability saved ({type(error).__name__}). "
+        "Nothing of it was run, and nothing was changed."
+    )
+
+
+def _copy_of(content: dict[str, Any]) -> StateCopy:
     return StateCopy(
         step=content["step"],
         tensors=content["tensors"],

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import mlflow
@@ -31,6 +31,7 @@ from mlflow_stability.tracking.artifacts import (
     read_line,
 )
 from mlflow_stability.tracking.client import answering_client, no_progress_bar
+from mlflow_stability.tracking.downloads import artifacts_in, download_file
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.parquet_parts import part_order, read_layer_part, read_part
 from mlflow_stability.tracking.read.run_record import RecordThinner, RunRecord, joined, whole_number
@@ -198,13 +199,13 @@ class RunReader:
     def file_names(self, folder: str) -> list[str]:
         """Return the names in an artifact folder."""
         with store_trouble(f"list the files in {folder} of run {self.run_id}"):
-            return [PurePosixPath(file.path).name for file in self._client.list_artifacts(self.run_id, folder)]
+            return [artifact.name for artifact in artifacts_in(self._client, self.run_id, folder)]
 
     def fetched(self, path: str, read: Callable[[Path], _T]) -> _T:
         """Download an artifact and return what `read` makes of it; the file is deleted afterwards."""
         with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as folder:
             with store_trouble(f"download {path}"), no_progress_bar():
-                file = Path(self._client.download_artifacts(self.run_id, path, folder))
+                file = download_file(self._client, self.run_id, path, Path(folder))
             return read(file)
 
     def _files(

@@ -80,6 +80,33 @@ def test_a_training_continues_bit_for_bit_from_a_checkpoint(tmp_path: Path) -> N
     assert bits(made) == before
 
 
+class Bomb:
+    """Makes a folder as it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    for content in (Bomb(tmp_path / "broken in"), {"schema": 1, "step": Bomb(tmp_path / "broken in")}):
+        torch.save(content, tmp_path / "state.pt")
+        with pytest.raises(CheckpointsRefused, match="holds something else than a state that mlflow-stability saved"):
+            read_state(tmp_path / "state.pt")
+    assert not (tmp_path / "broken in").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [1, [], {}, {"schema": None}, {"schema": 1}, {"schema": 1, "step": 1, "tensors": 2}]
+)
+def test_a_file_of_another_program_is_refused(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "state.pt")
+    with pytest.raises(CheckpointsRefused, match="holds something else than a state that mlflow-stability saved"):
+        read_state(tmp_path / "state.pt")
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e30, -2.5, 0.0])
 def test_any_loss_can_be_in_name_and_facts(loss: float, tmp_path: Path) -> None:
     meta = CheckpointMeta(7, loss, "0", 1, 0.0)
