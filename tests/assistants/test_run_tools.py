@@ -85,6 +85,7 @@ def test_runs_are_compared_by_name_and_as_the_last(sqlite_uri: str) -> None:
     assert tools.diagnose_run()["source"] == well
 
 
+@pytest.mark.slow
 def test_a_finding_or_a_cause_is_explained(tools: RunTools) -> None:
     assert tools.explain("loss-spike").startswith("## loss_spike\n")
     assert tools.explain("bad_batch").startswith("## bad_batch\n")

@@ -68,6 +68,7 @@ def test_garbage_is_collected_again_once_a_run_was_opened(root, sqlite_uri):
         gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closing", "outcome", "status"),
     [
@@ -280,6 +281,7 @@ def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
     assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "1 warning", "neighbours are one finding"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_deleted_journal_keeps_its_delivered_data_and_ends_with_its_process(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     session = SessionDelivery(training.folder, None, lambda: False)
@@ -308,6 +310,7 @@ def test_a_run_with_a_deleted_journal_keeps_its_delivered_data_and_ends_with_its
     assert not root.exists()
 
 
+@pytest.mark.slow
 def test_recordings_of_one_process_in_one_run_are_one_after_the_other(root, sqlite_uri):
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     training = Training(root, sqlite_uri, run_id=run_id)

@@ -33,6 +33,7 @@ def test_both_planted_causes_are_named_and_no_innocent_parameter() -> None:
     assert named(cohort_cards(0, planted=True)) == CAUSES
 
 
+@pytest.mark.slow
 def test_without_a_cause_nothing_is_named() -> None:
     assert named(cohort_cards(0, planted=False, runs=80)) == set()
 

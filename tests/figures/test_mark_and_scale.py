@@ -10,6 +10,7 @@ from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
+@pytest.mark.slow
 def test_many_events_become_few_marks_and_none_is_lost() -> None:
     sketch = MarkSketch()
     for step in range(0, 20_000, 2):

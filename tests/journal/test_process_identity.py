@@ -141,6 +141,7 @@ def asked(identity: ProcessIdentity, *before: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mounts", [[], ["--mount-proc"]], ids=["with the folder of outside", "with its own /proc"])
 def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     needs_namespaces("-pf")

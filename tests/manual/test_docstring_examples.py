@@ -26,7 +26,7 @@ CODE = re.compile(r"`{1,2}([^`]+)`{1,2}")
 BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
-def docstrings() -> Iterator[tuple[Path, str]]:
+def _docstrings() -> Iterator[tuple[Path, str]]:
     """Every docstring of the package, and what stands under its constants and fields."""
     for path in python_files(PACKAGE):
         for node in ast.walk(tree_of(path)):
@@ -38,6 +38,9 @@ def docstrings() -> Iterator[tuple[Path, str]]:
                 yield path, node.value.value
 
 
+DOCSTRINGS = list(_docstrings())
+
+
 def called_names() -> dict[str, Any]:
     """What a user calls: public functions, and the classes of detectors."""
     detectors = {name: getattr(kinds, name) for name in kinds.__all__}
@@ -46,7 +49,7 @@ def called_names() -> dict[str, Any]:
 
 def snippets() -> Iterator[tuple[str, ast.Call]]:
     """Calls of public names in the sentences of docstrings and pages."""
-    texts = [(path, text) for path, text in docstrings()]
+    texts = [(path, text) for path, text in DOCSTRINGS]
     texts += [(page, BLOCKS.sub("", page.read_text(encoding="utf-8"))) for page in PAGES]
     known = called_names()
     for path, text in texts:
@@ -64,7 +67,7 @@ def _name(call: ast.Call) -> str:
 
 
 SNIPPETS = dict(snippets())
-EXAMPLES = sorted({path for path, text in docstrings() if ">>>" in text})
+EXAMPLES = sorted({path for path, text in DOCSTRINGS if ">>>" in text})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
@@ -75,7 +78,7 @@ def test_the_examples_of_a_file_print_what_they_say(
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     of_module = vars(import_module(name))
     ran = 0
-    for each, text in docstrings():
+    for each, text in DOCSTRINGS:
         if each == path and ">>>" in text:
             example = doctest.DocTestParser().get_doctest(text, dict(of_module), name, str(path), 0)
             printed: list[str] = []

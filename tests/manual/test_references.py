@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from manual.draw_findings import FOLDER, examples
 
 from mlflow_stability.kinds.catalog import KINDS, documentation
@@ -37,6 +38,7 @@ def test_a_kind_that_was_not_looked_for_has_no_figure() -> None:
     assert false_alarms_of("unlucky_loss", ["loss"]) == ""
 
 
+@pytest.mark.slow
 def test_each_example_picture_shows_a_finding_that_a_recorded_run_has() -> None:
     assert {path.stem for path in FOLDER.glob("*.png")} == set(examples())
 

@@ -60,6 +60,7 @@ def run(project: Path, *arguments: str) -> tuple[set[str], str, str]:
     return passed, done.stdout, said.read_text(encoding="utf-8") if said.exists() else ""
 
 
+@pytest.mark.slow
 def test_alone_and_with_a_folder_it_leaves_slow_and_fault_tests_out_and_says_so(project: Path) -> None:
     for arguments in ((), ("folder",)):
         passed, printed, place = run(project, *arguments)

@@ -53,6 +53,7 @@ def is_same(one: object, other: object) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_LEVEL)
 def test_a_training_without_a_level_is_recognised_judged_by_other_signs_and_left_alone(
     tmp_path: Path, name: str

@@ -26,6 +26,7 @@ def train(steps: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_offline_nothing_is_sent_until_sync(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,6 +40,7 @@ def gan(
     return flown, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_critic", [1, 3])
 def test_as_many_iterations_as_steps_and_both_halves_of_the_same_one(of_critic: int, tmp_path: Path) -> None:
     flown, seen = gan(tmp_path, 260 // of_critic, of_critic, 150 // of_critic)

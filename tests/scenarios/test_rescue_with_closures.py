@@ -57,6 +57,7 @@ def used_rates(flown: Flown) -> dict[int, float]:
     return {step: each["learning_rate_used"] for step, each in values.items() if "learning_rate_used" in each}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lbfgs, lambda parameters: Adam(parameters, lr=0.005)], ids=["LBFGS", "Adam"])
 def test_a_jump_of_the_learning_rate_is_survived_and_the_closure_sees_the_rate_of_the_script(
     make: Make, tmp_path: Path

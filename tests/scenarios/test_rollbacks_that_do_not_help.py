@@ -37,6 +37,7 @@ def replaced_weights(steps: int, every: int) -> float:
     return sum(losses[-40:]) / 40
 
 
+@pytest.mark.slow
 def test_weights_that_are_replaced_periodically_are_not_rolled_back_a_third_time(tmp_path: Path) -> None:
     bare = replaced_weights(1190, 300)
     with flying(tmp_path, rollback=QUICK) as flown:
@@ -68,6 +69,7 @@ def growing_targets(folder: Path, rollback: bool) -> tuple[Flown, float]:
         return flown, nn.functional.mse_loss(model(inputs), scale * inputs[:, :1].sin()).item()
 
 
+@pytest.mark.slow
 def test_a_loss_that_rises_because_its_targets_grow_is_rolled_back_twice_at_most(tmp_path: Path) -> None:
     _, watched = growing_targets(tmp_path / "watched", rollback=False)
     flown, end = growing_targets(tmp_path / "rollback", rollback=True)

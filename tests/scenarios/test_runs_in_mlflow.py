@@ -41,6 +41,7 @@ def losses_of(run: Run | str) -> list[float]:
     return list(record["loss"].dropna())
 
 
+@pytest.mark.slow
 def test_the_run_that_was_started_is_known_when_all_is_delivered(store: MlflowClient) -> None:
     session = watch_with_courier()
     train(5)
@@ -49,6 +50,7 @@ def test_the_run_that_was_started_is_known_when_all_is_delivered(store: MlflowCl
     assert session.run_id == run.info.run_id
 
 
+@pytest.mark.slow
 def test_without_a_run_one_is_started_and_it_has_every_step(store: MlflowClient) -> None:
     watch(extra_tags={"team": "vision", "seed": 7})
     losses = train(25)

@@ -159,6 +159,7 @@ def test_states_of_before_are_kept_where_layers_of_a_model_are_unfrozen(tmp_path
         assert not optimizer.state[model[0].weight]
 
 
+@pytest.mark.slow
 def test_an_optimizer_for_each_layer_is_rolled_back_with_all_others(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=AFTER_FIVE) as flown:
         model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(40)))

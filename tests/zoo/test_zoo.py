@@ -50,6 +50,7 @@ def test_nothing_is_wrong_before_the_onset_and_much_soon_after(failure: Failure)
     assert any(not a <= 1.2 * abs(b) for a, b in zip(ill[before : before + 20], twin[before:], strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", [each for each in ZOO if each.twin in SLOW and each.onset < 50], ids=ids)
 def test_an_early_failure_of_a_slow_training_shows_at_its_declared_step(failure: Failure) -> None:
     steps = failure.onset + 3

@@ -33,11 +33,10 @@ def not_measured_inside(model: str, why: str, step: int) -> Finding:
 
 def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Finding | None:
     """Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze"""
-    if not gc.get_freeze_count():
-        return None
     owned = {id(parameter) for model in models for parameter in parameters_in(model)}
     hidden = [parameter for parameter in trained if id(parameter) not in owned]
-    if not hidden:
+    # Counting walks over all frozen objects: 0.1 s for a million.
+    if not hidden or not gc.get_freeze_count():
         return None
     facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(hidden), of_parameters=len(trained))
     remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)

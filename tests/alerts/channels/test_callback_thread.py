@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from findings import at_step
 from waiting import wait_until
 
@@ -50,6 +51,7 @@ def test_the_end_sends_what_is_still_gathered() -> None:
     assert [each.count for each in got] == [2]
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_never_makes_the_training_wait() -> None:
     called, release = threading.Event(), threading.Event()
 

@@ -39,6 +39,7 @@ def test_a_file_that_is_called_like_a_module_is_not_run_where_it_lies(logs: list
     assert not Path("was_run").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_loses_only_the_run_that_it_was_reading(logs: list[str]) -> None:
     mine = set(psutil.Process().children())
     found: dict[int, list[RunCard]] = {}

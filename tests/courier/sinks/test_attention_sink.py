@@ -249,6 +249,7 @@ def test_nothing_is_lost_while_the_store_does_not_answer(tmp_path: Path) -> None
     assert sorted(step for _, step in shelf.charted) == [10, 500]
 
 
+@pytest.mark.slow
 def test_pictures_that_are_refused_or_cannot_be_drawn_are_reported_once_and_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     assert not is_open(port)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_reported_once_and_used_when_it_is_free(
     root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

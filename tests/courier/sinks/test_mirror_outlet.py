@@ -146,6 +146,7 @@ def test_a_killed_courier_leaves_no_point_out_and_none_twice(root: Path, sqlite_
     assert steps == list(range(10, 400, 10))
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_reported_once_and_holds_nothing_up(
     root: Path, sqlite_uri: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ def failed(gate: BaselineGate) -> list[str]:
     return [each.source for each in gate.verdicts if not each.passed]
 
 
+@pytest.mark.slow
 def test_a_longer_or_shorter_run_with_the_same_loss_curve_passes() -> None:
     for number in range(12):
         long = falling(2000, seed=number)

@@ -52,6 +52,7 @@ def groups(count: int, seeds: int, number: int, worse: float = 0.0) -> list[RunC
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 6])
 def test_choosing_the_best_of_equal_groups_does_not_make_the_others_look_worse(count: int) -> None:
     """The best one is chosen by its losses, and that has to be reckoned with."""

@@ -66,6 +66,7 @@ def test_names_without_end_are_not_kept_without_end() -> None:
     assert found.names_left_out == 50
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     file = tmp_path / "long.log"
     with file.open("w") as log:

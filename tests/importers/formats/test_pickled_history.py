@@ -164,6 +164,7 @@ ONE_MEGABYTE = b"X" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)
 SCALAR = b"cnumpy.core.multiarray\nscalar\nq\x01cnumpy\ndtype\nX\x02\0\0\0f8K\0K\x01\x87Rq\x02"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb",
     [

@@ -106,6 +106,7 @@ def test_stairs_from_epoch_to_epoch_are_not_a_swing() -> None:
     assert not [one for one in found(np.maximum(stairs, 1e-3)) if one.kind == "periodic_loss"]
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 10_000),
     st.sampled_from([200, 300, 2000]),

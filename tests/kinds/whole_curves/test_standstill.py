@@ -53,6 +53,7 @@ def test_the_end_of_a_schedule_does_not_count() -> None:
     assert standing(losses, ("learning_rate", np.full(20_000, 1e-3)))
 
 
+@pytest.mark.slow
 def test_a_flat_validation_loss_while_the_training_loss_falls_is_information() -> None:
     losses = 1.0 + 5.0 * np.exp(-np.arange(20_000) / 9000)
     (finding,) = standing(("loss", losses), ("val_loss", falling(20_000, 8000)))

@@ -52,6 +52,7 @@ def test_parameters_that_belong_to_no_module_are_no_reason_to_speak_unless_somet
     assert documentation("not_measured").sees
 
 
+@pytest.mark.slow
 def test_of_gradients_that_are_split_there_is_no_norm_and_no_error(alone: None) -> None:
     mesh = init_device_mesh("cpu", (1,))
     weight = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Replicate()]))

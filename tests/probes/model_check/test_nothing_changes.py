@@ -83,6 +83,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     part=st.sampled_from(sorted(PARTS)),

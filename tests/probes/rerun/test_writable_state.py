@@ -245,6 +245,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(kept=nested, other=nested, data=st.data())
 def test_any_change_to_nested_containers_is_reversed(kept: Any, other: Any, data: st.DataObject) -> None:
     model = Plain(kept=kept)

@@ -263,6 +263,7 @@ def other_process(directory: Path, run: str, wait: bool) -> subprocess.Popen[str
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["r", "other"])
 def test_two_trainings_in_one_directory_are_refused(run: str, tmp_path: Path) -> None:
     with other_process(tmp_path, run, wait=True) as process:

@@ -25,6 +25,7 @@ def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(schema("diagnosis"))
 
 
+@pytest.mark.slow
 def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
     assert schema("diagnosis") == with_facts(schema("diagnosis")), "run: python tests/reports/run/facts_schema.py"
     spike = schema("diagnosis")["$defs"]["SpikeFacts"]["properties"]

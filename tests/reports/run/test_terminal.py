@@ -189,6 +189,7 @@ def test_a_report_without_runs_says_so() -> None:
     assert "cannot tell" in shown(MIXED)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(hostile_reports())
 def test_no_name_controls_the_terminal(report: Report) -> None:

@@ -209,6 +209,7 @@ def trainings(draw: st.DrawFn) -> list[StepReading]:
     return [StepReading(number, TRAINED, tuple(map(float, row))) for number, row in enumerate(rows, 1)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(trainings())
 def test_judged_in_groups_a_training_has_the_same_findings_and_sudden_ones_no_step_later(

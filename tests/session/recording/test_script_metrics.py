@@ -121,6 +121,7 @@ def overfit(steps: int, every: int) -> None:
                 mlflow.log_metric("accuracy", step / steps, step=step // every)
 
 
+@pytest.mark.slow
 def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     tmp_path: Path, store: str, heard: ScriptMetrics
 ) -> None:

@@ -167,6 +167,7 @@ def test_validation_losses_of_a_trainer_that_logs_nowhere_are_recorded(
     assert heard(flown) == told
 
 
+@pytest.mark.slow
 def test_validation_losses_that_hugging_face_logs_to_mlflow_as_well_are_recorded_once(
     sqlite_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

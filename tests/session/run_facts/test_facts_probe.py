@@ -303,6 +303,7 @@ def test_a_model_hidden_by_gc_freeze_is_reported_once_with_advice(watched: Watch
     assert said == f"{event.message} Call `gc.freeze()` after the first step of the training."
 
 
+@pytest.mark.slow
 def test_what_is_frozen_after_the_first_step_is_seen(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
