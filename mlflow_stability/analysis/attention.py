@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.named_run import run_folder
+from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.figures.attention import LayerEntropy, attention_comparison, attention_entropy
 from mlflow_stability.figures.attention import attention_heatmap as draw
@@ -251,7 +251,7 @@ def _entropies(history: RunHistory) -> list[LayerEntropy]:
 
 
 def _stored(source: Source, tracking_uri: str | None) -> StoredAttention:
-    asked = asked_for(source, tracking_uri)
+    asked = resolve_source(source, tracking_uri)
     path = asked.path or run_folder(asked.source, tracking_uri)
     if path is None:
         return attention_of_run(asked.source, tracking_uri)

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.analysis.asked_for import asked_for, names_a_source, source_text, source_texts
 from mlflow_stability.analysis.cards.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves, asked_detectors, history_of
 from mlflow_stability.analysis.named_run import run_called, run_folder, runs_among
+from mlflow_stability.analysis.source import names_a_source, resolve_source, source_text, source_texts
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.layer_comparison import (
     BY_LAYER,
@@ -136,7 +136,7 @@ def _distinct(sources: Iterable[str]) -> list[str]:
 def _full_id(source: str, tracking_uri: str | None) -> str:
     """Return the whole id of a run; what is not found is reported where it is read."""
     try:
-        return asked_for(source, tracking_uri).source
+        return resolve_source(source, tracking_uri).source
     except StabilityError:
         return source
 
@@ -207,7 +207,7 @@ def _heads(sources: Sequence[str], experiment: dict[str, RunHead], tracking_uri:
 def _is_stored(source: str, tracking_uri: str | None) -> bool:
     """Whether it is a run of a database or a server; a folder is read as fast as its card would be from the cache."""
     try:
-        return not asked_for(source, tracking_uri).is_path and run_folder(source, tracking_uri) is None
+        return not resolve_source(source, tracking_uri).is_path and run_folder(source, tracking_uri) is None
     except StabilityError:
         return False
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from mlflow_stability.analysis.asked_for import source_text
 from mlflow_stability.analysis.compare import pair_of
 from mlflow_stability.analysis.diagnose import cards_at
+from mlflow_stability.analysis.source import source_text
 from mlflow_stability.diagnosis.layer_comparison import BY_LAYER
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.layers.layers_beside import layers_beside

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
 from mlflow_stability.analysis.named_run import from_full_record, last_runs, run_folder, runs_among
+from mlflow_stability.analysis.source import ResolvedSource, resolve_source, source_texts
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError, StabilityError
@@ -115,7 +115,7 @@ def diagnose_all(
     for source in runs_among(source_texts(run_ids_and_paths, "run_ids_and_paths")):
         is_path = True
         try:
-            asked = asked_for(source, tracking_uri)
+            asked = resolve_source(source, tracking_uri)
             is_path = asked.is_path
             histories = histories_of(asked, tracking_uri)
         except StabilityError as error:
@@ -158,7 +158,7 @@ def history_of(
     run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None, curves: AskedCurves | None = None
 ) -> RunHistory:
     """Read one run, with its main curves in place."""
-    histories = histories_of(asked_for(run_id_or_path, tracking_uri), tracking_uri)
+    histories = histories_of(resolve_source(run_id_or_path, tracking_uri), tracking_uri)
     if len(histories) > 1:
         names = ", ".join(history.name for history in histories[:3])
         more = ", ..." if len(histories) > 3 else ""
@@ -169,7 +169,7 @@ def history_of(
     return in_place(histories[0], curves)
 
 
-def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHistory]:
+def histories_of(asked: ResolvedSource, tracking_uri: str | None = None) -> list[RunHistory]:
     """Read each run there; at least one."""
     path = asked.path or run_folder(asked.source, tracking_uri)
     if path is not None:
@@ -182,7 +182,7 @@ def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHi
     return [read_run_history(asked.source, tracking_uri)]
 
 
-def _as_typed(source: str, asked: AskedFor) -> str:
+def _as_typed(source: str, asked: ResolvedSource) -> str:
     """Return the source beginning as it was typed: ``./logs/a.csv`` for a log in ``./logs``."""
     if asked.path is None:
         return asked.source
@@ -217,7 +217,7 @@ def cards_at(
 ) -> Iterator[RunCard]:
     """Yield the cards of all runs there, one at least; what cannot be read or judged is a card with the error."""
     try:
-        histories = histories_of(asked_for(source, tracking_uri), tracking_uri)
+        histories = histories_of(resolve_source(source, tracking_uri), tracking_uri)
     except StabilityError as error:
         yield RunCard(source, source, error=str(error))
         return

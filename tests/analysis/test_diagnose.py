@@ -10,8 +10,8 @@ from architecture.repository import ROOT
 from architecture.test_loading import loaded_by
 
 import mlflow_stability
-from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
+from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.errors import RunNotFoundError, SettingsError, UnreadableLogError
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.vocabulary.result import Diagnosis, Severity
@@ -20,27 +20,27 @@ SOME_ID = "0123456789abcdef" * 2
 
 
 def test_a_text_that_looks_like_a_run_id_is_one_unless_it_exists_as_a_path(tmp_path: Path) -> None:
-    assert not asked_for(SOME_ID).is_path
+    assert not resolve_source(SOME_ID).is_path
     (tmp_path / SOME_ID).mkdir()
-    there = asked_for(SOME_ID)
+    there = resolve_source(SOME_ID)
     assert there.is_path
     assert "was not read as a run id" in there.remark
 
 
 def test_a_path_object_is_always_a_path() -> None:
     with pytest.raises(UnreadableLogError):
-        asked_for(Path(SOME_ID))
+        resolve_source(Path(SOME_ID))
 
 
 @pytest.mark.parametrize("typed", ["gone.csv", "a\x00b", "x" * 5000, SOME_ID[:-1]])
 def test_a_source_that_is_neither_a_path_nor_a_run_id_raises_a_one_sentence_error(typed: str) -> None:
     with pytest.raises(UnreadableLogError, match=r"^No such file(, | or )folder.*'"):
-        asked_for(typed)
+        resolve_source(typed)
 
 
 def test_an_empty_text_names_nothing() -> None:
     with pytest.raises(SettingsError, match="must be the id of an MLflow run or the path of a log; got ''"):
-        asked_for("")
+        resolve_source("")
 
 
 def test_a_healthy_log_is_healthy() -> None:

@@ -10,8 +10,8 @@ from analysis.stored_runs import store_run
 from mlflow import MlflowClient
 
 import mlflow_stability
-from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.named_run import last_runs, run_called, run_id_of
+from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.errors import RunNotFoundError, UnreadableLogError
 from mlflow_stability.tracking.run_files import log_comparison
 
@@ -35,7 +35,7 @@ def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(uri: str) -> 
 def test_the_error_for_an_ambiguous_name_lists_the_runs(uri: str) -> None:
     runs = [store_run(uri, falling(), name="twin") for _ in range(2)]
     with pytest.raises(RunNotFoundError, match=r"^'twin' may mean 2 runs\. Give more of the id of one:\n") as told:
-        asked_for("twin")
+        resolve_source("twin")
     for run in runs:
         assert f"\n  {run[:12]}  twin, experiment Default, started " in str(told.value)
 
@@ -43,7 +43,7 @@ def test_the_error_for_an_ambiguous_name_lists_the_runs(uri: str) -> None:
 def test_the_error_for_an_unknown_name_suggests_the_nearest(uri: str) -> None:
     store_run(uri, falling(), name="gpt-small")
     with pytest.raises(UnreadableLogError, match=r"run id or run name: 'gpt-smal'\. Did you mean 'gpt-small'\?"):
-        asked_for("gpt-smal")
+        resolve_source("gpt-smal")
     with pytest.raises(RunNotFoundError, match=r"^No such run id or run name: 'gpt_small'\. Did you mean"):
         run_id_of("gpt_small")
 
@@ -104,18 +104,18 @@ def test_runs_of_the_default_database_are_found_beside_their_artifacts(
 def test_a_run_is_found_by_a_name_that_looks_like_a_path(uri: str) -> None:
     for name in ("facebook/opt-125m", "gpt2.small"):
         run = store_run(uri, falling(), name=name)
-        assert asked_for(name).source == run
+        assert resolve_source(name).source == run
     with pytest.raises(UnreadableLogError, match=r"^No such file or folder: 'facebook/opt-12m'\. Did you mean 'face"):
-        asked_for("facebook/opt-12m")
+        resolve_source("facebook/opt-12m")
 
 
 def test_no_store_is_asked_about_a_source_that_can_only_be_a_path(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlflow_stability.analysis.asked_for.run_called", lambda *_: pytest.fail("a store was asked"))
+    monkeypatch.setattr("mlflow_stability.analysis.source.run_called", lambda *_: pytest.fail("a store was asked"))
     for typed in (f"{tmp_path}/gone", "./gone.csv", "../gone", "~/gone"):
         with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):
-            asked_for(typed)
+            resolve_source(typed)
 
 
 def test_a_run_is_found_by_a_name_with_both_kinds_of_quotes(uri: str) -> None:
@@ -132,10 +132,10 @@ def test_in_a_store_of_files_a_run_is_found_by_a_name_that_yaml_escapes_or_wraps
         meta = {"run_id": run.name, "run_name": name, "status": 3, "start_time": 1000 + number}
         (run / "meta.yaml").write_text(yaml.safe_dump(meta), encoding="utf-8")
         (run / "tags" / "mlflow.runName").write_text(name, encoding="utf-8")
-    assert [asked_for(name).source for name in names] == [f"{number:032x}" for number in range(len(names))]
+    assert [resolve_source(name).source for name in names] == [f"{number:032x}" for number in range(len(names))]
 
 
 def test_a_missing_path_is_reported_as_missing_when_the_store_is_unreachable(uri: str) -> None:
     for typed in ("logs/train", "train.csv"):
         with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):
-            asked_for(typed, "http://127.0.0.1:9")
+            resolve_source(typed, "http://127.0.0.1:9")

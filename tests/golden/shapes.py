@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability import Comparison, Diagnosis, Finding, ModelCheck, ModelFinding, diagnose
-from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
+from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.diagnosis.checklist import Checklist, checklist_of
 from mlflow_stability.diagnosis.checklist.orders import ORDERS
 from mlflow_stability.errors import StabilityError
@@ -36,7 +36,7 @@ Shape = dict[str, Any]
 def diagnosed_runs(source: str) -> dict[str, Shape]:
     """What `mlflow-stability diagnose` and `checklist` say about each run at a path, or why not."""
     try:
-        histories = histories_of(asked_for(source))
+        histories = histories_of(resolve_source(source))
     except StabilityError as error:
         return {source: {"error": str(error)}}
     return {history.source: diagnosed_history(history) for history in histories}

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.asked_for import asked_for, names_a_source
 from mlflow_stability.analysis.diagnose import asked_detectors, diagnose_all
+from mlflow_stability.analysis.filter_kinds import filter_kinds
 from mlflow_stability.analysis.named_run import runs_among
-from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.analysis.source import names_a_source, resolve_source
 from mlflow_stability.cli.finding_types import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT, FOUND
 from mlflow_stability.cli.options import (
@@ -103,7 +103,7 @@ def command(
                     failures.append(result)
                 else:
                     diagnoses.append(result)
-    report = Report(tuple(only_kinds(diagnosis, kinds) for diagnosis in diagnoses), tuple(failures))
+    report = Report(tuple(filter_kinds(diagnosis, kinds) for diagnosis in diagnoses), tuple(failures))
     must_not_overwrite(file, (diagnosis.source for diagnosis in diagnoses))
     if briefly:
         _show_brief(report, form, file)
@@ -141,7 +141,7 @@ def _print_notes(sources: Sequence[str], report: Report, tracking_uri: str | Non
     """Print to stderr what could not be read, and what was taken for a path."""
     failed = {failure.source for failure in report.failures}
     for source in sources:
-        remark = asked_for(source, tracking_uri).remark if source not in failed and names_a_source(source) else ""
+        remark = resolve_source(source, tracking_uri).remark if source not in failed and names_a_source(source) else ""
         if remark:
             click.echo(f"mlflow-stability: {plain(remark)}", err=True)
     for failure in report.failures:
@@ -151,7 +151,7 @@ def _print_notes(sources: Sequence[str], report: Report, tracking_uri: str | Non
 def _must_be_runs(sources: Sequence[str], tracking_uri: str | None) -> None:
     for source in sources:
         try:
-            asked = asked_for(source, tracking_uri)
+            asked = resolve_source(source, tracking_uri)
         except StabilityError:
             continue  # reading it raises the same error
         if asked.is_path:

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.cards import cache_folder
 from mlflow_stability.analysis.diagnose import diagnose_all
+from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.cli.options import last_option, tracking_uri_option, typed_runs
 from mlflow_stability.cli.output import must_be_writable, must_not_overwrite, notes_console, put_out
 from mlflow_stability.errors import SettingsError, UnreadableLogError
@@ -50,7 +50,7 @@ def command(source: str | None, last: bool, no_browser: bool, file: Path | None,
     (source,) = typed_runs(() if source is None else (source,), int(last), tracking_uri)
     must_not_overwrite(file, [source])
     with notes_console().status(Text(f"Reading {plain(source)} ...")):
-        results = list(diagnose_all([asked_for(source, tracking_uri).source], tracking_uri))
+        results = list(diagnose_all([resolve_source(source, tracking_uri).source], tracking_uri))
         diagnoses = tuple(result for result in results if isinstance(result, Diagnosis))
         failures = tuple(result for result in results if isinstance(result, Failure))
         if not diagnoses:

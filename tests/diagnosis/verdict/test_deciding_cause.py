@@ -6,7 +6,7 @@ import numpy as np
 from diagnosis.histories import falling, metric_of, run_named, run_of
 from findings import at_step, changed, over_steps
 
-from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.analysis.filter_kinds import filter_kinds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.vocabulary.result import Cause, Severity
@@ -43,7 +43,7 @@ def test_a_finding_that_does_not_decide_has_its_own_cause_beside_it() -> None:
 
 def test_the_cause_shown_is_that_of_the_kind_that_was_asked_for() -> None:
     whole = diagnosis_of(a_spike_and_a_jump())
-    divergence, spike = only_kinds(whole, ("divergence",)), only_kinds(whole, ("loss_spike",))
+    divergence, spike = filter_kinds(whole, ("divergence",)), filter_kinds(whole, ("loss_spike",))
     assert divergence.cause == whole.cause
     assert spike.cause is not None
     assert spike.cause.name == "bad_batch"

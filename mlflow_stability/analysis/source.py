@@ -1,4 +1,4 @@
-"""Tell whether a path or a run was asked for.
+"""Resolve a source that a user named: the path of a log, or a run.
 
 What exists as a path is taken as one, even where its name looks like a run id, and a remark says so. A run may
 be named by its id, the beginning of its id, or its name; only the last two need a search of the store.
@@ -31,7 +31,7 @@ _SOURCE = Accepts("the id of an MLflow run or the path of a log", _source_name)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFor:
+class ResolvedSource:
     """One thing to diagnose."""
 
     source: str
@@ -59,9 +59,9 @@ def source_texts(sources: object, argument: str) -> Iterator[str]:
     return (source_text(source, argument) for source in several)
 
 
-def asked_for(
+def resolve_source(
     source: str | os.PathLike[str], tracking_uri: str | None = None, argument: str = "run_id_or_path"
-) -> AskedFor:
+) -> ResolvedSource:
     """Return what this is.
 
     Raises ``UnreadableLogError`` for a text that is neither, ``RunNotFoundError`` for an ambiguous name.
@@ -70,11 +70,11 @@ def asked_for(
     looks_like_a_run = isinstance(source, str) and is_run_id(text)
     if os.path.lexists(text):
         remark = f"{text} exists as a path, so it was not read as a run id." if looks_like_a_run else ""
-        return AskedFor(text, Path(text), remark)
+        return ResolvedSource(text, Path(text), remark)
     if _is_run_in_file(text):
-        return AskedFor(text, Path(text))
+        return ResolvedSource(text, Path(text))
     if looks_like_a_run:
-        return AskedFor(text, None)
+        return ResolvedSource(text, None)
     if not isinstance(source, str) or text.startswith(_PATH_PREFIXES):
         raise UnreadableLogError(f"No such file or folder: {text!r}.")
     # A run can be called `facebook/opt-125m`, too.
@@ -88,7 +88,7 @@ def asked_for(
         if not is_like_a_path:
             raise
         raise UnreadableLogError(f"No such file or folder: {text!r}.") from None
-    return AskedFor(run_id, None)
+    return ResolvedSource(run_id, None)
 
 
 def names_a_source(text: str) -> bool:

@@ -15,7 +15,7 @@ from mlflow_stability.kinds.catalog import noun_of
 from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
 
-def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
+def filter_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
     """Return the diagnosis restricted to these kinds; unchanged for no kinds."""
     if not kinds:
         return diagnosis
