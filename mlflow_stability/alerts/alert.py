@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
 from mlflow_stability.alerts.message import AlertMessage
 from mlflow_stability.alerts.metrics.run_metrics import KNOWN_QUANTITIES
@@ -113,28 +113,37 @@ class Alert:
     )
     """A URL of apprise ("slack://...", "mailto://...", "discord://..."), "env:NAME" for a URL in an environment
     variable, "console", or a function that is called with an `AlertMessage`."""
-    severity: Severity = field(default=Severity.WARNING, metadata=member_of(Severity))
+    severity: Severity = field(metadata=member_of(Severity))
     """Lowest severity of events that are sent: "info", "warning" or "critical"."""
     rules: tuple[str, ...] = field(
-        default=(), metadata=names("an event type or a condition such as 'loss>50'", "['divergence', 'grad_norm>100']")
+        metadata=names("an event type or a condition such as 'loss>50'", "['divergence', 'grad_norm>100']")
     )
     """Finding types ("loss_spike") and conditions on signals ("grad_norm>100", always sent). Default: all types."""
-    cooldown: float | None = field(default=None, metadata=number(at_least=0, what="of seconds", optional=True))
+    cooldown: float | None = field(metadata=number(at_least=0, what="of seconds", optional=True))
     """Shortest time in seconds between two alerts of one type. Default: by type, 60 s for NaN to 1800 s for plateaus.
     A rise in severity does not wait."""
 
     when: Callable[[Mapping[str, float]], object] | None = field(
-        default=None,
         metadata={"takes": Accepts("a function of the newest value of each signal, or None", _function)},
     )
     """A function of the newest value of each signal by name, such as ``lambda s: s["mfu"] < 0.3``. It is called after
     each step, on a thread of the training process, which then sends the alert itself. With it, events are sent only for
     `rules`. While a signal that it reads was not measured yet, it is not met."""
-    message: str = field(default="", metadata={"takes": Accepts("a text such as 'MFU is {mfu:.2f}'", _message)})
+    message: str = field(metadata={"takes": Accepts("a text such as 'MFU is {mfu:.2f}'", _message)})
     """What an alert of `when` says, with signals as fields: "MFU is {mfu:.2f}"."""
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+    def __init__(  # accepts more types than the fields have
+        self,
+        to: str | Callable[[AlertMessage], object],
+        severity: Severity | Literal["info", "warning", "critical"] = Severity.WARNING,
+        rules: str | Iterable[str] = (),
+        cooldown: float | None = None,
+        when: Callable[[Mapping[str, float]], object] | None = None,
+        message: str = "",
+    ) -> None:
+        given = {"to": to, "severity": severity, "rules": rules, "cooldown": cooldown, "when": when, "message": message}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         check_fields(self)
         check_rules(self.rules, self.severity)
         _check_signals(self.message)
