@@ -52,6 +52,8 @@ What mlflow-stability recorded, for programs. Read it with `mlflow_stability.loa
 """The file `stability/data/README.md`."""
 
 LINES_PER_FILE = 10_000
+LATER_VERSION = "written by a later version of mlflow-stability"
+"""Why a line is left out for which `read_line` returns None."""
 EventLine: TypeAlias = Finding | Opening | Note | Fact | Reset | Gap | Closing
 """What one line of an events file holds."""
 _RECORDS: dict[str, type[Any]] = {

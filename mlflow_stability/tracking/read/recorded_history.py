@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.tracking.artifacts import (
     EVENTS_FOLDERS,
+    LATER_VERSION,
     RECORD_FOLDERS,
     EventLine,
     events_order,
@@ -91,7 +92,9 @@ def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
             except ValueError:  # the last line of a run that is still being written
                 left_out.append(f"line {number} of {file.relative_to(artifacts)}")
                 continue
-            if line is not None:
+            if line is None:
+                left_out.append(f"line {number} of {file.relative_to(artifacts)} ({LATER_VERSION})")
+            else:
                 lines.append((recording, line))
     record = []
     for _, file in parts:

@@ -22,6 +22,7 @@ from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.address import strip_credentials
 from mlflow_stability.tracking.artifacts import (
     EVENTS_FOLDERS,
+    LATER_VERSION,
     LAYER_TABLES_FOLDERS,
     RECORD_FOLDER,
     RECORD_FOLDERS,
@@ -150,7 +151,9 @@ class RunReader:
                 except ValueError as error:  # the last line of a run that is still being written
                     self._leave_out(f"line {number} of {path}", error)
                     continue
-                if line is not None:
+                if line is None:
+                    self.left_out.append(f"line {number} of {path} ({LATER_VERSION})")
+                else:
                     lines.append(line)
             return lines
 
