@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
     from mlflow_stability.vocabulary.settings import Options
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "Action",
     "Alert",

@@ -22,7 +22,7 @@ from mlflow_stability.courier.run.finish import (
     status_to_set,
     waits_for_process,
 )
-from mlflow_stability.courier.run.run_opening import installed_version, open_run
+from mlflow_stability.courier.run.run_opening import open_run, version_of_recorder
 from mlflow_stability.courier.run.run_tags import RunTags
 from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures
 from mlflow_stability.courier.sinks.attention_sink import AttentionSink
@@ -69,7 +69,7 @@ class OpenRecording:
         self._attention = AttentionPictures(delivered, self.writer, process.alive)
         self._pictures: list[TimedSink] = [figures, self._attention]
         self._kept_files: dict[type[KeptFileSink], KeptFileSink] = {}
-        constant = {**installed_version(), "metrics_every": opening.log_every_n_steps}
+        constant = {**version_of_recorder(), "metrics_every": opening.log_every_n_steps}
         self._board = RunTags(self.writer, delivered.number or 0, place, constant)
         self._uri = uri
         self._delivered = delivered

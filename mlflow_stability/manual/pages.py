@@ -140,6 +140,7 @@ PAGES = (
     Page("options", "Options", options_page),
     Page("presets", "Presets", presets_page),
     Page("python_api", "Python API", python_api.page),
+    Page("public_interface", "Public interface"),
     Page("log_formats", "Log formats"),
     Page("frameworks", "Frameworks"),
     Page("distributed", "Distributed training"),

@@ -13,10 +13,11 @@ from architecture.repository import PACKAGE, ROOT, tree_of
 
 import mlflow_stability
 from mlflow_stability.cli.commands.manual import all_pages
-from mlflow_stability.cli.main import Commands, commands
+from mlflow_stability.cli.main import COULD_NOT, FOUND, INTERRUPTED, Commands, commands
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH
+from mlflow_stability.reports.formats.json import SCHEMA_VERSION
 from mlflow_stability.vocabulary.settings import Settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,6 +84,14 @@ def test_every_extra_is_described() -> None:
     assert {"alerts", "otel", "torch"} <= set(extras)
     table = TEXTS["options"].partition("| needed for | extra |")[2].partition("\n\n")[0]
     assert sorted(extras) == sorted(re.findall(r"\| `(\w+)` \|$", table, re.MULTILINE))
+
+
+def test_the_public_interface_names_the_exit_codes_and_the_version_of_the_json() -> None:
+    page = TEXTS["public_interface"]
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(code) for code in (0, FOUND, COULD_NOT, INTERRUPTED)]
+    assert f"`schema_version` {SCHEMA_VERSION}." in page
+    for schema in re.findall(r"(\w+\.schema\.json)", page):
+        assert (PACKAGE / "reports" / "formats" / schema).is_file()
 
 
 def test_every_public_name_is_described() -> None:

@@ -10,9 +10,9 @@ import getpass
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import mlflow_stability
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.training_process import TrainingProcess
 from mlflow_stability.tracking.client import run_page
@@ -116,9 +116,5 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
     return tags
 
 
-def installed_version() -> dict[str, str]:
-    try:
-        installed = version("mlflow-stability")
-    except PackageNotFoundError:  # run from a checkout
-        installed = "unknown"
-    return {"version": installed, "schema": RECORD_SCHEMA}
+def version_of_recorder() -> dict[str, str]:
+    return {"version": mlflow_stability.__version__, "schema": RECORD_SCHEMA}

@@ -42,7 +42,7 @@ KEYS = {
 }
 """The pattern of each kind of key, by an example."""
 OLD_KEYS = {
-    # Before 0.2 was released, the main charts were numbered:
+    # Before 1.0, the main charts were numbered:
     "stability/1_loss": _SECTION + _NUMBERED,
     "stability/track_critic/1_loss": _SECTION + _TRACK + _NUMBERED,
     "stability/loss/loss_ema": rf"{_SECTION}loss/{_QUANTITY_IN_PLACE}",
