@@ -238,9 +238,9 @@ def _check_entries(folder: Path, metadata: Any) -> None:
 
     trouble = ""
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        trouble = "is no list of shards"
+        trouble = "holds something else than a list of shards"
     elif any(type(entry) is not TensorStorageMetadata for entry in dict(metadata.state_dict_metadata).values()):
-        trouble = "lists an entry that is no tensor"
+        trouble = "lists an entry that is not a tensor"
     elif any(not _is_plain_name(stored.relative_path) for stored in metadata.storage_data.values()):
         trouble = "lists a file outside of it"
     if trouble:

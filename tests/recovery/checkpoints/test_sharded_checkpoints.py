@@ -202,7 +202,7 @@ def test_a_shard_that_is_no_tensor_is_never_unpickled(parts: TrainingParts, tmp_
         content.storage_data[MetadataIndex(index.fqn)] = storage
         content.state_dict_metadata[index.fqn] = BytesStorageMetadata()
     write_list(folder, content)
-    with pytest.raises(CheckpointsRefused, match="lists an entry that is no tensor"):
+    with pytest.raises(CheckpointsRefused, match="lists an entry that is not a tensor"):
         restored(tmp_path / "c")
     assert not (tmp_path / "broken in").exists()
 
