@@ -8,24 +8,26 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 _SECRET = re.compile(r"pass|pwd|token|secret|key|sig|credential|auth", re.IGNORECASE)
-_USERINFO = re.compile(r"(?<=://)[^/\s'\"]+@")
+# A password may have any character as it is, as SQLAlchemy reads it; digits before a slash are a port.
+USERINFO = re.compile(r"(?<=://)(?:[^/?#\s'\"]+|[^:/?#\[\s'\"]*:(?!\d*[/?#])[^\s'\"]*)@")
+"""User and password in an address."""
 _QUERY_SECRET = re.compile(r"(?i)([?&;][^=&\s]*(?:pass|pwd|token|secret|key|sig|credential|auth)[^=&\s]*=)[^&\s'\"]+")
 _SQLITE = re.compile(r"(sqlite(?:\+\w+)?):///(?!/)(.*)")
 
 
 def strip_credentials(uri: str) -> str:
     """Return a tracking URI without user, password and secrets among its options."""
-    parts = urlsplit(uri)
-    host = parts.netloc.rpartition("@")[2]
+    plain = USERINFO.sub("", uri)
+    parts = urlsplit(plain)
     options = [(name, value) for name, value in parse_qsl(parts.query) if not _SECRET.search(name)]
-    if host == parts.netloc and len(options) == len(parse_qsl(parts.query)):
-        return uri
-    return urlunsplit((parts.scheme, host, parts.path, urlencode(options), parts.fragment))
+    if len(options) == len(parse_qsl(parts.query)):
+        return plain
+    return urlunsplit((*parts[:3], urlencode(options), parts.fragment))
 
 
 def without_credentials(text: str) -> str:
     """Return a message without users and passwords in its URIs."""
-    return _QUERY_SECRET.sub(r"\1…", _USERINFO.sub("", text))
+    return _QUERY_SECRET.sub(r"\1…", USERINFO.sub("", text))
 
 
 def same_store(first: str, second: str, directory: str = "") -> bool:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.session.process.courier_link import DeliveringCourier, wait_for_delivery
+from mlflow_stability.session.run_facts.secret_arguments import message_without_secrets
 from mlflow_stability.vocabulary.run import Closing
 
 # Messages of torch's CPU allocator; out of memory on an accelerator has its own exception class.
@@ -54,7 +55,7 @@ class EndingWatch:
             if code not in (None, 0):
                 handled = sys.exc_info()[1]  # Lightning catches Ctrl-C, and scripts catch `TrainingDiverged`, to exit
                 explains = isinstance(handled, TrainingDiverged | KeyboardInterrupt)
-                self.closing = closing_of(handled) if handled and explains else Closing("exited", f"{name}({code!r})")
+                self.closing = closing_of(handled) if handled and explains else _exited(f"{name}({code!r})")
 
         def watched_exit(*status: Any) -> NoReturn:
             exits("sys.exit", *status)
@@ -102,8 +103,8 @@ class EndingWatch:
 
 
 def closing_of(error: BaseException) -> Closing:
-    """Return how an uncaught exception ends a training."""
-    text = f"{type(error).__name__}: {error}"[:500]
+    """Return how an uncaught exception ends a training; secrets in its message are hidden."""
+    text = f"{type(error).__name__}: {message_without_secrets(str(error))}"[:500]
     if isinstance(error, TrainingDiverged):
         return Closing("stopped", error.reason[:500])
     if isinstance(error, KeyboardInterrupt):
@@ -113,6 +114,10 @@ def closing_of(error: BaseException) -> Closing:
     if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
         return Closing("out_of_memory", text)
     return Closing("crashed", text)
+
+
+def _exited(call: str) -> Closing:
+    return Closing("exited", message_without_secrets(call))
 
 
 End = Callable[[Closing | None], Callable[[], None]]

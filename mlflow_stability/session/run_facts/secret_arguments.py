@@ -1,4 +1,4 @@
-"""Write down a command line without its secrets.
+"""Write down a command line, or the message of an error, without secrets.
 
 `***` replaces what an option, a variable, a field or an address contains. Rather too much is hidden than too little.
 """
@@ -9,6 +9,8 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+
+from mlflow_stability.tracking.address import USERINFO
 
 HIDDEN = "***"
 # The words that names are made of: --hf-token, wandb.apiKey, MY_PASSWORD.
@@ -30,8 +32,8 @@ _ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<mark>\s*[=:]\s*)(?P<value>.+)", r
 _FIELD = re.compile(
     rf"(?P<quote>['\"])(?P<name>{_NAME})(?P=quote)(?P<mark>\s*:\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^,}}\]\s{{\['\"]+)"
 )
-_USERINFO = re.compile(r"(?<=://)[^/\s'\"]+@")
 _OPTION_OF_URL = re.compile(r"(?P<name>(?<=[?&;])[^=&;\s]+)=(?P<value>[^&;\s'\"]+)")
+_SPACES = re.compile(r"(\s+)")
 _NUMBER = re.compile(r"[\d.]+")
 _HEADER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.\-+/=]{6,}")
 # Keys that show by their form what they are: of OpenAI, Hugging Face, GitHub, GitLab, AWS, Slack, Google; a JWT.
@@ -62,6 +64,11 @@ def without_secrets(words: Iterable[str]) -> list[str]:
     return hidden
 
 
+def message_without_secrets(text: str) -> str:
+    """Hide secrets in the message of an error: in addresses, fields and assignments, and what has the form of a key."""
+    return "".join(map(_without, _SPACES.split(_without_forms(text))))
+
+
 def is_secret(name: str) -> bool:
     """Whether a name is one of a secret; ``max_tokens`` and ``tokenizer`` are not."""
     words = [word.lower() for word in _WORD.findall(name)]
@@ -76,11 +83,15 @@ def _without(word: str) -> str:
     assigned = _ASSIGNED.fullmatch(word)
     if assigned is not None and is_secret(assigned["name"]) and "://" not in assigned["name"] + assigned["mark"]:
         return f"{assigned['name']}{assigned['mark']}{HIDDEN}"
-    word = _FIELD.sub(_hide_field, word)
-    word = _USERINFO.sub(f"{HIDDEN}@", word)
-    word = _OPTION_OF_URL.sub(_hide_option, word)
-    word = _HEADER.sub(lambda match: f"{match[1]} {HIDDEN}", word)
-    return _FORMS.sub(HIDDEN, word)
+    return _without_forms(word)
+
+
+def _without_forms(text: str) -> str:
+    text = _FIELD.sub(_hide_field, text)
+    text = USERINFO.sub(f"{HIDDEN}@", text)
+    text = _OPTION_OF_URL.sub(_hide_option, text)
+    text = _HEADER.sub(lambda match: f"{match[1]} {HIDDEN}", text)
+    return _FORMS.sub(HIDDEN, text)
 
 
 def _hide_field(match: re.Match[str]) -> str:

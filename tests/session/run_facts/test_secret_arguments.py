@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.session.run_facts.secret_arguments import HIDDEN, command_line, is_secret, without_secrets
+from mlflow_stability.session.run_facts.secret_arguments import (
+    HIDDEN,
+    command_line,
+    is_secret,
+    message_without_secrets,
+    without_secrets,
+)
 
 SECRET = "s3cr3tS3CR3T"
 
@@ -30,6 +36,7 @@ SECRET = "s3cr3tS3CR3T"
         [f"postgresql://user:{SECRET}@host/db"],
         [f"--db=postgresql://user:{SECRET}@host/db"],
         [f"http://user:p@{SECRET}@host/"],
+        [f"mysql://user:p/{SECRET}@host/db"],
         [f"https://host/path?sig={SECRET}&x=1"],
         [f"--data=https://host/path?x=1&access_token={SECRET}"],
         ['{"lr": 0.1, "api_key": "' + SECRET + '"}'],
@@ -108,6 +115,35 @@ def test_a_name_that_may_mean_a_secret_is_taken_to_mean_one(words: list[str]) ->
     line = command_line(words)
     assert not re.search(r"S\d", line)
     assert HIDDEN in line
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"could not connect to server postgresql://me:{SECRET}@host:5432/db\nIs it running?",
+        f"401 Unauthorized: {{'Authorization': 'Bearer {SECRET}'}}",
+        f"GET https://host/x?part=1&signature={SECRET} failed",
+        f"wrong value: api_key={SECRET}, try again",
+        f"Incorrect API key provided: sk-{SECRET * 3}.",
+    ],
+)
+def test_the_message_of_an_error_has_no_secrets(message: str) -> None:
+    hidden = message_without_secrets(message)
+    assert SECRET not in hidden
+    assert HIDDEN in hidden
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "KeyError: 'token'",
+        'Missing key(s) in state_dict: "weight".\n\tsize mismatch for bias: torch.Size([3]) != torch.Size([4])',
+        "Expected token: 5, http://host:5000/#/experiments/0 with tokens=7",
+        "",
+    ],
+)
+def test_an_error_without_secrets_keeps_its_message(message: str) -> None:
+    assert message_without_secrets(message) == message
 
 
 def test_words_that_are_not_secret_stay_unchanged() -> None:
