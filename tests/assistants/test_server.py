@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from analysis.logs import diverging, falling
 from analysis.stored_runs import store_run
@@ -40,6 +41,9 @@ async def session(uri: str, transcript: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     lines = [f"$ mlflow-stability mcp --tracking-uri {uri}"]
     async with Client(server) as client:
+        children = psutil.Process().children(recursive=True)
+        (process,) = [child for child in children if "mcp" in child.cmdline()]
+        found["connections"] = process.net_connections("inet")
         found["tools"] = (await client.list_tools()).tools
         found["resources"] = (await client.list_resources()).resources
         found["page"] = (await client.read_resource("manual://diagnosis")).contents[0].text
@@ -62,6 +66,7 @@ def answered(sqlite_uri: str, tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_official_client_is_answered_over_stdio(answered: dict[str, Any], sqlite_uri: str) -> None:
     assert {each.name for each in answered["tools"]} == TOOLS
+    assert answered["connections"] == []  # it listens to its own stdin alone
     for tool in answered["tools"]:
         assert tool.annotations.read_only_hint is True
         assert tool.description

@@ -1,6 +1,7 @@
 """Write reports as one page: for a browser, a printer, and the artifact viewer of MLflow.
 
 A page has its style and its drawings inside and needs no network and no script, so that it works in a sandboxed frame.
+`policy.html` forbids both to it.
 Every name is escaped; the same input gives the same page.
 """
 
