@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import TrackingError
+from mlflow_stability.tracking.store_errors import sentence
 from mlflow_stability.vocabulary.argument import short_repr
 
 
@@ -39,7 +41,14 @@ def artifacts_in(client: MlflowClient, run_id: str, folder: str) -> list[Artifac
 
 def download_file(client: MlflowClient, run_id: str, path: str, to: Path) -> Path:
     """Download an artifact into a folder and return the file."""
-    file = Path(client.download_artifacts(run_id, path, str(to)))
+    try:
+        file = Path(client.download_artifacts(run_id, path, str(to)))
+    except MlflowException as error:
+        # MLflow reports every failure of a download, as a lost connection, as a missing file.
+        folder, _, name = path.rpartition("/")
+        if any(artifact.name == name for artifact in artifacts_in(client, run_id, folder)):
+            raise TrackingError(f"Could not download {path} of run {run_id}: {sentence(error)}") from error
+        raise
     if not file.is_file() or not file.resolve().is_relative_to(to.resolve()):
         raise TrackingError(f"The server sends something else for {path} of run {run_id} than one file.")
     return file
