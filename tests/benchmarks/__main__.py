@@ -95,6 +95,11 @@ BENCHMARKS = {
     "real_records": Benchmark("real_records", "recall and precision on a folder of real records with labels"),
     "cohort": Benchmark("cohort", "what is named in 200 runs with two planted causes", {"repetitions": 1}),
     "delivery": Benchmark("delivery", "whether delivery keeps up", {"seconds": 10.0, "stores": ("sqlite",)}),
+    "soak": Benchmark(
+        "soak",
+        "a million steps with everything on, and 24 recordings, while server, clock and disk fail",
+        {"steps": 5000, "recordings": 2, "steps_of_a_recording": 200, "away": 3.0, "disk_mib": 20},
+    ),
     "journal": Benchmark("delivery", "time and room of a million journalled values", {"values": 100_000}),
     "slow_directory": Benchmark(
         "delivery", "a journal whose file operations take 1 to 20 ms", {"steps": 60, "milliseconds": (0.0, 5.0)}

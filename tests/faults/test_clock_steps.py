@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from faults.clock import HOUR, set_clock
 from faults.endings import Training
 from waiting import wait_until
 
@@ -18,7 +18,6 @@ from mlflow_stability.journal.layout import STATUS, session_folders
 pytestmark = pytest.mark.fault
 
 STEPS = 40
-HOUR = 3600
 
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR], ids=["forward", "back"])
@@ -41,16 +40,3 @@ def test_a_clock_that_is_set_ends_no_training_that_runs(seconds: int, sqlite_uri
 
 def courier_state(training: Training) -> str:
     return "".join(str(read_page(folder / STATUS).get("state")) for folder in session_folders(training.journal))
-
-
-def set_clock(pid: int, seconds: int, folder: Path) -> None:
-    """What a step of the clock changes in `/proc`, for a training and its courier alone: when the system started.
-
-    From it the start of every process is computed as a time of the wall clock.
-    """
-    page = Path("/proc/stat").read_text()
-    moved = re.sub(r"(?m)^btime (\d+)$", lambda found: f"btime {int(found[1]) + seconds}", page)
-    assert moved != page
-    file = folder / "stat"
-    file.write_text(moved)
-    subprocess.run(["nsenter", "-m", "-t", str(pid), "mount", "--bind", str(file), "/proc/stat"], check=True)
