@@ -27,7 +27,7 @@ def test_a_connection_that_is_lost_during_a_download_is_no_missing_file(
     reader: RunReader, troubled_server: TroubledServer
 ) -> None:
     troubled_server.lose_answers_to = "/stability/data/file.txt"
-    with pytest.raises(TrackingError, match="Could not download stability/data/file.txt"):
+    with pytest.raises(TrackingError, match=r"Could not download stability/data/file\.txt"):
         reader.fetched("stability/data/file.txt", Path.read_text)
     assert not troubled_server.lose_answers_to, "the answer was lost"
     assert reader.fetched("stability/data/file.txt", Path.read_text) == "there"
@@ -35,5 +35,5 @@ def test_a_connection_that_is_lost_during_a_download_is_no_missing_file(
 
 @pytest.mark.slow
 def test_a_file_that_is_not_there_is_not_found(reader: RunReader) -> None:
-    with pytest.raises(RunNotFoundError, match="other.txt"):
+    with pytest.raises(RunNotFoundError, match=r"other\.txt"):
         reader.fetched("stability/data/other.txt", Path.read_text)
