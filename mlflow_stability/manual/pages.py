@@ -147,6 +147,7 @@ PAGES = (
     Page("costs", "Costs and guarantees"),
     Page("troubleshooting", "Troubleshooting"),
     Page("limits", "Limits"),
+    Page("security", "Security"),
     Page("design", "Design and glossary", lambda: _CODE_MAP.read_text(encoding="utf-8")),
     Page("contributing", "Contributing"),
     Page("changes", "Changes"),

@@ -114,6 +114,12 @@ class MirroredRun:
     directory: str
     """Working directory of the training, to which relative folders refer."""
 
+    @property
+    def folder_name(self) -> str:
+        """Name of a folder for the run; who can rename the run on the server does not choose a path."""
+        name = f"{self.name}-{self.run_id[:8]}" if self.name else f"run-{self.run_id}"
+        return name.replace("/", "_").replace("\0", "_")
+
 
 class ScalarWriter(Protocol):
     """Writer for one tool."""
@@ -149,7 +155,7 @@ class TensorBoardWriter:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary, self._histogram = Event, Summary, HistogramProto
-        folder = Path(run.directory, target or FOLDER, f"{run.name}-{run.run_id[:8]}" if run.name else run.run_id)
+        folder = Path(run.directory, target or FOLDER, run.folder_name)
         saved_file = saved.get("file")
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.mlflow-stability"
         self._path = Path(saved_file) if saved_file else folder / name

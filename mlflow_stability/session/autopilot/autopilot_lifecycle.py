@@ -144,7 +144,7 @@ class AutopilotLifecycle:
         """Return a folder named after the run, or after the recording while the run is not known yet."""
         name = (self._run_id() if recording is not None else None) or self._name(recording)
         make_root(self._root())
-        directory = self._root() / CHECKPOINTS_FOLDER / name
+        directory = self._root() / CHECKPOINTS_FOLDER / Path(name).name  # the server chooses the id of a run
         job = launched_job()
         if job is not None and job.can_restart:
             mark_folder(directory, job)

@@ -102,6 +102,18 @@ def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sq
     assert {each.name for each in imported.metrics} == set(found)
 
 
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "lr/0.1", ".."])
+def test_the_name_of_a_run_is_not_a_path(root: Path, sqlite_uri: str, tmp_path: Path, name: str) -> None:
+    training = Training(root, sqlite_uri, tags={"mlflow.runName": name})
+    training.train(1, 20)
+    training.end(Closing("finished", "", 20, time.time()))
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, BOARD)
+    advance(session, lambda: session.over)
+    (run_id,) = session.report().run_ids
+    (file,) = tmp_path.rglob("events.out.tfevents.*")
+    assert file.parent == tmp_path / "board" / f"{name.replace('/', '_')}-{run_id[:8]}"
+
+
 def test_tensorboard_has_the_histograms_of_layers(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
     training = Training(root, sqlite_uri)
     training.train(1, 40)
