@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
+from typing import Any
 
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, SlowRiseFacts
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
@@ -30,7 +30,7 @@ from mlflow_stability.kinds.reported.broken_steps import (
 from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
-from mlflow_stability.vocabulary.facts import Facts, OtherFacts
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts, field_types
 
 Numbers = Mapping[str, float]
 
@@ -233,7 +233,7 @@ def _of_numbers(cls: type[Facts], evidence: Numbers) -> Facts | None:
     """Return facts with these metrics; fields that no metric gives are NaN, 0 or empty."""
     metrics = cls.metrics if isinstance(cls.metrics, Mapping) else {name: name for name in cls.metrics}
     names = {field: name for name, field in metrics.items()}
-    hints: dict[str, Any] = get_type_hints(cls)
+    hints = field_types(cls)
     values: dict[str, Any] = {}
     for field in fields(cls):
         name, wanted = names.get(field.name, ""), hints[field.name]

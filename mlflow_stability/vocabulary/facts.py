@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -47,7 +49,7 @@ def _from_json(wanted: Any, value: Any) -> Any:
             return tuple(_from_json(kinds[0], part) for part in value)
         return tuple(_from_json(kind, part) for kind, part in zip(kinds, value, strict=True))
     if isinstance(wanted, type) and is_dataclass(wanted):
-        hints = _field_types(wanted)
+        hints = field_types(wanted)
         return wanted(**{name: _from_json(hints[name], part) for name, part in value.items() if name in hints})
     if wanted is int and isinstance(value, bool | str):
         raise TypeError(f"{value!r} is not an integer")
@@ -57,9 +59,19 @@ def _from_json(wanted: Any, value: Any) -> Any:
 
 
 @cache
-def _field_types(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {member.name: hints[member.name] for member in fields(cls) if member.init}
+def field_types(cls: Any) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass that its constructor takes.
+
+    `get_type_hints(cls)` raises in Python 3.10 where an attribute is a `ClassVar` without a type.
+    """
+    names = {member.name for member in fields(cls) if member.init}
+    types_by_name: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        texts = {name: text for name, text in inspect.get_annotations(base).items() if name in names}
+        types_by_name |= get_type_hints(
+            types.SimpleNamespace(__annotations__=texts), vars(sys.modules[base.__module__])
+        )
+    return types_by_name
 
 
 _CLASSES: dict[str, type[Facts]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import math
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ from mlflow_stability.journal.record import decode, encode, unframe
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.tracking.artifacts import line_of, read_line
-from mlflow_stability.vocabulary.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts, TextEnum, classes_of_facts, facts_from_json
 from mlflow_stability.vocabulary.result import Finding, read_remedies
 
 
-class Colour(enum.StrEnum):
+class Colour(TextEnum):
     RED = "red"
 
 
