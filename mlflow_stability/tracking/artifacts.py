@@ -165,12 +165,14 @@ def read_attention_part(file: Path) -> list[AttentionMap]:
     """Return the maps of a part in the order in which they were written. Raises ValueError if it is damaged."""
     arrays: dict[int, dict[str, NDArray[Any]]] = {}
     try:
+        if not zipfile.is_zipfile(file):  # of which NumPy says that it may be loaded as a pickle
+            raise ValueError("it is not an archive of arrays")
         with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             for name in archive.files:
                 number, _, array = name.partition(".")
                 arrays.setdefault(int(number), {})[array] = archive[name]
         return [attention_map_from(arrays[number]) for number in sorted(arrays)]
-    except (KeyError, TypeError, EOFError, zipfile.BadZipFile, ValueError) as error:
+    except (KeyError, TypeError, EOFError, zipfile.BadZipFile, ValueError, RecursionError) as error:
         raise ValueError(f"{file.name} holds no attention maps: {error}") from error
 
 

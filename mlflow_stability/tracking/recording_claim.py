@@ -90,9 +90,11 @@ def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:
             continue
         try:
             values = json.loads(text)
-            recordings.append(RecordingTag(**{name: values[name] for name in values if name in names}))
-        except (ValueError, TypeError):
+            tag = RecordingTag(**{name: values[name] for name in values if name in names})
+        except (ValueError, TypeError, RecursionError):
             continue
+        if isinstance(tag.id, str) and isinstance(tag.number, int):
+            recordings.append(tag)
     return sorted(recordings, key=lambda tag: (tag.number, tag.id))
 
 

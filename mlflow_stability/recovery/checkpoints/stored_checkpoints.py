@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,6 +94,8 @@ def read_meta(content: bytes) -> CheckpointMeta | None:
         facts: dict[str, Any] = json.loads(content)
         names = {field.name for field in dataclasses.fields(CheckpointMeta)}
         facts = {key: value for key, value in facts.items() if key in names}  # a later version may know more
+        facts |= {name: str(facts[name]) for name in ("sha256", "best_by", "mode") if name in facts}
+        datetime.fromtimestamp(facts["time"])  # is shown
         return CheckpointMeta(
             **{
                 **facts,
@@ -100,11 +103,12 @@ def read_meta(content: bytes) -> CheckpointMeta | None:
                 "loss": float(facts["loss"]),
                 "value": None if facts.get("value") is None else float(facts["value"]),
                 "size": int(facts["size"]),
-                "left_out": tuple(facts.get("left_out", ())),
+                "good": facts.get("good", False) is True,
+                "left_out": tuple(map(str, facts.get("left_out", ()))),
                 "shards": tuple((str(name), int(size), str(sha256)) for name, size, sha256 in facts.get("shards", ())),
             }
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
         return None
 
 

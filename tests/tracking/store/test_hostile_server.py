@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from servers.hostile_server import RUN_ID, HostileServer
 
 import mlflow_stability
+from mlflow_stability.analysis.load import load_run
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.tracking.artifacts import EVENTS_FOLDERS, RECORD_FOLDERS
+from mlflow_stability.tracking.artifacts import (
+    EVENTS_FOLDERS,
+    LAYER_TABLES_FOLDERS,
+    MAPS_FOLDERS,
+    RECORD_FOLDERS,
+    AttentionPart,
+)
+from mlflow_stability.tracking.parquet_parts import part_name
+from mlflow_stability.tracking.read.stored_attention import attention_of_run
 from mlflow_stability.tracking.run_files import CHECKPOINTS_FOLDER
+
+pytestmark = pytest.mark.slow
 
 NAME = "rollback_ckpt-000500-1.0000"
 PLACE = f"{CHECKPOINTS_FOLDER}/{NAME}"
@@ -94,6 +109,53 @@ def test_a_listing_of_paths_outside_writes_nothing_there(
             with pytest.raises(StabilityError):
                 mlflow_stability.restore(model, torch.optim.SGD(model.parameters()), run_id=RUN_ID)
         assert not written_outside(tmp_path, inside)
+
+
+def arrays(**content: Any) -> bytes:
+    file = BytesIO()
+    np.savez(file, **content)
+    return file.getvalue()
+
+
+def facts(**changed: object) -> bytes:
+    return json.dumps({**json.loads(meta_of(b"weights")), **changed}).encode()
+
+
+CONTENTS = {
+    "nothing": b"",
+    "bytes": b"\x00\xffnonsense",
+    "a pickle": pickle.dumps({"step": 500}),
+    "deep": b"[" * 200_000,
+    "other lines": b'{"kind":"loss_spike"}\n[]\n1\nnull\n"x"\n{}\n{"kind":"loss_spike","first_step":1e999}\n',
+    "a long number": b'{"step": ' + b"9" * 10_000 + b"}",
+    "no text": b'{"kind": "\xed\xa0\x80"}',
+    "other arrays": arrays(a=1),
+    "a deep head": arrays(**{"0.head": np.frombuffer(b"[" * 200_000, np.uint8), "0.weights": np.zeros(3)}),
+    "objects": arrays(**{"0.head": np.array([{1}], dtype=object)}),
+    "an endless size": facts(size=float("inf")),
+    "other facts": facts(sha256=5, time="x", good="yes", best_by=[1], value=3, left_out=[1, 2]),
+    "a time without a date": facts(time=1e300),
+    "a shard elsewhere": facts(shards=[["../../../etc/passwd", 5, "x"]]),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_whatever_files_hold_they_are_passed_over_or_refused_in_one_sentence(
+    content: bytes, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maps, part = f"{MAPS_FOLDERS[0]}/{AttentionPart(0, 0, 100).name}", part_name(0, 0)
+    places = [f"{RECORD_FOLDERS[0]}/{part}", f"{LAYER_TABLES_FOLDERS[0]}/{part}", f"{PLACE}/meta.json", maps]
+    places += [f"{PLACE}/state.pt", f"{EVENTS_FOLDERS[0]}/recording-000.jsonl"]
+    with HostileServer(dict.fromkeys(places, content), {}) as server:
+        for words in (["diagnose", RUN_ID], ["compare", RUN_ID], ["checkpoints", RUN_ID, "--verify"]):
+            code = run([*words, "--tracking-uri", server.url])
+            said = capsys.readouterr()
+            assert code in (0, 1)
+            assert "unexpected" not in said.err
+        with pytest.raises(StabilityError, match=r"^The attention maps cannot be read: "):
+            attention_of_run(RUN_ID, server.url).maps(100)
+        assert load_run(RUN_ID, tracking_uri=server.url, layout="layers") is not None
+    assert set(places) <= set(server.sent) | {f"{PLACE}/state.pt"}
 
 
 def test_a_file_that_is_listed_as_a_folder_is_refused(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
