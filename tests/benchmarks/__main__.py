@@ -1,7 +1,8 @@
-"""Run benchmarks: `python -m tests.benchmarks NAME… [--quick] [--set OPTION=VALUE …] [--json FILE]`.
+"""Run benchmarks: `python -m tests.benchmarks NAME… [--quick] [--set OPTION=VALUE …] [--json FILE] [--write]`.
 
 Each benchmark is a function whose keyword arguments are its options. It yields tables, which are printed as they come.
-`--list` names them all. `--quick` takes smaller settings, which show that a benchmark runs and little else.
+`--list` names them all. `--quick` takes smaller settings, which show that a benchmark runs and little else. `--write`
+writes the tables into the manual, where a page has a place for them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 sys.path[:0] = [str(TESTS)]
 
+from benchmarks.manual_tables import write  # noqa: E402
 from benchmarks.table import Table  # noqa: E402
 
-LIBRARIES = ("torch", "mlflow", "numpy", "scipy", "pandas")
+LIBRARIES = ("torch", "mlflow", "numpy", "scipy", "pandas", "lightning")
+PEERS = Path(__file__).with_name("peers") / "requirements.txt"
+"""Other tools that some benchmarks measure, if they are installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ BENCHMARKS = {
     "overhead": Benchmark(
         "overhead",
         "CPU and wall time of a small GPT, watched to bare, in turns",
-        {"rounds": 5, "only": ("watched",), "couriers_start": 5.0},
+        {"rounds": 2, "only": ("watched",), "couriers_start": 5.0},
     ),
     "small_step": Benchmark("small_step", "a step of ten parameters, and one of 10 ms, watched to bare", {"blocks": 4}),
     "outlets": Benchmark(
@@ -64,6 +68,9 @@ BENCHMARKS = {
     ),
     "rescue": Benchmark(
         "rescue", "22 failures: bare, guarded, rolled back, and a healthy reference", {"seeds": 1, "only": ("GPT: lr",)}
+    ),
+    "peers_rescue": Benchmark(
+        "peers.rescue", "eight failures: bare, with this tool, with others", {"only": ("NaN inputs", "GPT: bad batch")}
     ),
     "causes": Benchmark(
         "causes", "how often the named cause of a failure is right", {"only": ("NaN inputs",), "modes": ("watch",)}
@@ -91,7 +98,12 @@ BENCHMARKS = {
     "operating_points": Benchmark(
         "rule_recall", "recall beside false alarms for stricter and looser thresholds", {"runs": 4, "longest": 1000}
     ),
-    "peers": Benchmark("peers", "synthetic curves on which other tools were compared", {"seeds": 2}),
+    "drawn_curves": Benchmark(
+        "peers.drawn_curves", "what a diagnosis finds in the drawn curves of `peers`", {"seeds": 2}
+    ),
+    "peers": Benchmark(
+        "peers.judgement", "drawn curves and real records, judged by other tools and this one", {"seeds": 2, "most": 20}
+    ),
     "real_records": Benchmark("real_records", "recall and precision on a folder of real records with labels"),
     "cohort": Benchmark("cohort", "what is named in 200 runs with two planted causes", {"repetitions": 1}),
     "delivery": Benchmark("delivery", "whether delivery keeps up", {"seconds": 10.0, "stores": ("sqlite",)}),
@@ -122,7 +134,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="take smaller settings")
     parser.add_argument("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="options of the benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables, the machine and versions here")
+    parser.add_argument("--write", action="store_true", help="write the tables into the manual")
     options = parser.parse_args()
+    if options.write and options.quick:
+        parser.error("--quick measures little: nothing of it is written into the manual")
     if options.list or not options.names:
         print("\n".join(f"{name:<18} {benchmark.line}" for name, benchmark in BENCHMARKS.items()))
         return
@@ -140,6 +155,9 @@ def main() -> None:
                 parser.error(f"{name} needs --set {option}=…")
     file = options.json and options.json.resolve()
     results = [run(name, function, settings[name]) for name, function in functions.items()]
+    if options.write:
+        tables = {each["name"]: [Table(**table) for table in each["tables"]] for each in results}
+        print("\n".join(f"written: {page}" for page in write(tables, measured())) or "No page has a place for them.")
     if file:
         report = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **environment(), "results": results}
         file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -212,11 +230,21 @@ def inside(folder: str) -> typing.Iterator[None]:
 def environment() -> dict[str, Any]:
     """Return the machine and the versions that a time depends on."""
     versions = {"python": platform.python_version()}
-    for library in (*LIBRARIES, "mlflow-stability"):
+    peers = [line.partition("==")[0] for line in PEERS.read_text().splitlines() if "==" in line]
+    for library in (*LIBRARIES, *peers, "mlflow-stability"):
         with contextlib.suppress(PackageNotFoundError):
             versions[library] = version(library)
     machine = {"processor": platform.processor() or platform.machine(), "system": platform.platform()}
     return {"machine": {**machine, "cores": os.cpu_count(), "load": os.getloadavg()[0]}, "versions": versions}
+
+
+def measured() -> str:
+    """Say when and where something was measured, for the manual."""
+    found = environment()
+    machine, versions = found["machine"], found["versions"]
+    libraries = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "mlflow", "lightning"))
+    where = f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}"
+    return f"Measured on {datetime.now(timezone.utc):%Y-%m-%d} ({where}; {libraries})"
 
 
 if __name__ == "__main__":

@@ -171,6 +171,8 @@ class Lightning:
 
     def bad(self, value: float) -> bool:
         moments = self.moments
+        if not math.isfinite(value):
+            return True
         if moments.values and value > self.last and abs(value - moments.mean) >= self.rtol * abs(moments.mean):
             return True
         moments.add(value)

@@ -8,12 +8,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import psutil
 import torch
+from benchmarks.peers.in_training import TOOLS, installed, named
 from benchmarks.table import Table, table_of
 from zoo.tiny_gpt import TinyGPT, batch_of
 
@@ -29,10 +31,21 @@ WATCHED: dict[str, dict[str, Any]] = {
     "everything": {**AUTOPILOT, "layer_metrics": True, "attention_every_n_steps": 100, "representations": ("norm",)},
 }
 """Arguments of `autolog()` of each variant."""
+NAMES = {
+    "bare again": "bare, against itself: the noise",
+    "watched": "`autolog()`",
+    "layers / 10": "`autolog(layers_every_n_steps=10, layer_metrics=True)`",
+    "guard": "`autolog(guard=True)`",
+    "rollback": "`autolog(rollback=True)`, adaptive clipping, stop conditions",
+    "everything": "all of that, layer metrics, attention and representations every 100 steps",
+    "floor": "one norm over all gradients, nothing kept",
+    "naive": "norm, mean, std, max of each gradient with `.item()`, and `mlflow.log_metrics` every step",
+}
+"""What a variant is called in the table."""
 
 
 class Training:
-    """One model in training; `after` runs after each backward pass."""
+    """One model in training; `after` runs after each backward pass, `ended` after each step, which is `within`."""
 
     def __init__(self, device: str, after: Callable[[torch.nn.Module, torch.Tensor], None] | None = None) -> None:
         torch.manual_seed(0)
@@ -40,15 +53,20 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self.batch = tuple(tensor.to(device) for tensor in batch_of())
         self.after = after
+        self.ended: Callable[[torch.Tensor], None] | None = None
+        self.within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 
     def step(self) -> None:
-        loss = self.model(*self.batch)
-        loss.backward()
+        with self.within():
+            loss = self.model(*self.batch)
+            loss.backward()
         if self.after is not None:
             self.after(self.model, loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.ended is not None:
+            self.ended(loss)
 
 
 def floor(model: torch.nn.Module, loss: torch.Tensor) -> None:
@@ -75,9 +93,12 @@ def overhead(
     threads: int = 1,
     device: str = "cpu",
     only: tuple[str, ...] = tuple(WATCHED),
+    peers: tuple[str, ...] = tuple(TOOLS),
     couriers_start: float = 15.0,
 ) -> Iterator[Table]:
     """Take a few steps of every variant in each round, in changing order, and compare with the bare ones.
+
+    `only` are ours, `peers` are other tools, each set up as its own documentation does it.
 
     `median` is that of the ratios of the rounds; `sum` the ratio of the sums, which has in it what is done every
     hundred steps. CPU time is that of this process: couriers are other processes, waited for `couriers_start` seconds.
@@ -87,6 +108,7 @@ def overhead(
     sessions = {name: session_of(name) for name in only}
     trainings |= {name: Training(device) for name in sessions}
     trainings |= {"floor": Training(device, floor), "naive": Training(device, naive)}
+    missing = [name for name in peers if not installed(name)]
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
 
     def measured(name: str) -> tuple[float, float]:
@@ -100,6 +122,11 @@ def overhead(
 
     mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     mlflow.start_run()
+    closings = []
+    for name in peers:
+        if name not in missing:
+            trainings[name] = Training(device)
+            closings.append(TOOLS[name].set_up(trainings[name]))
     for name in trainings:
         measured(name)
     couriers = courier_processes()
@@ -112,19 +139,22 @@ def overhead(
             took[name].append(measured(name))
     elapsed = time.perf_counter() - began
     busy = (sum(map(cpu_of, couriers)) - couriers_before) / elapsed
+    for close in closings:
+        close()
     mlflow.end_run()
 
     parameters = sum(parameter.numel() for parameter in trainings["bare"].model.parameters())
     bare_ms = 1e3 * statistics.median(wall for _, wall in took["bare"]) / steps
     off = {name: session.parts_off for name, session in sessions.items() if session.parts_off}
+    names = NAMES | {name: named(name) for name in TOOLS}
+    rows = [ratios(names[name], pairs, took["bare"]) for name, pairs in took.items() if name != "bare"]
     yield table_of(
         "Ratio to bare training",
-        [ratios(name, pairs, took["bare"]) for name, pairs in took.items() if name != "bare"],
+        [*rows, *({"variant": names[name]} for name in missing)],
         [
             f"{parameters / 1e6:.1f} M parameters on {device}, {threads} thread(s); a bare step takes {bare_ms:.1f} ms",
             f"{len(couriers)} couriers: {busy:.2%} of one core while training ran ({elapsed:.0f} s)",
-            f"good states: {', '.join(f'{name} {session.good_steps}' for name, session in sessions.items())}",
-            f"parts switched off: {off or 'none'}",
+            *([f"parts switched off: {off}"] if off else []),
         ],
     )
 

@@ -9,7 +9,7 @@ import pickle
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,9 @@ def trials_of(zoo: Sequence[Failure], seeds: Sequence[int]) -> list[Trial]:
     ]
 
 
-def all_results(trials: Sequence[Trial], workers: int, keep: Path | None) -> dict[Trial, Result]:
+def all_results(
+    trials: Sequence[Any], workers: int, keep: Path | None, run: Callable[[Any, Path], Result] = run
+) -> dict[Any, Result]:
     """Run trials side by side, each in a process that only imported before."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "psutil", "mlflow_stability.session.autolog"])
@@ -137,7 +139,7 @@ def all_results(trials: Sequence[Trial], workers: int, keep: Path | None) -> dic
     return done
 
 
-def kept(trial: Trial, keep: Path) -> Path:
+def kept(trial: Any, keep: Path) -> Path:
     return keep / f"{hashlib.sha256(repr(trial).encode()).hexdigest()[:16]}.pickle"
 
 

@@ -28,6 +28,7 @@ from mlflow_stability.vocabulary.settings import Settings
 
 VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "guard": {"guard": True}, "rollback": {"rollback": True}}
 """Arguments of `autolog()` of each variant."""
+TITLES = {"default": "`autolog()`", "guard": "`autolog(guard=True)`", "rollback": "`autolog(rollback=True)`"}
 STEPS = 500
 """Steps of a block: some signals are measured once in a hundred steps, and the first steps after a pause cost more."""
 BUSY_STEPS = 100
@@ -156,9 +157,9 @@ def with_session(name: str, measure: Callable[[Session], Any]) -> Any:
 def small_step(only: tuple[str, ...] = tuple(VARIANTS), blocks: int = 40) -> Iterator[Table]:
     """Compare the CPU time of the training's own thread, bare and watched, block by block.
 
-    `us a step` is the median of the differences of blocks; `median step` the same for a step at which nothing is
-    measured that is measured every ten or a hundred steps; `of 10 ms` the ratio for a step that works for ten
-    milliseconds.
+    `added us` is the median of the differences of blocks, for the mean step; `added us (median step)` the same for a
+    step at which nothing is measured that is measured every ten or a hundred steps; `ratio at 10 ms` the ratio for a
+    step that works for ten milliseconds.
     """
     torch.set_num_threads(1)
     rows = []
@@ -168,14 +169,14 @@ def small_step(only: tuple[str, ...] = tuple(VARIANTS), blocks: int = 40) -> Ite
         low, middle, high = statistics.quantiles((1e6 * own for _, own in cost), n=4)
         rows.append(
             {
-                "variant": name,
+                "variant": TITLES[name],
                 "calls": statistics.median_low(counts),
                 "mean calls": statistics.fmean(counts),
-                "us a step": middle,
+                "added us": middle,
                 "quartiles": f"{low:.0f}..{high:.0f}",
-                "median step": 1e6 * with_session(name, lambda session: median_seconds(session, blocks)),
-                "bare": 1e6 * statistics.median(bare for bare, _ in cost),
-                "of 10 ms": statistics.median(
+                "added us (median step)": 1e6 * with_session(name, lambda session: median_seconds(session, blocks)),
+                "bare us": 1e6 * statistics.median(bare for bare, _ in cost),
+                "ratio at 10 ms": statistics.median(
                     with_session(name, lambda session: busy_ratios(session, max(blocks // 2, 2)))
                 ),
             }
@@ -253,7 +254,7 @@ def step_calls(only: tuple[str, ...] = (*VARIANTS, "rolls back"), files: str = "
                 by_file[file] += number
             rows.append(
                 {
-                    "variant": "rollback" if kind == name else name,
+                    "variant": TITLES.get(name, TITLES["rollback"]),
                     "step": kind,
                     "calls": calls.total() / (100 if kind == "mean" else 1),
                     "functions": len(calls),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.peers import OTHERS, PEERS, Maker, decay, fine_tuning, power_law
+from benchmarks.peers.drawn_curves import OTHERS, PEERS, Maker, decay, fine_tuning, power_law
 from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
@@ -18,7 +18,7 @@ HEALTHY: dict[str, Maker] = {
     "quiet": lambda rng: decay(rng, 0.001),
     "fine_tuning_in_loud_noise": lambda rng: fine_tuning(rng) * np.exp(rng.normal(0, 0.08, 1000)),
 }
-SEEDS = range(3000, 3003)  # the benchmark `peers` takes more
+SEEDS = range(3000, 3003)  # the benchmark `drawn_curves` takes more
 
 
 @pytest.mark.parametrize("every", [1, 10])

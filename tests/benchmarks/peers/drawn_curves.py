@@ -211,7 +211,7 @@ OTHERS: dict[str, Maker] = {
 KindAndStep = tuple[str, int]
 
 
-def peers(
+def drawn_curves(
     seeds: int = 20, first_seed: int = 0, every: int = 1, rules_only: bool = False, command: bool = False
 ) -> Iterator[Table]:
     """Diagnose each curve; `every` logs every so many steps.
