@@ -25,9 +25,9 @@ from benchmarks.peers.drawn_curves import OTHERS, PEERS
 from benchmarks.real_records import HEALTHY, NAMED_BY, rows_of
 from benchmarks.table import Cell, Table, table_of
 
-from mlflow_stability.analysis.asked_for import asked_for
-from mlflow_stability.analysis.diagnose import concluded, diagnose_all, histories_of, in_place
+from mlflow_stability.analysis.diagnose import concluded, diagnose_all, in_place
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.importers.open_log import read
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import RunHistory
@@ -154,7 +154,7 @@ def real_runs(folder: Path, most: int) -> Iterator[tuple[str, LossCurve, float]]
     """Yield the main loss of each labelled record and its validation loss; the longest run of a file speaks for it."""
     for number, row in enumerate(labelled(folder, most)):
         with contextlib.suppress(StabilityError):
-            runs = [main_curves(each) for each in histories_of(asked_for(folder / "data" / row["file"], None))]
+            runs = [main_curves(each) for each in read(folder / "data" / row["file"])]
             losses, validations = max(runs, key=lambda pair: len(pair[0]))
             if losses:
                 file = Path("real", str(number), "trainer_state.json")
@@ -195,8 +195,8 @@ def peers(seeds: int = 20, folder: Path | None = None, most: int = 0) -> Iterato
         rows.append(row)
     notes = []
     if folder:
-        read = sum(count.of for (name, _), count in real.items() if name == OURS)
-        notes.append(f"{read} of {len(labelled(folder, most))} labelled records have a loss that can be read")
+        judged = sum(count.of for (name, _), count in real.items() if name == OURS)
+        notes.append(f"{judged} of {len(labelled(folder, most))} labelled records have a loss that can be read")
     yield table_of("Runs with a finding at WARNING or above", rows, notes)
     if folder:
         labels = [label for label in (*NAMED_BY, HEALTHY) if any(label == group for _, group in real)]
