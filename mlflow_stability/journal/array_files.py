@@ -64,7 +64,7 @@ def read_arrays(file: Path, make: Callable[[Mapping[str, NDArray[Any]]], _T], wh
     """Return what `make` builds from the arrays in a file; JournalError where the file is damaged or gone."""
     try:
         return make(_decode_arrays(file.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise JournalError(f"Cannot read the {what} in {file}: {error}") from error
 
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.record import (
+    NO_RECORD,
     SCHEMA,
     BrokenLineError,
     Record,
@@ -73,7 +74,7 @@ class JournalFollower:
                 continue
             try:
                 record = self._record(line[:-1])
-            except BrokenLineError:
+            except (BrokenLineError, *NO_RECORD):
                 self.broken_lines += 1
                 continue
             if record is not None:

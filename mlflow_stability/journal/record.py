@@ -50,6 +50,10 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {name: frozenset(member.name for member in fields(kind)) for name, kind in _KINDS.items()}
 
 
+NO_RECORD = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+"""What decoding raises where a line is whole, and its JSON has not the form of a record."""
+
+
 class BrokenLineError(ValueError):
     """The line was torn, or refers to a lost one."""
 
@@ -114,7 +118,7 @@ def decode_step(line: list[Any], layouts: dict[int, tuple[Signal, ...]]) -> Step
     """Return the reading of a step line; BrokenLineError if the line that names its signals was lost."""
     _, step, attempt, time, layout, values = line
     signals = layouts.get(layout)
-    if signals is None or len(signals) != len(values):
+    if signals is None or len(signals) != len(values) or type(step) is not int or type(attempt) is not int:
         raise BrokenLineError
     return StepReading(step, signals, tuple(map(float, values)), attempt, time)
 

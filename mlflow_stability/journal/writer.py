@@ -136,7 +136,7 @@ def read_final_status(folder: Path) -> dict[str, Any]:
 def closing_from_page(page: Mapping[str, Any]) -> Closing | None:
     """Return the closing that did not fit into the journal."""
     values = page.get("closing")
-    if not values:
+    if not isinstance(values, dict) or "outcome" not in values:
         return None
     return Closing(**{member.name: values[member.name] for member in fields(Closing) if member.name in values})
 

@@ -147,7 +147,7 @@ def read_detectors(text: str) -> tuple[Detector, ...]:
     try:
         entries = [(entry, {}) if isinstance(entry, str) else entry for entry in json.loads(text)]
         return tuple(_with_thresholds(_by_name(name), thresholds) for name, thresholds in entries)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, SettingsError):
             raise
         raise SettingsError(f"Not a description of detectors ({error}): {text[:100]!r}") from None

@@ -44,7 +44,7 @@ def from_record(record: Mapping[str, Any]) -> Finding:
     severity = record["severity"]
     numbers = {name: float(value) for name, value in record.get("evidence", {}).items()}
     score = numbers.pop(SCORE, MAX_SCORE)
-    step, place, message = _integer(record["step"]), record.get("place", ""), record["message"]
+    step, place, message = _integer(record["step"]), _text(record.get("place", "")), _text(record["message"])
     facts: Facts | None
     if "facts" not in record:  # recorded before findings had facts
         facts = facts_of_old_event(record["kind"], message, numbers, place)
@@ -60,7 +60,7 @@ def from_record(record: Mapping[str, Any]) -> Finding:
             statements = (Statement(Text(message, others), step),)
     judged = record.get("judged", not record.get("live", False))  # formerly `live`, with the opposite meaning
     return Finding(
-        record["kind"],
+        _text(record["kind"]),
         Severity[severity] if isinstance(severity, str) else Severity(severity),
         Span(step, step, step),
         Where(place, attempt=_integer(record.get("attempt", 0))),
@@ -76,6 +76,12 @@ def from_record(record: Mapping[str, Any]) -> Finding:
 def _integer(value: Any) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
     return value
 
 

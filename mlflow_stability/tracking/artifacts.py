@@ -119,7 +119,7 @@ def read_line(line: str) -> EventLine | None:
         types = {field.name: str(field.type) for field in fields(record_type)}
         record: EventLine = record_type(**{n: _typed(types[n], value) for n, value in values.items() if n in types})
         return record
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"Not an event line: {error!r}") from error
 
 
@@ -128,6 +128,8 @@ def _typed(type_name: str, value: Any) -> Any:
         return float(value)
     if type_name == "int" and not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
+    if type_name == "str" and not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
     return value
 
 
@@ -164,15 +166,16 @@ def write_attention_part(file: Path, maps: Sequence[AttentionMap], offset: int =
 def read_attention_part(file: Path) -> list[AttentionMap]:
     """Return the maps of a part in the order in which they were written. Raises ValueError if it is damaged."""
     arrays: dict[int, dict[str, NDArray[Any]]] = {}
+    content = file.read_bytes()
     try:
-        if not zipfile.is_zipfile(file):  # of which NumPy says that it may be loaded as a pickle
+        if not zipfile.is_zipfile(BytesIO(content)):  # of which NumPy says that it may be loaded as a pickle
             raise ValueError("it is not an archive of arrays")
-        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as archive:
+        with np.load(BytesIO(content), allow_pickle=False) as archive:
             for name in archive.files:
                 number, _, array = name.partition(".")
                 arrays.setdefault(int(number), {})[array] = archive[name]
         return [attention_map_from(arrays[number]) for number in sorted(arrays)]
-    except (KeyError, TypeError, EOFError, zipfile.BadZipFile, ValueError, RecursionError) as error:
+    except Exception as error:  # zlib, zipfile and NumPy raise almost anything, MemoryError for a forged shape among it
         raise ValueError(f"{file.name} holds no attention maps: {error}") from error
 
 

@@ -98,5 +98,7 @@ def fitting_keys(names: Iterable[str]) -> dict[str, str]:
 def _fitting_for_mlflow(name: str) -> str:
     """Return a name without characters that MLflow refuses, and without parts that a path would resolve."""
     parts = [part for part in _UNFIT_FOR_MLFLOW.sub("_", name).split("/") if part not in ("", ".", "..")]
-    key = "/".join(parts)[:LONGEST_KEY].rstrip("/")
+    key = "/".join(parts)[:LONGEST_KEY].removesuffix("/..").removesuffix("/.").rstrip("/")
+    if key.startswith(".."):  # MLflow takes any such key for a path out of its folder
+        key = f"_{key[1:]}"
     return posixpath.normpath(key) if key.strip() else "_"

@@ -132,7 +132,7 @@ class PartBuffer:
 
 def read_part(file: Path) -> RunRecord:
     """Return a part of the record."""
-    table = pq.read_table(file, schema=RECORD_COLUMNS)
+    table = _read_columns(file, RECORD_COLUMNS)
     if any(table.column(name).null_count for name in table.column_names):
         raise ValueError("columns or values are missing")
     quantity, place = (table.column(name).combine_chunks() for name in ("quantity", "place"))
@@ -154,6 +154,15 @@ def read_part(file: Path) -> RunRecord:
     )
 
 
+def _read_columns(file: Path, columns: pa.Schema) -> pa.Table:
+    """Read a file; ArrowException or ValueError where it is damaged, as in its last bytes, which name its columns."""
+    with pa.OSFile(str(file)) as opened:
+        try:
+            return pq.read_table(opened, schema=columns)
+        except OSError as error:  # what pyarrow calls bytes that it cannot decode
+            raise ValueError(f"{file.name} is damaged: {error}") from error
+
+
 def _dictionary_column(names: list[str], codes: NDArray[np.int32]) -> Any:
     """Return a column of strings that keeps each different one once."""
     different = list(dict.fromkeys(names))
@@ -169,7 +178,7 @@ def write_layer_part(file: Path, tables: Sequence[LayerTable], recording: int, o
 
 def read_layer_part(file: Path) -> list[LayerTable]:
     """Return the tables of a part in the order in which they were written."""
-    rows = pq.read_table(file, schema=LAYER_COLUMNS)
+    rows = _read_columns(file, LAYER_COLUMNS)
     what = rows.column("what").cast(pa.string()).to_numpy(zero_copy_only=False)
     step = rows.column("step").to_numpy()
     cuts = np.flatnonzero((step[1:] != step[:-1]) | (what[1:] != what[:-1])) + 1

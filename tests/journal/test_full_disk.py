@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mlflow_stability.journal.follower import JournalFollower, read_journal
 from mlflow_stability.journal.writer import JournalWriter, closing_from_page, read_final_status
 from mlflow_stability.vocabulary.measured import Signal, StepReading
@@ -104,3 +106,8 @@ def test_after_space_is_freed_the_record_says_what_is_missing_and_continues(tmp_
     assert records[-2:] == [reading(501), reading(502)]
     assert gap.last_step == 500
     assert read_final_status(folder)["stopped_at"] is None
+
+
+@pytest.mark.parametrize("page", [{}, {"closing": {}}, {"closing": {"step": 3}}, {"closing": ["finished"]}])
+def test_a_page_without_an_outcome_has_no_closing(page: dict[str, object]) -> None:
+    assert closing_from_page(page) is None

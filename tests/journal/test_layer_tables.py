@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import stat
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -92,4 +94,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     assert whole is not None
     file.write_bytes(whole.read_bytes()[:-100])
     with pytest.raises(JournalError):
+        read_layer_table(file)
+
+
+@pytest.mark.parametrize(
+    "header", [[["head", "<f8", [2**70]]], [["head", "<f8", 3]], [[[], "<f8", [0]]], [7], {"a": 1}]
+)
+def test_a_file_with_a_forged_header_is_named(tmp_path: Path, header: object) -> None:
+    file = tmp_path / "table.arrays"
+    content = json.dumps(header).encode() + b"\n" + bytes(24)
+    file.write_bytes(b"%08x " % crc32(content) + content)
+    with pytest.raises(JournalError, match=r"table\.arrays"):
         read_layer_table(file)

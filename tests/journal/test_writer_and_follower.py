@@ -12,7 +12,7 @@ from session.interrupting import Moments
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.follower import JournalFollower, read_journal
-from mlflow_stability.journal.record import encode
+from mlflow_stability.journal.record import encode, encode_layout, encode_step, frame
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Note, Opening, Reset
@@ -199,3 +199,26 @@ def test_ctrl_c_while_a_line_is_written_loses_that_line_at_most(tmp_path: Path) 
     assert at > 10
     assert follower.broken_lines == 0
     assert [each for each in found if each in kept] == kept
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'["step",1]',
+        b'["step","x",0,1.0,0,[1.0]]',
+        b'["step",1,0,1.0,{},[1.0]]',
+        b'["layout",0,7]',
+        b'["note",{"value":"without a key"}]',
+        b'["event",{"step":1}]',
+        b'["open","x"]',
+        b"[[]]",
+    ],
+)
+def test_a_whole_line_without_the_form_of_a_record_is_skipped_and_counted(tmp_path: Path, payload: bytes) -> None:
+    file = tmp_path / "journal"
+    file.write_bytes(
+        encode(OPENING) + encode_layout(0, (LOSS,)) + frame(payload) + encode_step(reading(1, LOSS), 0) + frame(payload)
+    )
+    follower = JournalFollower(file)
+    assert [entry.record for entry in follower.read()] == [OPENING, reading(1, LOSS)]
+    assert follower.broken_lines == 2

@@ -157,7 +157,19 @@ def test_the_description_names_every_threshold() -> None:
     assert len(describe(default_detectors())) < 5000  # an MLflow tag
 
 
-@pytest.mark.parametrize("text", ["", "{}x", "[1]", '[["loss_spike", {"no": 1}]]', '[["nothing", {}]]', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}x",
+        "[1]",
+        '[[["nan_detected"], {}]]',
+        '[["loss_spike", 7]]',
+        '[["loss_spike", {"no": 1}]]',
+        '[["nothing", {}]]',
+        "null",
+    ],
+)
 def test_what_describes_no_detectors_is_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         read_detectors(text)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow.utils.validation import _validate_metric_name
 
-from mlflow_stability.tracking.keys import metric_key, parse_key, section_of
+from mlflow_stability.tracking.keys import fitting_keys, metric_key, parse_key, section_of
 from mlflow_stability.vocabulary.measured import Signal, signal_types
 from mlflow_stability.vocabulary.text import LAYERS, MAIN_CHARTS, SECTIONS, chart_order
 from mlflow_stability.vocabulary.text.recorded_keys import KEYS, OLD_KEYS
@@ -116,3 +117,10 @@ def test_the_keys_of_others_are_not_ours():
     assert parse_key("loss") is None
     assert parse_key("system/cpu") is None
     assert parse_key("stability/a/b") is None
+
+
+def test_no_fitting_key_looks_like_a_path_out_of_its_folder():
+    keys = fitting_keys(["..loss", "_.loss", "...", "a" * 247 + "/..x"])
+    assert len(set(keys.values())) == 4
+    for key in keys.values():
+        _validate_metric_name(key)

@@ -126,7 +126,7 @@ class LogContent:
 
     def count_total(self, total: float) -> None:
         """Count the number behind a step's slash: 2983 of `200/2983 batches`."""
-        if len(self._totals) < MAX_METRICS:
+        if len(self._totals) < MAX_METRICS and math.isfinite(total):
             self._totals[int(total)] += 1
 
     def totals(self) -> list[int]:

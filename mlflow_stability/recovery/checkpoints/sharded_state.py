@@ -11,8 +11,9 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from enum import Enum
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -219,9 +220,17 @@ def _reader(folder: Path) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-    with (folder / METADATA).open("rb") as file:
-        metadata: Metadata = _Unpickler(cast("IO[bytes]", file)).load()
-    _check_entries(folder, metadata)
+    content = (folder / METADATA).read_bytes()
+    try:
+        metadata: Metadata = _Unpickler(BytesIO(content)).load()
+        _check_entries(folder, metadata)
+    except CheckpointsRefused:
+        raise
+    except Exception as error:  # a damaged pickle raises almost anything
+        raise CheckpointsRefused(
+            f"The file {METADATA} of the checkpoint in {folder} is damaged ({type(error).__name__}). "
+            "Nothing was changed."
+        ) from error
     storage = metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
 
     class SafeReader(FileSystemReader):

@@ -5,6 +5,7 @@ Guarantees: bit for bit; tensors that share memory share it in the file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass
@@ -43,8 +44,10 @@ def read_content(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         schema = int(content["schema"])
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise _foreign(path, error) from error  # torch looked for a part at a negative position
     except Exception as error:  # torch raises almost anything, and advises to run the file's code
         raise _foreign(path, error) from error
     if schema > SCHEMA:

@@ -88,3 +88,8 @@ def test_many_values_at_once_are_thinned_until_they_fit(monkeypatch: pytest.Monk
     whole = log_content.LogContent()
     whole.add_column("loss", np.arange(20_000), np.ones(20_000))
     assert len(whole.columns["loss"]) <= 4000
+
+
+def test_a_step_of_infinitely_many_is_read(tmp_path: Path) -> None:
+    run = history(tmp_path, "".join(f"step {n}/{'9' * 400} loss {9 / n}\n" for n in range(1, 9)))
+    assert len(curve(run, "loss")) == 8

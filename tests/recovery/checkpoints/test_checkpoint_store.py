@@ -16,7 +16,7 @@ from recovery.restorable import OPTIMIZERS, Training, bits
 
 from mlflow_stability.errors import CheckpointsRefused, SettingsError
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore, to_delete
-from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
     CheckpointMeta,
     damage_of,
@@ -96,6 +96,16 @@ def test_a_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointsRefused, match="holds something else than a state that mlflow-stability saved"):
             read_state(tmp_path / "state.pt")
     assert not (tmp_path / "broken in").exists()
+
+
+@pytest.mark.parametrize("at", range(-22, -18))
+def test_a_state_whose_end_is_damaged_is_refused(tmp_path: Path, at: int) -> None:
+    write_state(STATE, tmp_path / "state.pt")
+    content = bytearray((tmp_path / "state.pt").read_bytes())
+    content[at] ^= 0xFF  # the mark of the record that says where the list of parts is
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(CheckpointsRefused, match="holds something else than a state"):
+        read_state(tmp_path / "state.pt")
 
 
 @pytest.mark.parametrize(

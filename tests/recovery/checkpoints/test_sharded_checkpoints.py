@@ -230,6 +230,15 @@ def test_only_records_and_enumerations_of_torch_are_made_from_a_list_of_shards(
         restored(tmp_path / "c")
 
 
+@pytest.mark.parametrize("content", [b"", b"|", pickle.dumps(["a"])[:-1], pickle.dumps(3)[:-3]])
+def test_a_damaged_list_of_shards_is_refused(parts: TrainingParts, tmp_path: Path, content: bytes) -> None:
+    (folder,) = saved(parts, tmp_path / "c", 10)
+    write_list(folder, None)
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(CheckpointsRefused, match="is damaged"):
+        restored(tmp_path / "c")
+
+
 def test_only_members_of_enumerations_are_looked_up_by_name() -> None:
     assert _member_of_enum(Severity, "WARNING") is Severity.WARNING
     for owner, name in ((Severity, "__class__"), (str, "format"), (math, "sqrt")):

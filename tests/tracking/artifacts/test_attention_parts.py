@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from figures.attention import attention, same
 from hypothesis import given
@@ -49,4 +52,39 @@ def test_a_damaged_part_is_named(tmp_path: Path, content: bytes) -> None:
     write_attention_part(file, [attention()])
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"part\.npz"):
+        read_attention_part(file)
+
+
+def forged(member: bytes) -> bytes:
+    """An archive whose member says something else than it holds, with a right checksum."""
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("0.head.npy", member)
+    return packed.getvalue()
+
+
+def an_array_of(shape: bytes) -> bytes:
+    made = BytesIO()
+    np.save(made, np.zeros(3))
+    return made.getvalue().replace(b"(3,)", shape)
+
+
+@pytest.mark.parametrize(
+    "member", [b"no array", an_array_of(b"(99999999999999,)"), an_array_of(b"(3,"), an_array_of(b"(3")]
+)
+def test_a_part_with_a_forged_array_is_named(tmp_path: Path, member: bytes) -> None:
+    file = tmp_path / "part.npz"
+    file.write_bytes(forged(member))
+    with pytest.raises(ValueError, match=r"part\.npz holds no attention maps"):
+        read_attention_part(file)
+
+
+def test_a_part_whose_compressed_bytes_are_damaged_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "part.npz"
+    write_attention_part(file, [attention()])
+    content = bytearray(file.read_bytes())
+    start = 30 + len("0.head.npy") + content[28] + 1  # behind the header of the first member
+    content[start : start + 40] = b"\xff" * 40
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"part\.npz holds no attention maps"):
         read_attention_part(file)

@@ -1,6 +1,9 @@
+import json
 import math
 
 import numpy as np
+import pyarrow as pa
+import pytest
 from findings import at_step, changed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,3 +115,31 @@ def test_files_are_read_in_the_order_in_which_they_were_written():
     assert events_order(events_name(2)) == (2, 1)
     assert events_order(events_name(2, 10)) == (2, 11)
     assert events_order("notes.txt") is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"record": "gap", "first_step": 1, "last_step": 2, "reason": "x", "time": 10**400},
+        {"record": "note", "key": "a", "value": [["b"]]},
+        {"record": "event", "step": 1, "kind": "loss_spike", "severity": "INFO", "message": 7, "facts": None},
+        {"record": "event", "step": 1, "kind": ["x"], "severity": "INFO", "message": "x", "facts": None},
+        {"record": "event", "step": 1, "kind": "x", "severity": "INFO", "message": "x", "place": 2, "facts": None},
+    ],
+)
+def test_a_line_with_values_of_other_types_is_no_event(values):
+    with pytest.raises(ValueError, match="Not an event line"):
+        read_line(json.dumps(values))
+
+
+@pytest.mark.parametrize("at", [-6, -20, -200])
+def test_a_part_with_a_damaged_end_is_refused_as_one_with_damaged_values_is(tmp_path, at):
+    buffer = PartBuffer()
+    buffer.add(StepReading(1, (Signal("loss"),), (1.0,)), 1)
+    file = tmp_path / part_name(0, 0)
+    buffer.write(file, 0)
+    content = bytearray(file.read_bytes())
+    content[at : at + 2] = b"\xff\xff"
+    file.write_bytes(content)
+    with pytest.raises((ValueError, pa.ArrowException)):
+        read_part(file)
