@@ -105,6 +105,7 @@ BENCHMARKS = {
         "peers.judgement", "drawn curves and real records, judged by other tools and this one", {"seeds": 2, "most": 20}
     ),
     "real_records": Benchmark("real_records", "recall and precision on a folder of real records with labels"),
+    "fuzz": Benchmark("fuzz", "drawn inputs for all readers: nothing hangs, breaks out or is left", {"inputs": 1000}),
     "cohort": Benchmark("cohort", "what is named in 200 runs with two planted causes", {"repetitions": 1}),
     "delivery": Benchmark("delivery", "whether delivery keeps up", {"seconds": 10.0, "stores": ("sqlite",)}),
     "soak": Benchmark(
