@@ -6,6 +6,7 @@ code of the input.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +16,19 @@ from fuzz.campaign import Campaign
 
 
 def fuzz(
-    inputs: int = 100_000, seed: int = 0, first: int = 0, only: tuple[str, ...] = (), folder: Path | None = None
+    inputs: int = 100_000,
+    seed: int = 0,
+    first: int = 0,
+    only: tuple[str, ...] = (),
+    folder: Path | None = None,
+    minutes: float = math.inf,
 ) -> Iterator[Table]:
     """Feed so many inputs to all targets, or to those in `only`; `folder` holds further real logs.
 
     An input is given by seed, target and number. Those that broke a promise are saved in the system's temporary folder.
     """
     saved = Path(tempfile.mkdtemp(prefix="mlflow-stability-fuzz-"))
-    outcomes = Campaign(inputs, seed, first, only, folder, saved).run()
+    outcomes = Campaign(inputs, seed, first, only, folder, saved, minutes=minutes).run()
     rows = [
         {
             "target": name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -36,7 +37,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the inputs of one target."""
+    """Outcome of the inputs of one target."""
 
     inputs: int = 0
     accepted: int = 0
@@ -64,11 +65,14 @@ class Campaign:
     more: str = ""
     """A module with other targets, for tests."""
     seconds: float = SECONDS
+    minutes: float = math.inf
+    """After so many the campaign ends, and reports what was fed until then."""
 
     def run(self) -> dict[str, Outcome]:
-        """Feed all inputs; returns what came of them, by target."""
+        """Feed all inputs; returns the outcomes by target."""
         outcomes: dict[str, Outcome] = {}
         done: dict[str, int] = {}
+        end = time.monotonic() + 60 * self.minutes
         while True:
             with tempfile.TemporaryDirectory(prefix="fuzz-") as place, _Worker(self, place) as worker:
                 ranges = self._left(worker.shares, done)
@@ -87,6 +91,8 @@ class Campaign:
                         outcome.slowest, outcome.slowest_number = seconds, number
                     if fault:
                         outcome.faults.append(Fault(target, number, fault))
+                    if time.monotonic() > end:
+                        return outcomes
 
     def _left(self, shares: Mapping[str, int], done: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         chosen = {name: share for name, share in shares.items() if name in self.only or not self.only}

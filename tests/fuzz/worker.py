@@ -22,6 +22,7 @@ from random import Random
 from fuzz.confinement import Confinement
 from fuzz.target import Drawn, Target
 
+TURNS = 50
 MEMORY = 2 * 1024**3
 """Bytes beyond those in use before the first input."""
 
@@ -47,21 +48,27 @@ def random_for(seed: int, target: str, number: int) -> Random:
 def feed(
     chosen: Mapping[str, Target], ranges: Mapping[str, tuple[int, int]], seed: int, place: Path, saved: Path | None
 ) -> Iterator[tuple[str, int]]:
-    """Feed the inputs of these numbers; yields what is read next, and prints what came of it."""
+    """Feed the inputs of these numbers; yields what is read next, and writes the outcome."""
     confinement = Confinement(place)
     # Whatever a reader makes for itself is in its folder, too.
     tempfile.tempdir = str(place)
     _limit_memory()
-    for name, (first, last) in ranges.items():
-        target = chosen[name]
-        for number in range(first, last):
-            yield name, number
-            drawn = target.draw(random_for(seed, name, number))
-            began = time.process_time()
-            accepted, fault = _checked(target, drawn, place, confinement)
-            if fault and saved:
-                _save(saved, f"{name}-{seed}-{number}", drawn, fault)
-            _say("end", accepted, round(time.process_time() - began, 4), fault)
+    for name, number in _in_turns(ranges):
+        yield name, number
+        drawn = chosen[name].draw(random_for(seed, name, number))
+        began = time.process_time()
+        accepted, fault = _checked(chosen[name], drawn, place, confinement)
+        if fault and saved:
+            _save(saved, f"{name}-{seed}-{number}", drawn, fault)
+        _say("end", accepted, round(time.process_time() - began, 4), fault)
+
+
+def _in_turns(ranges: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """Yield a part of each target's numbers after the other, so that a run that is cut short has fed all targets."""
+    for turn in range(TURNS):
+        for name, (first, last) in ranges.items():
+            begin, end = (first + (last - first) * part // TURNS for part in (turn, turn + 1))
+            yield from ((name, number) for number in range(begin, end))
 
 
 def _checked(target: Target, drawn: Drawn, place: Path, confinement: Confinement) -> tuple[bool, str]:
