@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import inspect
 import math
-import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -68,9 +67,7 @@ def field_types(cls: Any) -> dict[str, Any]:
     types_by_name: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         texts = {name: text for name, text in inspect.get_annotations(base).items() if name in names}
-        types_by_name |= get_type_hints(
-            types.SimpleNamespace(__annotations__=texts), vars(sys.modules[base.__module__])
-        )
+        types_by_name |= get_type_hints(types.SimpleNamespace(__annotations__=texts), vars(inspect.getmodule(base)))
     return types_by_name
 
 
