@@ -32,8 +32,8 @@ class RecognisedBy(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A file, and how it begins."""
+class LogFile:
+    """A file with a log, and how it begins."""
 
     path: Path
     head: bytes
@@ -53,7 +53,7 @@ class LogFormat:
     name: str
     """As an error message lists it: "TensorBoard event files"."""
     recognised_by: RecognisedBy
-    read: Callable[[Opening], list[RunHistory] | None]
+    read: Callable[[LogFile], list[RunHistory] | None]
     """Return the runs in a file, None for another format; may raise `UnreadableLogError`."""
     endings: frozenset[str] = frozenset()
     """Endings of its files; in a folder, unlike a file that was named, others are not opened."""

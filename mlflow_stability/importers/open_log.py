@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.folder import read_folder
-from mlflow_stability.importers.log_format import Opening, formats
+from mlflow_stability.importers.log_format import LogFile, formats
 from mlflow_stability.importers.log_text import encoding_of, error_reason, head_of, printable, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -48,9 +48,9 @@ def read_file(path: Path) -> list[RunHistory]:
     head = head_of(path)
     if not head.strip():
         raise UnreadableLogError(f"{printable_path(path)} is empty.")
-    opening = Opening(path, head, encoding_of(head))
+    log_file = LogFile(path, head, encoding_of(head))
     for log_format in formats():
-        runs = log_format.read(opening)
+        runs = log_format.read(log_file)
         if runs is not None:
             return runs
     names = ", ".join(log_format.name for log_format in formats())

@@ -163,19 +163,19 @@ LOG_FORMAT = '''
 
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.vocabulary.run import RunHistory
 
 
-def read(opening: Opening) -> list[RunHistory] | None:
+def read(log_file: LogFile) -> list[RunHistory] | None:
     """The one run in it."""
-    if not opening.head.startswith(b"TOYLOG"):
+    if not log_file.head.startswith(b"TOYLOG"):
         return None
     gathered = LogContent()
-    for step, line in enumerate(opening.path.read_text().splitlines()[1:]):
+    for step, line in enumerate(log_file.path.read_text().splitlines()[1:]):
         gathered.add_row(step, {"loss": float(line)}, step)
     gathered.params["day"] = "Friday"
-    return [history_of(gathered, opening.path, "toy")]
+    return [history_of(gathered, log_file.path, "toy")]
 
 
 FORMAT = LogFormat("toy logs", RecognisedBy.MARK, read, frozenset({".toy"}))

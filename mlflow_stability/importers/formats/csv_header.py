@@ -20,7 +20,7 @@ from mlflow_stability.importers.csv_rows import (
     is_number,
     rows_of,
 )
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import metric_meanings
@@ -31,24 +31,24 @@ _SEPARATORS = (",", ";", "\t", "|")
 _VALUE = re.compile(r"[=:]\s*[-+.]?\d")  # a line of values, `step=1`; but `mAP_0.5:0.95` and `Unnamed: 0` are names
 
 
-def read_table(opening: Opening) -> list[RunHistory] | None:
+def read_table(log_file: LogFile) -> list[RunHistory] | None:
     """Return the runs in a table."""
-    if opening.encoding is None:
+    if log_file.encoding is None:
         return None
-    head = opening.text.splitlines()
+    head = log_file.text.splitlines()
     quoted = any('"' in line for line in head[:_SAMPLE_LINES])  # then a row may have several lines
     lines = list(map(clean_line, head if quoted else head[:_SAMPLE_LINES]))
     separator, names, made_up = separator_of(lines), None, False
     if separator is None:
         separator, names = _names_in_a_comment(lines)
     if separator is None:
-        separator, names = _without_names(lines, opening.path)
+        separator, names = _without_names(lines, log_file.path)
         made_up = True
     if separator is None:
         return None
     from mlflow_stability.importers.csv_table import read_csv  # pandas takes a third of a second to load
 
-    return read_csv(opening.path, opening.encoding, separator, names, made_up=made_up)
+    return read_csv(log_file.path, log_file.encoding, separator, names, made_up=made_up)
 
 
 def separator_of(lines: Iterable[str]) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import open_bytes
 from mlflow_stability.importers.wire_format import fields_of, signed, submessages, tf_records
 from mlflow_stability.vocabulary.run import RunHistory
@@ -35,9 +35,9 @@ def is_event_file(head: bytes) -> bool:
     return 0 < length < 256 and _MAGIC in head[12 : 12 + length]
 
 
-def read_event_file(opening: Opening) -> list[RunHistory] | None:
+def read_event_file(log_file: LogFile) -> list[RunHistory] | None:
     """Return the run in one event file."""
-    return [read_event_files(opening.path, [opening.path])] if is_event_file(opening.head) else None
+    return [read_event_files(log_file.path, [log_file.path])] if is_event_file(log_file.head) else None
 
 
 def read_event_files(source: Path, files: Sequence[Path]) -> RunHistory:

@@ -21,7 +21,7 @@ from mlflow_stability.importers.assemble.field_names import is_epoch, split_word
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent, LogLine
 from mlflow_stability.importers.json_rows import close_document, json_line, log_row, number_in, parse_value, row_lines
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN
@@ -52,18 +52,18 @@ class Document:
     """The text that it was read from; empty for a value from elsewhere."""
 
 
-def read_json(opening: Opening) -> list[RunHistory] | None:
+def read_json(log_file: LogFile) -> list[RunHistory] | None:
     """Return the run in a JSON document; None for one value on each line."""
-    if opening.encoding is None:
+    if log_file.encoding is None:
         return None
-    text = opening.text.lstrip("\ufeff \t\r\n")
+    text = log_file.text.lstrip("\ufeff \t\r\n")
     if not _DOCUMENT.match(text):
         return None
     first, _, rest = text.partition("\n")
     if rest.strip() and json_line(first):
         return None
-    document = load_document(opening.path, opening.encoding)
-    return None if document is None else [document_history(opening.path, document)]
+    document = load_document(log_file.path, log_file.encoding)
+    return None if document is None else [document_history(log_file.path, document)]
 
 
 def load_document(path: Path, encoding: str) -> Document | None:

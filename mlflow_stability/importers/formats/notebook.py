@@ -17,7 +17,7 @@ from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.formats.json_document import Document, document_history, load_document, rows_history
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.json_rows import parse_value
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import MAX_LINE, all_states, clean_line, last_states, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import metric_meanings
@@ -45,13 +45,13 @@ class _Cell:
     """Dictionaries and lists that it displayed or printed."""
 
 
-def read_notebook(opening: Opening) -> list[RunHistory] | None:
+def read_notebook(log_file: LogFile) -> list[RunHistory] | None:
     """Return the trainings in a notebook, in the order of their cells; None for another file."""
-    path, text = opening.path, opening.text.lstrip("\ufeff \t\r\n")
+    path, text = log_file.path, log_file.text.lstrip("\ufeff \t\r\n")
     named = path.suffix.lower() == ".ipynb" or '"cell_type"' in text or '"nbformat"' in text
-    if opening.encoding is None or not text.startswith("{") or not named:
+    if log_file.encoding is None or not text.startswith("{") or not named:
         return None
-    document = load_document(path, opening.encoding)
+    document = load_document(path, log_file.encoding)
     if document is None or not isinstance(document.value, Mapping) or not {"cells", "worksheets"} & set(document.value):
         return None
     runs = [(number, run) for number, cell in _cells(document.value) if (run := _training(cell, path)) is not None]

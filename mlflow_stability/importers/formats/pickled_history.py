@@ -18,7 +18,7 @@ import numpy as np
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.formats.json_document import Document, document_history
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import open_bytes, printable, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -34,11 +34,11 @@ _BINARY = re.compile(rb"\x80[\x02-\x05]|[}\]]q\x00[(X.}\]]|[}\]]\.")
 _TEXT = re.compile(rb"\((?:d|l)p\d+\r?\n|\((?:d|l)\.")
 
 
-def read_pickled_history(opening: Opening) -> list[RunHistory] | None:
+def read_pickled_history(log_file: LogFile) -> list[RunHistory] | None:
     """Return the run in a pickle; None for another file."""
-    if not (_BINARY.match(opening.head) or _TEXT.match(opening.head)):
+    if not (_BINARY.match(log_file.head) or _TEXT.match(log_file.head)):
         return None
-    with open_bytes(opening.path) as file:
+    with open_bytes(log_file.path) as file:
         content = file.read(MAX_BYTES + 1)
     try:
         if len(content) > MAX_BYTES:
@@ -46,11 +46,11 @@ def read_pickled_history(opening: Opening) -> list[RunHistory] | None:
         value = plain_value(content)
     except NotPlainError as error:
         raise UnreadableLogError(
-            f"{printable_path(opening.path)} is a pickle, and it holds {printable(str(error))}. Only pickles of "
+            f"{printable_path(log_file.path)} is a pickle, and it holds {printable(str(error))}. Only pickles of "
             "numbers, strings, lists and dictionaries are read, because others can run arbitrary code; checkpoints "
             "have no curves. Save the history as JSON or CSV: json.dump(history.history, file)."
         ) from None
-    return [document_history(opening.path, Document(value), "pickle")]
+    return [document_history(log_file.path, Document(value), "pickle")]
 
 
 class NotPlainError(ValueError):

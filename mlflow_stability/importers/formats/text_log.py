@@ -13,7 +13,7 @@ from collections import Counter
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent, LogLine
 from mlflow_stability.importers.json_rows import json_line
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import is_unfinished_bar, lines_of, open_text, with_points
 from mlflow_stability.importers.text.line_pattern import LinePatterns
 from mlflow_stability.importers.text.messages import MessageReader, says_skipped
@@ -150,16 +150,16 @@ def _integer(step: float) -> int:
     return int(max(-(2**53), min(step, 2**53)))
 
 
-def read_text(opening: Opening) -> list[RunHistory] | None:
+def read_text(log_file: LogFile) -> list[RunHistory] | None:
     """Return the run in any text; None for a binary file."""
-    if opening.encoding is None:
+    if log_file.encoding is None:
         return None
     log = TextLog()
-    with open_text(opening.path, opening.encoding) as text:
+    with open_text(log_file.path, log_file.encoding) as text:
         for line in with_points(lines_of(text)):
             log.take(line)
     content, form = log.finish()
-    return [history_of(content, opening.path, form)]
+    return [history_of(content, log_file.path, form)]
 
 
 FORMAT = LogFormat(

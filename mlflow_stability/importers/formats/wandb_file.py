@@ -19,7 +19,7 @@ from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.json_rows import number_in
-from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, open_bytes, printable
 from mlflow_stability.importers.text.messages import MessageReader
 from mlflow_stability.importers.wire_format import fields_of, signed, submessages, zigzag
@@ -52,22 +52,22 @@ _KEY_TAGS = frozenset({_KEY << 3 | 2, _NESTED_KEY << 3 | 2})
 _VALUE_JSON_TAG = bytes([(_VALUE_JSON << 3 | 2) & 0x7F | 0x80, _VALUE_JSON >> 4])
 
 
-def read_wandb_file(opening: Opening) -> list[RunHistory] | None:
+def read_wandb_file(log_file: LogFile) -> list[RunHistory] | None:
     """Return the run in a W&B file; None for another file."""
-    if not opening.head.startswith(_MARK):
+    if not log_file.head.startswith(_MARK):
         return None
     run, damage = _Run(), _Damage()
-    for record in _file_records(opening, damage):
+    for record in _file_records(log_file, damage):
         run.add(record)
     content = run.content
     run.messages.add_to(content)
     if not any(len(column) > 1 for column in content.columns.values()):
-        content = _console_content(opening, content)
+        content = _console_content(log_file, content)
     if run.exit_code is not None and not content.outcome:
         content.outcome = "finished" if run.exit_code == 0 else "crashed"
         content.outcome_detail = "" if run.exit_code == 0 else f"exit status {run.exit_code}"
     content.notes.extend(damage.notes())
-    return [history_of(content, opening.path, "wandb", name=run.name)]
+    return [history_of(content, log_file.path, "wandb", name=run.name)]
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ class _Damage:
             yield f"{counted(self.too_long, 'record')} too long for metrics skipped."
 
 
-def _file_records(opening: Opening, damage: _Damage) -> Iterator[bytes]:
-    with open_bytes(opening.path) as file:
+def _file_records(log_file: LogFile, damage: _Damage) -> Iterator[bytes]:
+    with open_bytes(log_file.path) as file:
         file.read(_FILE_HEADER_BYTES)
         yield from _records(file, damage)
 
@@ -217,10 +217,10 @@ class _Run:
         )
 
 
-def _console_content(opening: Opening, logged: LogContent) -> LogContent:
+def _console_content(log_file: LogFile, logged: LogContent) -> LogContent:
     """Read what the run printed, where it logged no curve."""
     log = TextLog(of_a_file=False)
-    for record in _file_records(opening, _Damage()):
+    for record in _file_records(log_file, _Damage()):
         for output in submessages(record, _OUTPUT):
             for line in _printed_lines(output):
                 log.take(line)
