@@ -273,8 +273,8 @@ def draw(rows: list[dict[str, float | str]], watched: Soak, file: Path) -> None:
     journal.set_title("Journals, MiB", loc="left")
     for axis in (cost, journal):
         axis.set_xlabel("minutes")
-    for when, what in watched.happened:
+    for (when, what), side in zip(watched.happened, ("right", "right", "right", "left"), strict=False):
         for axis in figure.axes:
             axis.axvline((when - began) / 60, color="grey", linewidth=0.6)
-        cost.annotate(what, ((when - began) / 60, 0), rotation=90, fontsize=7, va="bottom", ha="right")
+        cost.annotate(what, ((when - began) / 60, 0), rotation=90, fontsize=7, va="bottom", ha=side)
     figure.savefig(file, dpi=110)
