@@ -34,6 +34,7 @@ from mlflow_stability.recovery.rollback_triggers import (
 )
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.text import counted
 
 WATCHED_STEPS = 100
 """Steps after a rollback in which the restored state is watched: the detectors are reset there, and would take a high
@@ -152,7 +153,7 @@ def _give_up(
 ) -> tuple[RollbackHistory, Decision]:
     """Stop rolling back: it did not help."""
     last = past.rollbacks[-1] if past.rollbacks else None
-    why = f"{len(past.rollbacks)} rollbacks did not help; the cause is still there."
+    why = f"{counted(len(past.rollbacks), 'rollback')} did not help; the cause is still there."
     if past.share < 1:
         why = f"Rolling back to the initial weights did not help, even at {past.share:g} times the learning rate."
     if hopeless:
@@ -192,7 +193,7 @@ def _replace_broken_weights(
         return _rollback(policy, past, now, trouble, target, repetitions(policy, past, trouble))
     why = "No finite state is left to restore."
     if target is not None:
-        why = f"{len(past.rollbacks)} rollbacks did not help."
+        why = f"{counted(len(past.rollbacks), 'rollback')} did not help."
     past = replace(past, gave_up=True, ended=True)
     return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, final=True, nothing_left=True)
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
-from mlflow_stability.recovery.rollback_decisions import decide
+from mlflow_stability.recovery.rollback_decisions import decide, mark_carried_out
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
+from mlflow_stability.recovery.rollback_target import next_older_target
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
@@ -73,13 +74,15 @@ def test_mild_and_other_findings_cause_no_rollback(event: Finding) -> None:
 def test_a_repeated_problem_rewinds_further_and_eases_more() -> None:
     good = states(100, 200, 300, 400)
     past = RollbackHistory()
-    targets, factors = [], []
+    targets, factors, easing_steps = [], [], []
     for step in (500, 540, 580):
         past, decision = decide(POLICY, past, Situation(step, (divergence(step, onset=step - 20),), good=good))
         targets.append(decision.target)
         factors.append(decision.easing_factor)
+        easing_steps.append(decision.easing_steps)
     assert targets == [400, 300, 200]
     assert factors == [0.5, 0.25, 0.125]
+    assert easing_steps == [200, 400, 800]
     past, decision = decide(POLICY, past, Situation(620, (divergence(620),), good=good))
     assert (decision.action, decision.final) == ("give_up", True)
     assert "3 rollbacks did not help" in decision.reason
@@ -131,6 +134,33 @@ def test_weights_that_diverged_are_not_named_when_it_gives_up() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(300, (divergence(300, onset=290),), good=states(100, 200)))
     _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert (decision.action, decision.final, decision.target) == ("give_up", True, -1)
+
+
+@pytest.mark.parametrize(
+    ("good", "reason"),
+    [((), "No finite state is left to restore."), (states(100), "1 rollback did not help.")],
+    ids=["no state", "no further rollback"],
+)
+def test_non_finite_weights_that_cannot_be_replaced_end_the_training_with_the_reason(
+    good: tuple[GoodState, ...], reason: str
+) -> None:
+    policy = RollbackPolicy(max_rollbacks=1, max_rollbacks_in_all=1)
+    past, _ = decide(policy, RollbackHistory(), Situation(300, weights_finite=False, good=states(100)))
+    _, decision = decide(policy, past, Situation(900, weights_finite=False, good=good))
+    assert (decision.action, decision.nothing_left) == ("give_up", True)
+    assert decision.reason.endswith(reason)
+
+
+def test_a_rollback_that_was_carried_out_a_step_later_is_recorded_at_that_step() -> None:
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=states(400)))
+    assert [rollback.at for rollback in mark_carried_out(past, 501).rollbacks] == [501]
+    assert mark_carried_out(RollbackHistory(), 501) == RollbackHistory()
+
+
+def test_a_state_that_does_not_fit_is_followed_by_the_next_older_one_and_never_by_the_initial_one() -> None:
+    good = (GoodState(0, 3.0, initial=True), *states(100, 200))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=good))
+    assert [next_older_target(past, good, step) for step in (200, 100)] == [100, -1]
 
 
 def test_a_few_skips_cause_no_rollback() -> None:

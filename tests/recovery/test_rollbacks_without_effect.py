@@ -138,14 +138,14 @@ def jump_to(rate: float) -> Finding:
 JUMP = jump_to(0.1)
 
 
-def after_a_jump(losses: list[float], jump: Finding = JUMP) -> list[Decision]:
-    """A small rise after a jump of the learning rate, found at step 420."""
+def after_a_jump(losses: list[float], jump: Finding = JUMP, found_at: int = 420) -> list[Decision]:
+    """A small rise after a jump of the learning rate at step 400."""
     good = (GoodState(300, 2.2, around=LOSSES_AROUND),)
     past, _ = decide(POLICY, RollbackHistory(), Situation(400, (jump,), 2.2, good=good))
-    small = divergence(420, Severity.WARNING, loss=3.0, level=2.2, first_high=405)
-    past, decision = decide(POLICY, past, Situation(420, (small,), 3.0, good=good))
+    small = divergence(found_at, Severity.WARNING, loss=3.0, level=2.2, first_high=405)
+    past, decision = decide(POLICY, past, Situation(found_at, (small,), 3.0, good=good))
     decisions = [decision]
-    for number, loss in enumerate(losses, 421):
+    for number, loss in enumerate(losses, found_at + 1):
         past, decision = decide(POLICY, past, Situation(number, loss=loss, good=good, recent=(loss,) * 10))
         decisions.append(decision)
     return [each for each in decisions if each.action != "nothing"]
@@ -163,6 +163,11 @@ def test_a_small_rise_that_lasts_after_a_jump_of_the_learning_rate_is_answered()
 def test_a_temporary_rise_or_a_smaller_jump_causes_no_action(losses: list[float], factor: float) -> None:
     jump = jump_to(0.001 * factor)
     assert after_a_jump(losses, jump) == []
+
+
+@pytest.mark.parametrize(("found_at", "is_answered"), [(600, True), (601, False)])
+def test_a_rise_more_than_200_steps_after_the_jump_is_not_put_down_to_it(found_at: int, is_answered: bool) -> None:
+    assert bool(after_a_jump([3.0] * 70, found_at=found_at)) is is_answered
 
 
 def test_the_limit_after_a_rollback_allows_for_what_the_state_gave_first() -> None:
