@@ -84,18 +84,12 @@ class TrainingOutput:
         self.silent = silent
         self.rolls_back = rolls_back
         """A rollback may answer a finding, not only a skipped step."""
-        self._troubles = Troubles()
         self._held: list[_Held] = []
         self._readings = 0
         self._lock = RLock()
         """Findings are held by the training thread, and reported late by a timer."""
         self._timer: Timer | None = None
-        self._not_cleared: set[int] = set()
-        """Steps since which gradients are not cleared, while that lasts."""
-        self._origin: Finding | None = None
-        """Where the last NaN was traced to."""
-        self._changed_at = -2
-        """Step of the last reported change of the data."""
+        self._forget_findings()
         self._begun: set[str] = set()
         """Runs whose beginning was reported."""
         self._not_begun: tuple[str, Callable[[], DeliveredRun]] | None = None
@@ -122,7 +116,19 @@ class TrainingOutput:
     def recording_begins(self, where: str, run: Callable[[], DeliveredRun]) -> None:
         """Note a recording: `where` it goes, and a function that returns its run once that is created."""
         with self._lock:
+            self._release(lambda _: True)  # they are of the recording before
+            self._forget_findings()
             self._not_begun, self._begun_early = (where, run), False
+
+    def _forget_findings(self) -> None:
+        """Begin with no memory of findings: those of one training are no advice for the next one."""
+        self._troubles = Troubles()
+        self._not_cleared: set[int] = set()
+        """Steps since which gradients are not cleared, while that lasts."""
+        self._origin: Finding | None = None
+        """Where the last NaN was traced to."""
+        self._changed_at = -2
+        """Step of the last reported change of the data."""
 
     def begins(self, run: DeliveredRun) -> bool:
         """Report once which run is recorded and where to see it; False while that is not known."""
@@ -131,8 +137,6 @@ class TrainingOutput:
         with self._lock:
             self._not_begun = None
             if run.run_id not in self._begun:
-                if self._begun:  # else they are this run's: its page may be known later than its first findings
-                    self._troubles = Troubles()
                 self._begun.add(run.run_id)
                 where = run.url or f"`{run.command}` shows it."
                 self.info("The run is %s: %s" if self._begun_early else "Recording run %s: %s", run.called, where)

@@ -307,14 +307,37 @@ def test_an_unrelated_finding_is_not_attributed_to_an_earlier_nan(
 
 
 def test_a_run_with_a_late_url_does_not_repeat_its_findings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     output = TrainingOutput(silent=False)
-    output.found(SPIKE)
-    output.begins(RUN)
-    output.found(changed(SPIKE, step=8))
-    assert len(caplog.messages) == 2
-    output.begins(replace(RUN, run_id="cd34"))
-    output.found(changed(SPIKE, step=9))
-    assert len(caplog.messages) == 4, "another run's troubles are its own"
+    for run in (RUN, replace(RUN, run_id="cd34", name="calm-owl-1")):
+        output.recording_begins("into sqlite:///mlflow.db; the run is being created.", DeliveredRun)
+        output.found(SPIKE)
+        output.begins(run)
+        output.found(changed(SPIKE, step=8))
+    first = [line.split(":")[0] for line in caplog.messages[:3]]
+    assert first == ["Recording into sqlite", "loss_spike", "The run is kind-otter-7"]
+    again = [line.split(":")[0] for line in caplog.messages[3:]]
+    assert again == ["Recording into sqlite", "loss_spike", "The run is calm-owl-1"], "its findings are its own"
+
+
+def test_advice_of_one_recording_is_not_given_in_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    missing = at_step(2, MissingZeroGrad.kind, Severity.WARNING, "Not cleared.", remedies=MissingZeroGrad.remedies)
+    origin = at_step(50, "nan_origin", Severity.INFO, "Step 50: the batch was NaN.", remedies=SPIKE.remedies)
+    broken = at_step(51, "nan_detected", Severity.CRITICAL, "loss is NaN.", remedies=read_remedies(("Inspect it.",)))
+    output.recording_begins("offline in here.", lambda: RUN)
+    output.found(missing)
+    output.found(origin)
+    output.recording_begins("offline in here.", lambda: replace(RUN, run_id="cd34"))
+    output.found(broken)
+    assert caplog.messages[-1] == "nan_detected: loss is NaN. Inspect it."
+
+
+def test_a_finding_that_waits_is_logged_before_the_next_recording_begins(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE, may_act=True)
+    output.recording_begins("offline in here.", lambda: RUN)
+    assert caplog.messages == [f"loss_spike: {SPIKE.message} {SPIKE.remedies[0]}"]
 
 
 def test_the_last_message_gives_the_verdict_the_cause_and_the_report(caplog: pytest.LogCaptureFixture) -> None:
