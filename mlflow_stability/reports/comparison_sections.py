@@ -18,7 +18,10 @@ MAX_CAUSES = 20
 MAX_RUN_NAMES, MAX_NOTES = 3, 8
 MIN_ID_CHARACTERS = 8
 SEEDS_HEAD = ("group", "runs", "final loss", "best loss", "worse than the best")
-SEEDS_REMARK = "Interquartile means with 95 % bootstrap intervals; a lost run counts as an infinite loss."
+SEEDS_REMARK = (
+    "Interquartile means with 95 % bootstrap intervals, lengthened for few seeds: they can reach beyond the values. A "
+    "lost run counts as an infinite loss."
+)
 
 
 @dataclass(frozen=True, slots=True)

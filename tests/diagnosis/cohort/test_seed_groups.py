@@ -31,6 +31,15 @@ def test_an_interval_of_positive_values_is_positive() -> None:
     assert found.low > 0
 
 
+@pytest.mark.parametrize(("values", "low_is_zero"), [([0.0, 0.02, 0.1], True), ([-0.01, 0.02, 0.1], False)])
+def test_an_interval_goes_below_zero_only_where_a_value_does(values: list[float], low_is_zero: bool) -> None:
+    found = estimate(values)
+    assert found is not None
+    assert found.low is not None
+    assert found.low <= 0
+    assert (found.low == 0) is low_is_zero
+
+
 def test_an_interval_that_reaches_a_lost_run_is_open() -> None:
     found = estimate([1.0, 1.1, 1.2, 1.3, np.inf])
     assert found is not None
