@@ -32,6 +32,12 @@ def test_a_step_is_broken_by_values_that_are_not_finite_and_by_a_norm_above_the_
     assert flag.item() == float(broken)
 
 
+def test_a_loss_that_is_a_number_too_large_for_float32_is_finite() -> None:
+    flag = broken_flag([1e39], torch.tensor(2.0), [])
+    assert flag is not None
+    assert flag.item() == 0.0
+
+
 def test_without_anything_to_check_there_is_no_flag() -> None:
     assert broken_flag([], None, []) is None
 
