@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.field_names import (
     MIN_ABSOLUTE_TIME,
     counts_within_epochs,
@@ -34,11 +35,13 @@ from mlflow_stability.importers.assemble.field_names import (
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.csv_rows import NO_VALUE, cells_of, column_names, decimal_mark, is_number, rows_of
-from mlflow_stability.importers.log_text import lines_of, open_text
+from mlflow_stability.importers.log_text import lines_of, open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 
 PART = 100_000
 """Lines that are parsed at once."""
+MAX_COLUMNS = 4000
+"""Columns of a table; a damaged file may look like one of 10,000, each of which would take a millisecond."""
 _TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of the download of one curve
 _CHART_COLUMN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<copy>| \(\d+\))", re.DOTALL)
 """How W&B heads a column; a second run of the same name has a number at the end."""
@@ -113,6 +116,10 @@ def read_csv(
         content.rows_are_lines = True
         while block := list(islice(rows, PART)):
             for header, body in _bodies(block, header, separator):  # noqa: B020 a new header holds from here on
+                if len(header) > MAX_COLUMNS:
+                    raise UnreadableLogError(
+                        f"{printable_path(path)} is a table of {len(header):,} columns; up to {MAX_COLUMNS:,} are read."
+                    )
                 lines = [line for _, line in body]
                 part = _Part(header, lines, separator, decimal_mark(lines, separator))
                 _add(content, part, np.array([line for line, _ in body], np.int64), clocks)

@@ -76,6 +76,8 @@ def _decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     offset = 0
     for name, kind, shape in json.loads(header):
+        if not all(type(size) is int for size in shape):
+            raise ValueError(f"the array {name} has no shape")
         count = math.prod(shape)
         array = np.frombuffer(values, np.dtype(kind), count, offset) if count else np.zeros(0, np.dtype(kind))
         arrays[name] = array.reshape(shape).copy()

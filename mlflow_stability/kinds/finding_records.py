@@ -56,7 +56,11 @@ def from_record(record: Mapping[str, Any]) -> Finding:
     else:
         names = facts.numbers()
         others = tuple((name, value) for name, value in numbers.items() if name not in names)
-        if others or facts.sentence(step) != message:
+        try:
+            sentence = facts.sentence(step)
+        except ArithmeticError as error:
+            raise ValueError(f"{record['kind']} with impossible numbers: {error}") from error
+        if others or sentence != message:
             statements = (Statement(Text(message, others), step),)
     judged = record.get("judged", not record.get("live", False))  # formerly `live`, with the opposite meaning
     return Finding(

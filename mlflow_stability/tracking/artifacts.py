@@ -107,10 +107,14 @@ def lines_in(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
+_CONSTANTS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+"""Numbers that JSON lacks, as `line_of` writes them."""
+
+
 def read_line(line: str) -> EventLine | None:
     """Return the record of a line; None if a later version wrote it. Raises ValueError for anything else."""
     try:
-        values: dict[str, Any] = json.loads(line)
+        values: dict[str, Any] = json.loads(line, parse_constant=_CONSTANTS.get)
         record_type = _RECORDS.get(values.pop("record", ""))
         if record_type is None:
             return None

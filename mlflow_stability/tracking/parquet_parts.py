@@ -158,7 +158,9 @@ def _read_columns(file: Path, columns: pa.Schema) -> pa.Table:
     """Read a file; ArrowException or ValueError where it is damaged, as in its last bytes, which name its columns."""
     with pa.OSFile(str(file)) as opened:
         try:
-            return pq.read_table(opened, schema=columns)
+            table = pq.read_table(opened, schema=columns)
+            table.validate(full=True)  # also that all codes of names have a name
+            return table
         except OSError as error:  # what pyarrow calls bytes that it cannot decode
             raise ValueError(f"{file.name} is damaged: {error}") from error
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric, steps
 
+from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers import csv_table
 
 
@@ -134,3 +136,12 @@ def test_a_quote_that_is_never_closed_swallows_nothing(tmp_path: Path) -> None:
     rows[4] = '5,0.2,5" screen'
     run = history(tmp_path, "step,loss,remark\n" + "\n".join(rows))
     assert steps(run, "loss") == list(range(1, 30))
+
+
+@pytest.mark.slow
+def test_a_table_of_more_columns_than_a_log_has_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    columns = ["".join(letters) for letters in islice(product("ghijklmnopqrstuvwxyz", repeat=3), csv_table.MAX_COLUMNS)]
+    header, row = ",".join(columns), ",".join("1" for _ in columns)
+    assert len(history(tmp_path, f"{header}\n{row}\n{row}\n").metrics) == len(columns)
+    with pytest.raises(UnreadableLogError, match=r"is a table of 4,001 columns; up to 4,000 are read\.$"):
+        history(tmp_path, f"{header},more\n{row},1\n{row},1\n")

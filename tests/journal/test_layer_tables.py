@@ -90,6 +90,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(JournalError, match=r"000000000001-gradient\.arrays"):
         read_layer_table(file)
+    content = json.dumps([["steps", "<f8", ["9", 10**6]]]).encode() + b"\n"
+    file.write_bytes(b"%08x " % crc32(content) + content)
+    with pytest.raises(JournalError, match="the array steps has no shape"):
+        read_layer_table(file)
     whole = write_layer_table(tmp_path, bare(1))
     assert whole is not None
     file.write_bytes(whole.read_bytes()[:-100])

@@ -132,6 +132,42 @@ def test_a_line_with_values_of_other_types_is_no_event(values):
         read_line(json.dumps(values))
 
 
+def test_a_line_with_numbers_that_json_lacks_is_read_and_written_as_the_words_for_them():
+    facts = {"kind": "learning_rate_jump", "learning_rate": -math.inf, "of_a_later_version": math.nan}
+    values = {"record": "event", "step": 1, "kind": "learning_rate_jump", "severity": "INFO", "message": "x"}
+    finding = read_line(json.dumps({**values, "facts": facts}))
+    assert repr(read_line(line_of(finding))) == repr(finding)
+
+
+def test_facts_with_numbers_that_make_no_sentence_are_no_event():
+    facts = {"kind": "overfitting", "best": 0.0, "best_step": 1, "val_loss": 1.0, "loss": 1.0}
+    facts |= {"loss_at_best": 1.0, "threshold": 1.1}
+    values = {"record": "event", "step": 1, "kind": "overfitting", "severity": "INFO", "message": "x", "facts": facts}
+    with pytest.raises(ValueError, match="overfitting with impossible numbers"):
+        read_line(json.dumps(values))
+
+
+@pytest.mark.slow
+def test_a_part_with_any_bit_changed_is_read_or_refused(tmp_path):
+    buffer = PartBuffer()
+    for step in range(1, 20):
+        signals = tuple(
+            Signal(quantity, place) for quantity in ("loss", "norm") for place in ("", "a", "b")[: step % 4]
+        )
+        buffer.add(StepReading(step, signals, (1.0,) * len(signals)), step)
+    file = tmp_path / part_name(0, 0)
+    buffer.write(file, 0)
+    content, refused = file.read_bytes(), 0
+    for at in range(0, len(content), 4):
+        for bit in range(8):
+            file.write_bytes(content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :])
+            try:
+                read_part(file)
+            except (ValueError, pa.ArrowException):
+                refused += 1
+    assert refused > len(content) / 4
+
+
 @pytest.mark.parametrize("at", [-6, -20, -200])
 def test_a_part_with_a_damaged_end_is_refused_as_one_with_damaged_values_is(tmp_path, at):
     buffer = PartBuffer()
