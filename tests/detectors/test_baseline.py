@@ -8,7 +8,7 @@ from detectors.series import Floats, at, decaying, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.detectors.baseline import MINIMUM, READMIT_AFTER, Baseline
+from mlflow_stability.detectors.baseline import MINIMUM, READMIT_AFTER, SHORT_WINDOW, WINDOW, Baseline
 
 
 def z_of(values: Floats | list[float], baseline: Baseline | None = None) -> Floats:
@@ -37,6 +37,19 @@ def test_z_is_never_nan_whatever_finite_values_come(stretches: list[tuple[float,
                 assert math.isfinite(baseline.center)
                 assert math.isfinite(baseline.scale)
                 assert baseline.scale >= 0
+
+
+def test_the_level_is_the_lower_median_of_the_last_32_and_the_last_256_values() -> None:
+    values = [3.0 * 0.99**number + 0.1 * (number % 7) * 0.99**number for number in range(600)]
+    logarithms = [math.log(value) for value in values]
+    baseline = Baseline()
+    for number, value in enumerate(values):
+        baseline.take(value)
+        assert baseline.accepted
+        if number >= MINIMUM:
+            windows = [sorted(logarithms[max(0, number - length) : number]) for length in (WINDOW, SHORT_WINDOW)]
+            level = min(window[len(window) // 2] for window in windows)
+            assert baseline.center == pytest.approx(math.exp(level))
 
 
 def test_nothing_is_an_outlier_before_there_are_enough_values() -> None:
