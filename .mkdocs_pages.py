@@ -38,6 +38,19 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_context: Any) -> str:
+    """The text of a page, with a link where it names another page by its command.
+
+    Pages that no file holds are named like that: in a checkout a link to them would lead nowhere.
+    """
+    there = {each.name for each in all_pages()}
+
+    def linked(match: re.Match[str]) -> str:
+        return f"[{match[0]}]({match[1]}.md)" if match[1] in there else match[0]
+
+    return re.sub(r"(?<!\[)`mlflow-stability manual (\w+)`", linked, markdown)
+
+
 def _home() -> str:
     """The README, with the addresses that its pages have here."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -48,6 +48,19 @@ def test_every_page_that_a_page_links_to_is_there(page: str) -> None:
         assert target.rpartition("/")[2] in TEXTS or (ROOT / f"{target}.md").exists(), target
 
 
+def test_in_a_checkout_too_every_link_of_a_page_leads_to_a_file() -> None:
+    files = [ROOT / "README.md", PACKAGE / "README.md", *(PACKAGE / "manual").glob("*.md")]
+    links = [(file, link) for file in files for link in re.findall(r"\]\(([\w./]+)[#\w-]*\)", file.read_text("utf-8"))]
+    assert len(links) > 50
+    assert not [f"{file.name}: {link}" for file, link in links if not (file.parent / link).exists()]
+
+
+def test_every_page_that_is_named_by_its_command_is_there() -> None:
+    text = "\n".join([README, *TEXTS.values()])
+    named = set(re.findall(r"`mlflow-stability manual (\w+)`", text))
+    assert {"findings", "causes", "python_api"} <= named - {"PAGE"} <= set(TEXTS)
+
+
 def test_every_finding_and_every_cause_has_a_section() -> None:
     assert set(KINDS) <= set(re.findall(r"^## (\w+)$", TEXTS["findings"], re.MULTILINE))
     assert set(causes()) == set(re.findall(r"^## (\w+)$", TEXTS["causes"], re.MULTILINE))
