@@ -28,6 +28,7 @@ PRECEDENCE = (
     "everything about skipping, checkpoints and rollbacks; the preset sets the rest."
 )
 _SIGNAL_TABLE = re.compile(r"^<!-- signals: (?P<interval>.+) -->\n\n(?:\|.*\n)*", re.MULTILINE)
+_OPTION_TABLE = re.compile(r"^<!-- (?P<name>arguments of \w+|fields of \w+) -->\n\n(?:\|.*\n)*", re.MULTILINE)
 _UNITS = {"1": "", "s": "seconds", "By": "bytes"}
 
 
@@ -51,15 +52,19 @@ def _written(name: str) -> str:
 
 
 def options_page() -> str:
-    """Return the page of options: a table replaces each `<!-- ... -->`."""
+    """Return the page of options, with a table below each `<!-- arguments of autolog -->` and the like.
+
+    The file holds the tables, too, for those who read it beside the code.
+    """
     tables = {
         "arguments of autolog": python_api.argument_rows("autolog"),
         "fields of Options": python_api.field_rows("Options"),
     }
-    text = _written("options")
-    for name, rows in tables.items():
-        text = text.replace(f"<!-- {name} -->", "\n".join(rows).strip())
-    return text
+
+    def with_table(match: re.Match[str]) -> str:
+        return f"<!-- {match['name']} -->\n\n" + "\n".join(tables[match["name"]]).strip() + "\n"
+
+    return _OPTION_TABLE.sub(with_table, _written("options"))
 
 
 def signals_page() -> str:

@@ -1,4 +1,7 @@
-"""The manual's tables of signals are the code's; ``python tests/manual/test_signal_table.py`` renews them."""
+"""The manual's tables of signals and options are the code's.
+
+``python tests/manual/test_signal_table.py`` renews them.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ if __name__ == "__main__":
 from architecture.repository import PACKAGE
 
 from mlflow_stability.alerts.metrics.run_metrics import EVENTS, EVERYTHING, STEP_DURATION
-from mlflow_stability.manual.pages import signals_page
+from mlflow_stability.manual.pages import options_page, signals_page
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.thinning import LOGGED_BY_THE_SCRIPT
 from mlflow_stability.vocabulary.measured import Signal, signal_types
 
 PAGE = PACKAGE / "manual" / "alerts.md"
 SIGNALS = PACKAGE / "manual" / "signals.md"
+OPTIONS = PACKAGE / "manual" / "options.md"
 HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"
 
 
@@ -50,6 +54,13 @@ def test_the_written_page_of_signals_has_every_signal_as_it_is_declared() -> Non
     assert all(f"| `{quantity}` |" in text for quantity in signal_types())
 
 
+def test_the_written_page_of_options_has_every_argument_and_field_as_it_is_declared() -> None:
+    text = OPTIONS.read_text(encoding="utf-8")
+    assert options_page() == text, "python tests/manual/test_signal_table.py brings it up to date"
+    assert all(f"\n| `{name}` |" in text for name in ("rollback", "stop_on", "exit_wait", "memory_budget"))
+
+
 if __name__ == "__main__":
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     SIGNALS.write_text(signals_page(), encoding="utf-8")
+    OPTIONS.write_text(options_page(), encoding="utf-8")
