@@ -183,6 +183,7 @@ class BatchReport:
             self._of_several,
             rerun=None if replay is None else Rerun(replay.conclusion),
             rerun_words=NOT_AGAIN if replay is None else replay.message,
+            changed_in_place=finding.batch.was_changed,
         )
         if self._reports <= MOST_FILES:
             facts = self._save_tensors(facts, [finding.batch], step)

@@ -105,7 +105,7 @@ def origin_check(context: EpisodeContext) -> CheckResult:
     """Return the origin of the first non-finite value."""
     event = origin_near(context)
     if event is None:
-        return not_checked("origin of the NaN: the non-finite step was not run again")
+        return _nan_in_batch(context) or not_checked("origin of the NaN: the non-finite step was not run again")
     result = _result_of_origin(context, event)
     if result.cause is None:
         return result
@@ -115,6 +115,35 @@ def origin_check(context: EpisodeContext) -> CheckResult:
         cause = replace(cause, since=min(cause.since, context.episode.start))
     exact = origin_of(event).is_exact and cause.name != "damaged_weights"
     return CheckResult(replace(cause, remedies=event.remedies) if exact else cause)
+
+
+def _nan_in_batch(context: EpisodeContext) -> CheckResult | None:
+    """Return the NaN that the recorded inputs of the broken step held, where running them again decided nothing.
+
+    Infinities do not count: an attention mask consists of them.
+    """
+    event = next((event for event in context.events_of(BROKEN_BATCH) if event.step == context.episode.start), None)
+    facts = _batch_undecided(event)
+    if event is None or facts is None or facts.changed_in_place:
+        return None
+    # Recordings of earlier versions have no type, and count infinities as well.
+    broken = "; ".join(f"{tensor.name} {tensor.words}" for tensor in facts.tensors if tensor.dtype and tensor.nan)
+    if not broken:
+        return None
+    return cause_found(
+        "bad_batch",
+        f"The batch of {context.unit} {event.step} held NaN before the model used it: {broken}.",
+        since=event.step,
+        certainty="certain",
+        repeats=((BROKEN_BATCH, event.step),),
+    )
+
+
+def _batch_undecided(event: Finding | None) -> BrokenBatchFacts | None:
+    """Return the facts of a broken batch if running it again decided nothing, or was not possible."""
+    facts = None if event is None else event.facts
+    is_undecided = isinstance(facts, BrokenBatchFacts) and facts.rerun in (None, Rerun.CANNOT_TELL)
+    return facts if isinstance(facts, BrokenBatchFacts) and is_undecided else None
 
 
 def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:
@@ -203,7 +232,9 @@ def hardware_check(context: EpisodeContext) -> CheckResult:
     event = next((event for event in context.events_of(BROKEN_BATCH) if is_near(context, event)), None)
     rerun = event.facts.rerun if event is not None and isinstance(event.facts, BrokenBatchFacts) else None
     if event is None or rerun not in (Rerun.HARDWARE, Rerun.DATA_OR_NUMERICS):
-        return not_checked("hardware: the batch was not run again")
+        undecided = _batch_undecided(event)
+        reason = "" if undecided is None else undecided.rerun_words.strip().rstrip(".")
+        return not_checked(f"hardware: {reason[:1].lower()}{reason[1:] or 'the batch was not run again'}")
     if rerun is Rerun.DATA_OR_NUMERICS:
         return ruled_out("hardware: the same batch was non-finite again when run a second time")
     return cause_found(

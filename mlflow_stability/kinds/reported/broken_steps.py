@@ -317,6 +317,8 @@ class BrokenBatchFacts(BatchFacts):
     """What running it again has shown; None where it was not tried."""
     rerun_words: str = ""
     """The same in a sentence, with what it depends on."""
+    changed_in_place: bool = False
+    """Whether the script or the model wrote into it after the model had received it."""
 
     def numbers(self) -> dict[str, float]:
         numbers = super(BrokenBatchFacts, self).numbers()

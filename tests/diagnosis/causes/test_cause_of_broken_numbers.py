@@ -9,6 +9,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, Rerun, TensorFacts
 from mlflow_stability.vocabulary.result import Action, Cause, Finding, Remedy, Severity, read_remedies
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
@@ -224,3 +225,36 @@ def test_weights_are_not_called_damaged_where_restored_weights_give_a_nan_too(af
     metrics = [metric_of("loss", losses, attempts=attempts), metric_of("grad_norm", norms, attempts=attempts)]
     cause = diagnosis_of(run_of(*metrics, events=events)).cause
     assert (cause is not None and cause.name == "damaged_weights") == (not math.isnan(after))
+
+
+def inputs(nan: int = 0, inf: int = 0, *, changed: bool = False, rerun: Rerun = Rerun.CANNOT_TELL) -> Finding:
+    tensor = TensorFacts("args[0]", (32, 20), "float32", -3.0, 3.0, 0.0, nan=nan, inf=inf)
+    words = "The batch was not run again: Net.forward is a closure."
+    return at_step(
+        AT,
+        "broken_batch",
+        Severity.INFO,
+        facts=BrokenBatchFacts((tensor,), rerun=rerun, rerun_words=words, changed_in_place=changed),
+    )
+
+
+def test_nan_in_the_inputs_is_a_certain_cause_where_the_batch_was_not_run_again() -> None:
+    cause = named(broken(inputs(nan=1)))
+    assert (cause.name, cause.certainty) == ("bad_batch", "certain")
+    assert "args[0] float32 32x20 from -3 to 3 (1 NaN)" in cause.statement
+    assert not any(each.startswith("bad batch") for each in cause.ruled_out)
+    assert any("Net.forward is a closure" in each for each in cause.not_checked)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        inputs(),
+        inputs(inf=4),  # as in an attention mask
+        inputs(nan=1, changed=True),  # by the model, maybe
+        inputs(nan=1, rerun=Rerun.AFTER_THE_MODEL),
+    ],
+)
+def test_inputs_are_not_named_where_they_may_be_no_cause(batch: Finding) -> None:
+    cause = diagnosis_of(broken(batch)).cause
+    assert cause is None or cause.name != "bad_batch"
