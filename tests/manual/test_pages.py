@@ -18,6 +18,7 @@ from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH
 from mlflow_stability.reports.formats.json import SCHEMA_VERSION
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -163,6 +164,12 @@ def measured() -> set[str]:
                     found.add(first.value)
     assert {"loss", "grad_norm", "overhead_fraction", "nonfinite_values"} <= found
     return found
+
+
+def test_the_page_on_recovery_has_the_intervals_of_the_policy() -> None:
+    policy = RollbackPolicy()
+    for name in ("snapshot_every", "rollback_checkpoint_interval", "healthy_after"):
+        assert re.search(rf" {getattr(policy, name)} (healthy )?steps \(`{name}`\)", TEXTS["recovery"]), name
 
 
 def test_every_example_is_listed() -> None:

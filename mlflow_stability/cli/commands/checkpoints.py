@@ -27,6 +27,7 @@ from mlflow_stability.recovery.checkpoints import (
 )
 from mlflow_stability.tracking.client import answering_client
 from mlflow_stability.tracking.run_files import RunCheckpoints
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,11 @@ def command(
     stored = RunCheckpoints(answering_client(tracking_uri), run_id)
     names = [name for name in stored.names() if step_of_name(name) is not None]
     if not names:
+        default = RollbackPolicy()
         raise RunNotFoundError(
             f"Run {run_id} has no checkpoints among its artifacts. Was autolog(rollback=True) on, and did it train for "
-            "longer than rollback_checkpoint_interval?"
+            f"longer than rollback_checkpoint_interval + healthy_after ({default.rollback_checkpoint_interval} + "
+            f"{default.healthy_after} steps by default)?"
         )
     if step is not None:
         names = [name for name in names if step_of_name(name) == step]
