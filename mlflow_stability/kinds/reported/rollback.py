@@ -90,13 +90,13 @@ class RollbackFacts(Facts):
             )
         if self.easing_factor >= 1:
             return ""
-        held, limit, growth = self.held, "", ""
-        if held is not None:
-            limit = f" of step {self.target}, {held.limit:.4g} (the present {held.scheduled:.4g} is a jump),"
-            growth = f" That limit doubles every {held.doubles_in} steps."
+        over, held, target = f"over {self.easing_steps} steps", self.held, self.target
+        if held is None:
+            return f"{rate} starts at {self.easing_factor:g} times its scheduled value and returns to it {over}."
         return (
-            f"{rate} starts at {self.easing_factor:g} times its scheduled value{limit} and returns to it over "
-            f"{self.easing_steps} steps.{growth}"
+            f"{rate} starts at {self.easing_factor:g} times {held.limit:.4g}, its scheduled value of step {target}, "
+            f"and rises to {held.limit:.4g} {over}. The present scheduled value, {held.scheduled:.4g}, is a jump: the "
+            f"rate stays at or below {held.limit:.4g}, a limit that doubles every {held.doubles_in} steps."
         )
 
 
