@@ -306,8 +306,16 @@ def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> st
     if not rollbacks:
         return ""
     undone = sum(finding.count for finding in rollbacks if _is_reverted(finding))
-    count = max(1, sum(finding.count for finding in rollbacks) - 2 * undone)  # to undo one is one more
-    last = max(rollbacks, key=lambda finding: (finding.attempt, finding.start))
+    count = sum(finding.count for finding in rollbacks) - 2 * undone  # to undo one is one more
+    if count <= 0:
+        return f"rolled back {times(undone)} ({'reverted' if undone == 1 else 'all reverted'})"
+    kept: list[Finding] = []
+    for rollback in sorted(rollbacks, key=lambda finding: (finding.attempt, finding.start)):
+        if not _is_reverted(rollback):
+            kept.append(rollback)
+        elif kept:
+            kept.pop()
+    last = kept[-1] if kept else rollbacks[-1]  # the pairs of findings that were merged are not known
     only = last.facts if last.count == 1 else None  # of several in one finding, the first is known
     if not isinstance(only, RollbackFacts):
         return f"rolled back {times(count)} after {_worst_of(bad)}"
@@ -326,7 +334,7 @@ def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> st
 
 
 def _is_reverted(rollback: Finding) -> bool:
-    return isinstance(rollback.facts, RollbackFacts) and rollback.facts.steps_regained is not None
+    return isinstance(rollback.facts, RollbackFacts) and rollback.facts.reverts
 
 
 def _worst_of(bad: Sequence[Finding]) -> str:

@@ -59,7 +59,7 @@ def test_weights_of_before_a_rollback_without_effect_are_put_back(tmp_path: Path
     assert (there.step, back.step, final.step) == (125, 130, 130)
     assert back.metrics["target"] == 125
     assert "not in the weights" in final.message
-    assert "restored the weights from before" in back.message
+    assert back.message.startswith("Reverted the rollback: weights of step 125 restored (")
     assert not all(map(torch.equal, seen[127], seen[120]))
     for step in (124, 130, 140):
         assert all(map(torch.equal, seen[step], seen[120])), f"step {step} has other weights than step 120"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.figures.run_page import GRADIENT_NORM, Curve, zone_of
+from mlflow_stability.kinds.reported.rollback import rollbacks_kept
 from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import counted, number_text
@@ -156,7 +157,7 @@ def _signals(out: TerminalWriter, run: WatchedRun) -> Text:
     named = (("learning_rate", "learning rate"), ("update_ratio", "update ratio"))
     parts = [f"{words} {_now(run, quantity)}" for quantity, words in named if run.value(quantity) is not None]
     parts.append(f"{counted(round(run.value('skipped_steps') or 0), 'step')} skipped")
-    parts.append(counted(len(run.rollbacks), "rollback"))
+    parts.append(counted(rollbacks_kept(rollback.facts for rollback in run.rollbacks), "rollback"))
     return out.text("  ".join(parts), "dim")
 
 

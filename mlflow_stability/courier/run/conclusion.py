@@ -23,6 +23,7 @@ from mlflow_stability.diagnosis.verdict import (
 )
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
+from mlflow_stability.kinds.reported.rollback import rollbacks_kept
 from mlflow_stability.recovery.checkpoints import best_of, listing
 from mlflow_stability.reports import run_phrases
 from mlflow_stability.reports.escape import markdown
@@ -229,4 +230,4 @@ def _links(page: str) -> str:
 
 
 def _rollbacks(history: RunHistory) -> int:
-    return sum(event.kind == "rollback" for event in history.events or ())
+    return rollbacks_kept(event.facts for event in history.events or ())

@@ -18,7 +18,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
-from mlflow_stability.kinds.reported.rollback import Rollback
+from mlflow_stability.kinds.reported.rollback import RollbackFacts, rollbacks_kept
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, EventLine, events_name, line_of
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
@@ -41,7 +41,7 @@ class RunSummary:
         self.events: Counter[str] = Counter()
         self.stalled: Finding | None = None
         """Set while the training hangs."""
-        self.rollbacks = 0
+        self._rollbacks: list[RollbackFacts] = []
         self.last_reading: StepReading | None = None
         """Newest step of the main training."""
         self.worst_event: Finding | None = None
@@ -50,6 +50,11 @@ class RunSummary:
         self._offset = offset
         self._last_event: Finding | None = None
         self._gaps: list[Gap] = []
+
+    @property
+    def rollbacks(self) -> int:
+        """Number of rollbacks that were not reverted."""
+        return rollbacks_kept(self._rollbacks)
 
     @property
     def checkpoints(self) -> Path | None:
@@ -72,7 +77,8 @@ class RunSummary:
         elif isinstance(record, Finding):
             self.events[record.severity.name] += 1
             self._last_event = record
-            self.rollbacks += record.kind == Rollback.kind
+            if isinstance(record.facts, RollbackFacts):
+                self._rollbacks.append(record.facts)
             worst = self.worst_event
             if record.severity >= (Severity.WARNING if worst is None else worst.severity):
                 self.worst_event = record

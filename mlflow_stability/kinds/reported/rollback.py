@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.finding_type import FindingType
@@ -70,9 +71,14 @@ class RollbackFacts(Facts):
     finding_step: int | None = None
     """The step of that finding."""
 
+    @property
+    def reverts(self) -> bool:
+        """Whether it reverts the rollback before it."""
+        return self.steps_regained is not None
+
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         done = f"Rolled back from step {step} to step {self.target} ({self.steps_lost} steps lost)"
-        if self.steps_regained is not None:
+        if self.reverts:
             regained = f"({self.steps_regained} steps regained)"
             done = f"Reverted the rollback: weights of step {self.target} restored {regained}"
         copies = f" Not restored: frozen copies of the model made after step {self.target} ({self.copies_left})."
@@ -98,6 +104,12 @@ class RollbackFacts(Facts):
             f"and rises to {held.limit:.4g} {over}. The present scheduled value, {held.scheduled:.4g}, is a jump: the "
             f"rate stays at or below {held.limit:.4g}, a limit that doubles every {held.doubles_in} steps."
         )
+
+
+def rollbacks_kept(facts: Iterable[Facts | None]) -> int:
+    """Return how many rollbacks were not reverted: a revert is recorded as a rollback of its own."""
+    rollbacks = [rollback for rollback in facts if isinstance(rollback, RollbackFacts)]
+    return max(0, len(rollbacks) - 2 * sum(rollback.reverts for rollback in rollbacks))
 
 
 class GaveUp(TextEnum):

@@ -332,9 +332,12 @@ class Decider:
             ending = TrainingDiverged(f"Training stopped at step {step}: {explanation}", decision.reason.rstrip("."))
         if self._states.step_set_aside != decision.target:
             return replace(decision, ending=ending)
-        abandoned = self._history.rollbacks[-1].to
-        reason = f"The rollback to step {abandoned} did not help; restored the weights from before that rollback."
-        return Decision("rollback", reason, decision.onset, decision.target, easing_steps=1, ending=ending)
+        last = self._history.rollbacks[-1]
+        reason = f"The rollback to step {last.to} did not help."
+        regained = decision.target - last.to
+        return Decision(
+            "rollback", reason, decision.onset, decision.target, easing_steps=1, undoes=regained, ending=ending
+        )
 
     def _with_smaller_steps(self, decision: Decision, record: StepRecord) -> Decision:
         """Add what the options ask for at this step; a rollback replaces all of it."""

@@ -168,7 +168,7 @@ class TrainingOutput:
                 message = self._rollback_message(event)
                 self._forget_held()
                 self._troubles.answered(event.step)
-                reverted = isinstance(event.facts, RollbackFacts) and event.facts.steps_regained is not None
+                reverted = isinstance(event.facts, RollbackFacts) and event.facts.reverts
                 if not reverted or event.step > self._changed_at + 1:
                     self._begins_before_trouble()
                     self.warn("%s", message)  # else `data_changed` reported it
@@ -198,7 +198,7 @@ class TrainingOutput:
         before = self._troubles.said_before(event.step)
         reported = [] if before is None else [before, *(held.event for held in self._held)]
         facts = event.facts
-        if before is None or not isinstance(facts, RollbackFacts):
+        if before is None or not isinstance(facts, RollbackFacts) or facts.reverts:
             return event.message
         answered = (facts.finding, facts.finding_step)
         reason = next((finding for finding in reported if (finding.kind, finding.step) == answered), None)

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,13 @@ from mlflow_stability.courier.run.run_tags import live_description
 from mlflow_stability.courier.sinks.event_sink import RunSummary
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.recovery.checkpoints import CheckpointMeta
-from mlflow_stability.recovery.rollback_events import give_up_event
+from mlflow_stability.recovery.rollback_events import give_up_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Severity, read_remedies
-from mlflow_stability.vocabulary.run import Closing
+from mlflow_stability.vocabulary.run import Closing, Reset
 
 
 @pytest.fixture
@@ -92,6 +93,31 @@ def test_the_description_of_a_run_ended_by_the_autopilot_begins_with_the_reason(
     assert run.data.tags["stability.outcome"].startswith(f"Ended with {why.format(':')}")
     shown = run.data.tags["mlflow.note.content"].splitlines()
     assert shown[2].rstrip() == f"**Ended by mlflow-stability:** {why.format('.')}"
+
+
+def test_a_rollback_that_was_reverted_is_not_counted(root: Path, sqlite_uri: str) -> None:
+    training = Training(root, sqlite_uri)
+    rolled_back = {
+        50: Decision("rollback", "The loss is NaN.", 45, 40),
+        58: Decision("rollback", "The rollback to step 40 did not help.", 45, 50, undoes=10),
+    }
+    attempt, now = 0, time.time() - 70
+    for step in range(1, 71):
+        loss = math.nan if step >= 45 else 2.0 / step
+        training.journal.append(StepReading(step, SIGNALS, (loss, 1.0, 0.01, 1.0), attempt, now + step))
+        if step in (45, 52, 60):
+            broken = at_step(step, "nan_detected", Severity.CRITICAL, f"loss is NaN at step {step}.", time=now + step)
+            training.journal.append(replace(broken, where=replace(broken.where, attempt=attempt)))
+        if step in rolled_back:
+            event = rollback_event(rolled_back[step], step, seconds=0.1, rollbacks=attempt + 1)
+            training.journal.append(replace(event, where=replace(event.where, attempt=attempt)))
+            attempt += 1
+            training.journal.append(Reset(step + 1, attempt, "rollback"))
+    training.end(Closing("finished", "", 70))
+    (run_id,) = deliver_session(training.folder).run_ids
+    tags = MlflowClient(sqlite_uri).get_run(run_id).data.tags
+    assert tags["stability.rollbacks"] == "0"
+    assert "rolled back once (reverted)" in tags["mlflow.note.content"]
 
 
 def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:

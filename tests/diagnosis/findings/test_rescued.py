@@ -88,6 +88,12 @@ def test_the_verdict_counts_the_rollbacks() -> None:
     nan = episode("nan_detected", 319, Severity.CRITICAL, attempt=1)
     said = verdict_of("recovered", [DIVERGED, BACK, nan, again], [], 500)
     assert "rolled back 2 times, last to step 300 after NaN at step 319 (1 more finding)" in said
+    facts = RollbackFacts("No lower loss.", 320, 319, 10, 0.1, 3, steps_regained=20)
+    reverted = episode("rollback", 330, Severity.INFO, facts=facts, attempt=2)
+    said = verdict_of("recovered", [DIVERGED, BACK, nan, again, reverted], [], 500)
+    assert "rolled back to step 190 after a divergence at step 200" in said, "the second one was reverted"
+    said = verdict_of("diverged", [DIVERGED, again, reverted], [READING], 500)
+    assert "The training was rolled back once (reverted);" in said
     merged = back_to(190, times=3)
     assert "rolled back 3 times after" in verdict_of("recovered", [DIVERGED, merged], [READING], 500)
 

@@ -217,6 +217,16 @@ def test_a_rollback_after_its_finding_was_logged_is_short_and_names_the_finding(
     assert caplog.messages[2:] == [later.message], "nothing was said of the second one before"
 
 
+def test_a_reverted_rollback_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE)
+    reverted = replace(BACK, reason="The rollback to step 3 did not help.", target=8, steps_lost=1, steps_regained=5)
+    output.found(Finding.at(reverted, 9, Severity.INFO))
+    assert caplog.messages[1] == (
+        "Reverted the rollback: weights of step 8 restored (5 steps regained): The rollback to step 3 did not help."
+    )
+
+
 def test_a_rollback_for_a_reason_not_logged_before_gives_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
