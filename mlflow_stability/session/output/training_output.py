@@ -255,13 +255,12 @@ class TrainingOutput:
         self._begun.update(run.run_id for run in runs)
         for run in runs[-MOST_ENDS:]:
             verdict = run.verdict or f"No verdict yet: `mlflow-stability diagnose {run.run_id}` gives it."
-            self.info(
-                "%s", " ".join(filter(None, [verdict, run.cause, run.codes, run.checkpoint, f"Report: {run.where}"]))
-            )
+            said = " ".join(filter(None, [verdict, run.cause, run.codes, run.checkpoint, f"Report: {run.where}"]))
+            self.info("%s", f"Run {run.called}: {said}" if len(runs) > 1 else said)
         if len(runs) > MOST_ENDS:
             self.info(
-                "%d more runs were recorded before. Compare them all: `mlflow-stability compare --experiment NAME`.",
-                len(runs) - MOST_ENDS,
+                "%s recorded before. Compare them all: `mlflow-stability compare --experiment NAME`.",
+                "1 more run was" if len(runs) == MOST_ENDS + 1 else f"{len(runs) - MOST_ENDS} more runs were",
             )
 
     def _say(self, event: Finding) -> None:

@@ -354,8 +354,8 @@ def test_the_last_message_gives_the_verdict_the_cause_and_the_report(caplog: pyt
     output = TrainingOutput(silent=False)
     output.ended([RUN, DeliveredRun("cd34", "calm-owl-1", "", "mlflow ui", "Broken: NaN.", "Likely cause: its batch.")])
     assert caplog.messages == [
-        f"Healthy: it fell. Report: {RUN.url}",
-        "Broken: NaN. Likely cause: its batch. Report: `mlflow-stability open cd34`",
+        f"Run kind-otter-7: Healthy: it fell. Report: {RUN.url}",
+        "Run calm-owl-1: Broken: NaN. Likely cause: its batch. Report: `mlflow-stability open cd34`",
     ]
 
 
@@ -376,7 +376,9 @@ def test_the_result_for_sparse_codes_is_logged_at_the_end(caplog: pytest.LogCapt
 def test_of_many_runs_the_last_ones_are_listed_and_the_others_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     TrainingOutput(silent=False).ended([RUN] * (MOST_ENDS + 2))
     assert len(caplog.messages) == MOST_ENDS + 1
-    assert caplog.messages[-1].startswith("2 more runs")
+    assert caplog.messages[-1].startswith("2 more runs were recorded before.")
+    TrainingOutput(silent=False).ended([RUN] * (MOST_ENDS + 1))
+    assert caplog.messages[-1].startswith("1 more run was recorded before.")
 
 
 class Terminal(StringIO):
