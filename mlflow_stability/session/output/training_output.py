@@ -255,8 +255,8 @@ class TrainingOutput:
         self._begun.update(run.run_id for run in runs)
         for run in runs[-MOST_ENDS:]:
             verdict = run.verdict or f"No verdict yet: `mlflow-stability diagnose {run.run_id}` gives it."
-            said = " ".join(filter(None, [verdict, run.cause, run.codes, run.checkpoint, f"Report: {run.where}"]))
-            self.info("%s", f"Run {run.called}: {said}" if len(runs) > 1 else said)
+            message = " ".join(filter(None, [verdict, run.cause, run.codes, run.checkpoint, f"Report: {run.where}"]))
+            self.info("%s", f"Run {run.called}: {message}" if len(runs) > 1 else message)
         if len(runs) > MOST_ENDS:
             self.info(
                 "%s recorded before. Compare them all: `mlflow-stability compare --experiment NAME`.",
