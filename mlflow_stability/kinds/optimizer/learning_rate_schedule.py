@@ -326,7 +326,7 @@ class LearningRateRiseRule(Rule):
         """Return the point before the last restart; None unless the rate only fell between restarts and since."""
         changes = np.diff(rates)
         jumps = np.flatnonzero(changes > self.high * float(rates.max()))
-        if not len(jumps):
+        if not len(jumps) or not jumps[-1]:  # nothing fell before a jump of the first value
             return None
         last, before = int(jumps[-1]), int(jumps[-2]) + 1 if len(jumps) > 1 else int(np.argmax(rates[: jumps[-1]]))
         between, since = changes[before:last], changes[last + 1 :]

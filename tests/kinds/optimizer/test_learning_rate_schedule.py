@@ -53,6 +53,11 @@ def test_a_rate_that_stays_zero_is_found_after_a_hundred_steps() -> None:
     assert found(to_zero(150), "learning_rate_zero") == [(250, message)]
 
 
+def test_a_rate_that_jumps_at_its_first_step_and_then_goes_up_and_down_is_judged(tmp_path: Path) -> None:
+    diagnosis = diagnosed(lambda step: 0.001 * (1 - 0.1 * (step % 2)) if step else 0.0, tmp_path)
+    assert LearningRateRiseRule.kind not in {finding.kind for finding in diagnosis.findings}
+
+
 def test_the_last_steps_of_a_schedule_may_have_a_rate_of_zero() -> None:
     assert found(to_zero(STEPS - 90), "learning_rate_zero") == []
 
