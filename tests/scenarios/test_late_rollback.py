@@ -58,4 +58,4 @@ def test_a_rollback_within_two_seconds_of_its_first_sign_is_one_line_in_full(
 ) -> None:
     (line,) = printed(0.15, tmp_path, monkeypatch, caplog)
     assert line.startswith("Rolled back from step 314 to step 251 (63 steps lost): loss 1.087e+09 at step 314, ")
-    assert " Learning rate now 0.005: it starts at 0.5 times its scheduled value" in line
+    assert " Learning rate now 0.005: it starts at 0.5 times 0.01, its scheduled value of step" in line
