@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from mlflow import MlflowClient
 from torch import nn
 
 from mlflow_stability import compare, diagnose, load_run, restore
@@ -44,7 +45,8 @@ def test_a_journal_of_0_1_0_is_delivered_diagnosed_and_compared(sqlite_uri: str,
     first_line_changed(journal, tracking_uri=sqlite_uri, directory=str(tmp_path))
     assert run_command(["sync", str(directory), "--tracking-uri", sqlite_uri]) == 0
 
-    diagnosis = diagnose(tracking_uri=sqlite_uri)
+    (delivered,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
+    diagnosis = diagnose(delivered.info.run_id, tracking_uri=sqlite_uri)
     assert diagnosis.outcome == "recovered", diagnosis.verdict
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "learning_rate_jump"
