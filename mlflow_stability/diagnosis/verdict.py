@@ -18,7 +18,7 @@ from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP, noun_of
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
-from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
+from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import counted, factor, times
@@ -279,7 +279,13 @@ def _was_rescued(findings: Sequence[Finding]) -> bool:
     lasting = any((finding.attempt, finding.end) > undone for finding in critical)
     kinds = {finding.kind for finding in findings}
     held = GiveUp.kind in kinds or any(map(persists, findings))  # or it may break again at any step
-    return Rollback.kind in kinds and not held and not lasting
+    return _rollbacks_in_effect(findings) > 0 and not held and not lasting
+
+
+def _rollbacks_in_effect(findings: Sequence[Finding]) -> int:
+    """Return how many rollbacks were not reverted; several may be one finding."""
+    rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
+    return sum(-rollback.count if is_revert(rollback) else rollback.count for rollback in rollbacks)
 
 
 def _is_back(reading: CurveReading, bad: Sequence[Finding]) -> bool:
@@ -305,13 +311,13 @@ def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> st
     rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
     if not rollbacks:
         return ""
-    undone = sum(finding.count for finding in rollbacks if _is_reverted(finding))
-    count = sum(finding.count for finding in rollbacks) - 2 * undone  # to undo one is one more
+    count = _rollbacks_in_effect(rollbacks)
     if count <= 0:
+        undone = sum(map(is_revert, rollbacks))
         return f"rolled back {times(undone)} ({'reverted' if undone == 1 else 'all reverted'})"
     kept: list[Finding] = []
     for rollback in sorted(rollbacks, key=lambda finding: (finding.attempt, finding.start)):
-        if not _is_reverted(rollback):
+        if not is_revert(rollback):
             kept.append(rollback)
         elif kept:
             kept.pop()
@@ -331,10 +337,6 @@ def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> st
         return f"{to} after {_worst_of(named or bad)}"
     reason, _, _ = only.reason.partition(". ")
     return f"{to} ({reason[0].lower()}{reason[1:].rstrip('.')})"
-
-
-def _is_reverted(rollback: Finding) -> bool:
-    return isinstance(rollback.facts, RollbackFacts) and rollback.facts.reverts
 
 
 def _worst_of(bad: Sequence[Finding]) -> str:

@@ -28,7 +28,7 @@ from mlflow_stability.demo.processes import Training
 from mlflow_stability.diagnosis.run_card import final_loss, last_part
 from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError, TrackingError
 from mlflow_stability.kinds.reported.autopilot import SkippedStepFacts
-from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts, rollbacks_kept
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
@@ -215,11 +215,11 @@ def _show_table(out: TerminalWriter, outcome: _Outcome) -> None:
 
 def _rescue(outcome: _Outcome) -> str:
     """Return `Rolled back once (45 steps lost), 1 step skipped, ends 2.7% above the reference`."""
-    rollbacks = [event for event in outcome.events if event.kind == "rollback"]
     facts = [event.facts for event in outcome.events]
+    rollbacks = rollbacks_kept(facts)
     skipped = max((act.skipped_steps for act in facts if isinstance(act, SkippedStepFacts)), default=0)
     lost = sum(act.steps_lost for act in facts if isinstance(act, RollbackFacts))
-    acts = [f"Rolled back {times(len(rollbacks))} ({counted(lost, 'step')} lost)"] if rollbacks else []
+    acts = [f"Rolled back {times(rollbacks)} ({counted(lost, 'step')} lost)"] if rollbacks else []
     acts += [f"{counted(skipped, 'step')} skipped"] if skipped else []
     end = _end(outcome.trainings.rescued, outcome.trainings.twin)
     return ", ".join([*acts, end[:1].lower() + end[1:] if acts else end])

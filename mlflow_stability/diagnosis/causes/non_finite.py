@@ -142,8 +142,9 @@ def _nan_in_batch(context: EpisodeContext) -> CheckResult | None:
 def _batch_undecided(event: Finding | None) -> BrokenBatchFacts | None:
     """Return the facts of a broken batch if running it again decided nothing, or was not possible."""
     facts = None if event is None else event.facts
-    is_undecided = isinstance(facts, BrokenBatchFacts) and facts.rerun in (None, Rerun.CANNOT_TELL)
-    return facts if isinstance(facts, BrokenBatchFacts) and is_undecided else None
+    if isinstance(facts, BrokenBatchFacts) and facts.rerun in (None, Rerun.CANNOT_TELL):
+        return facts
+    return None
 
 
 def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:

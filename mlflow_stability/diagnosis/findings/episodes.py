@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.notes import also_known
-from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.kinds.reported.rollback import is_revert
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.vocabulary.facts import Facts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Span, Where
@@ -48,8 +48,8 @@ def episodes_of(
     experimental = {detector.kind for detector in detectors if getattr(detector, "experimental", False)}
     groups: dict[tuple[str, str, int, Facts | None], list[Finding]] = {}
     for event in events:
-        is_revert = isinstance(event.facts, RollbackFacts) and event.facts.reverts  # which is no further rollback
-        remark = event.facts if event.kind in REMARKS or is_revert else None
+        # A revert is no further rollback.
+        remark = event.facts if event.kind in REMARKS or is_revert(event) else None
         start = starts.get(event.attempt, event.attempt)
         groups.setdefault((event.kind, event.place, start, remark), []).append(event)
     findings = []

@@ -17,7 +17,7 @@ from mlflow_stability.kinds.progress.no_progress import StandstillFacts
 from mlflow_stability.kinds.progress.oscillation import PeriodicLoss, PeriodicLossFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts
-from mlflow_stability.kinds.reported.rollback import Rollback, RollbackFacts
+from mlflow_stability.kinds.reported.rollback import Rollback, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement
 
@@ -208,8 +208,8 @@ def _are_neighbours(first: Finding, second: Finding, reach: float) -> bool:
         or second.facts_as(LargeUpdatesFacts)
     ):
         return True
-    if any(isinstance(finding.facts, RollbackFacts) and finding.facts.reverts for finding in (first, second)):
-        return False  # a revert is no further rollback
+    if is_revert(first) or is_revert(second):
+        return False  # it is no further rollback
     if first.kind in REMARKS and first.facts != second.facts:
         return False
     return (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ class RollbackFacts(Facts):
             f"and rises to {held.limit:.4g} {over}. The present scheduled value, {held.scheduled:.4g}, is a jump: the "
             f"rate stays at or below {held.limit:.4g}, a limit that doubles every {held.doubles_in} steps."
         )
+
+
+def is_revert(finding: Finding) -> bool:
+    """Whether a finding is a rollback that reverts the one before it."""
+    return isinstance(finding.facts, RollbackFacts) and finding.facts.reverts
 
 
 def rollbacks_kept(facts: Iterable[Facts | None]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlflow_stability.kinds.reported.autopilot import DataChanged
 from mlflow_stability.kinds.reported.broken_steps import NanOrigin
-from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts, is_revert
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.session.output.terminal_lines import write_line
 from mlflow_stability.session.output.troubles import Troubles
@@ -168,8 +168,7 @@ class TrainingOutput:
                 message = self._rollback_message(event)
                 self._forget_held()
                 self._troubles.answered(event.step)
-                reverted = isinstance(event.facts, RollbackFacts) and event.facts.reverts
-                if not reverted or event.step > self._changed_at + 1:
+                if not is_revert(event) or event.step > self._changed_at + 1:
                     self._begins_before_trouble()
                     self.warn("%s", message)  # else `data_changed` reported it
             elif event.kind == "give_up":  # its message names the finding, too

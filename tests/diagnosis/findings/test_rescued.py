@@ -92,6 +92,8 @@ def test_the_verdict_counts_the_rollbacks() -> None:
     reverted = episode("rollback", 330, Severity.INFO, facts=facts, attempt=2)
     said = verdict_of("recovered", [DIVERGED, BACK, nan, again, reverted], [], 500)
     assert "rolled back to step 190 after a divergence at step 200" in said, "the second one was reverted"
+    assert outcome([DIVERGED, BACK, again, reverted]) == "recovered"
+    assert outcome([DIVERGED, again, reverted]) == "unstable", "no rollback is in effect"
     said = verdict_of("diverged", [DIVERGED, again, reverted], [READING], 500)
     assert "The training was rolled back once (reverted);" in said
     merged = back_to(190, times=3)
