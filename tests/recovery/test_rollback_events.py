@@ -37,9 +37,8 @@ def test_a_rate_that_is_held_down_is_not_called_a_share_of_what_the_schedule_has
     held = HeldRate(0.198, 0.001, 500)
     event = rollback_event(decision, 413, seconds=0.02, rollbacks=1, learning_rate=0.0005, held=held)
     assert event.message.endswith(
-        "Learning rate now 0.0005: it starts at 0.5 times 0.001, its scheduled value of step 301, and rises to 0.001 "
-        "over 200 steps. The present scheduled value, 0.198, is a jump: the rate stays at or below 0.001, a limit that "
-        "doubles every 500 steps."
+        "Learning rate now 0.0005: it starts at 0.5 times 0.001, its scheduled value of step 301, and returns to that "
+        "over 200 steps: the present one, 0.198, is a jump. The limit, 0.001, doubles every 500 steps."
     )
 
 

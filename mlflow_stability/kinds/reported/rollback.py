@@ -96,13 +96,13 @@ class RollbackFacts(Facts):
             )
         if self.easing_factor >= 1:
             return ""
-        over, held, target = f"over {self.easing_steps} steps", self.held, self.target
-        if held is None:
-            return f"{rate} starts at {self.easing_factor:g} times its scheduled value and returns to it {over}."
+        start, over = f"{rate} starts at {self.easing_factor:g} times", f"over {self.easing_steps} steps"
+        if self.held is None:
+            return f"{start} its scheduled value and returns to it {over}."
+        limit = f"{self.held.limit:.4g}"
         return (
-            f"{rate} starts at {self.easing_factor:g} times {held.limit:.4g}, its scheduled value of step {target}, "
-            f"and rises to {held.limit:.4g} {over}. The present scheduled value, {held.scheduled:.4g}, is a jump: the "
-            f"rate stays at or below {held.limit:.4g}, a limit that doubles every {held.doubles_in} steps."
+            f"{start} {limit}, its scheduled value of step {self.target}, and returns to that {over}: the present one, "
+            f"{self.held.scheduled:.4g}, is a jump. The limit, {limit}, doubles every {self.held.doubles_in} steps."
         )
 
 
