@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from servers.local_server import LocalServer
 
 RUN_ID = "0123456789abcdef" * 2
 _ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts"
@@ -15,15 +16,13 @@ _ROOT = f"0/{RUN_ID}/artifacts"
 _METRICS = [{"key": "stability/loss/loss", "value": 1.0, "timestamp": 1_700_000_000_000, "step": 1}]
 
 
-class HostileServer(ThreadingHTTPServer):
+class HostileServer(LocalServer):
     """Has one run; `files` are its artifacts by path."""
-
-    daemon_threads = True
 
     def __init__(
         self, files: Mapping[str, bytes], listings: Mapping[str, Sequence[tuple[str, bool]]], sends: bytes = b"hostile"
     ) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.files = files
         self.listings = listings
         """What it lists in folders, in place of the files there: paths, and whether each is a folder."""
@@ -32,24 +31,12 @@ class HostileServer(ThreadingHTTPServer):
         self.sent: list[str] = []
         """The paths of the files that it sent."""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
     def listing(self, folder: str) -> list[tuple[str, bool]]:
         if folder in self.listings:
             return list(self.listings[folder])
         start = f"{folder}/" if folder else ""
         below = {path.removeprefix(start).partition("/")[::2] for path in self.files if path.startswith(start)}
         return sorted((name, bool(rest)) for name, rest in below)
-
-    def __enter__(self) -> HostileServer:
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *what: object) -> None:
-        self.shutdown()
-        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

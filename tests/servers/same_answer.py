@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from servers.local_server import LocalServer
 
 
-class SameAnswer(ThreadingHTTPServer):
+class SameAnswer(LocalServer):
     """Answers with one status and one body, whatever it is asked."""
 
-    daemon_threads = True
-
     def __init__(self, status: int, kind: str, body: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.status, self.kind, self.body = status, kind, body
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> SameAnswer:
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *what: object) -> None:
-        self.shutdown()
-        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -8,17 +8,17 @@ import ssl
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
+from servers.local_server import LocalServer
 
-class TroubledServer(ThreadingHTTPServer):
+
+class TroubledServer(LocalServer):
     """Passes requests on, unless `mood` says otherwise."""
 
-    daemon_threads = True
-
     def __init__(self, behind: str, prefix: str = "", tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.behind = urlsplit(behind).netloc
         self.prefix = prefix
         """A path in front of those of the server behind, as a reverse proxy has one for each of its servers."""
@@ -46,18 +46,10 @@ class TroubledServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}{self.prefix}"
 
-    def __enter__(self) -> TroubledServer:
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of clients that refuse the certificate."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-    def __exit__(self, *what: object) -> None:
-        self.shutdown()
-        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
