@@ -3,7 +3,7 @@
 Guarantees: no remedy asks for what the run excludes, such as leaving fp16 where it is not used, or repeats what was
 done. Nothing that was found is to be looked for again. Smaller updates are not advised where they do not help. Each
 topic has one remedy, the most exact one, and none contradicts what goes against the cause. What the run does not show
-becomes a condition.
+becomes a condition. A clipping threshold is the run's own usual gradient norm, below the norms that exploded.
 """
 
 from __future__ import annotations
@@ -11,15 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, norm_baseline
+from mlflow_stability.diagnosis.causes.gradient import LIMITS as GRADIENT_LIMITS
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
 from mlflow_stability.diagnosis.findings.attempts import FOR_EVER, RunAttempts, attempts_of_run, batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.kinds.catalog import OF_SETUP
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLEARLY_ABOVE_USUAL,
     RATE_TOPICS,
     SMALLER_UPDATE_TOPICS,
     Action,
@@ -29,6 +35,7 @@ from mlflow_stability.vocabulary.result import (
     Remedy,
     Severity,
     Topic,
+    clipping_norm,
     without_topics,
 )
 from mlflow_stability.vocabulary.run import RunHistory
@@ -49,6 +56,8 @@ class Situation:
     attempts: RunAttempts
     batches: Mapping[tuple[int, int], Finding]
     """The event about the batch of a step, by the start of the training and the step."""
+    norms: tuple[Curve, ...]
+    """The gradient norms of the whole model, one a start of the training."""
     has_temperature: bool
     keeps_checkpoints: bool
     unit: str
@@ -63,13 +72,14 @@ class Situation:
         return self.has_temperature if need is Need.TEMPERATURE else True
 
 
-def with_fitting_remedies(episodes: Sequence[Finding], history: RunHistory) -> tuple[Finding, ...]:
+def with_fitting_remedies(episodes: Sequence[Finding], history: RunHistory, curves: RunCurves) -> tuple[Finding, ...]:
     """Return the same episodes and causes, with remedies that fit this run."""
     attempts = attempts_of_run(history)
     situation = Situation(
         settings_of(history),
         attempts,
         batches_of(history, attempts),
+        tuple(norm for norm in curves.norms if not norm.place),
         has_temperature=bool(history.of("sdr_temperature")),
         keeps_checkpoints=CHECKPOINTS_TAG in history.tags,
         unit=history.step_unit,
@@ -106,15 +116,43 @@ def _fitted(remedy: Remedy, episode: Finding, situation: Situation, at: int) -> 
     remedy = replace(remedy, conditional=is_met is None)
     if remedy.alternative is not None:
         remedy = replace(remedy, alternative=_fitted(remedy.alternative, episode, situation, at))
-    limit = situation.settings.max_norm
-    if remedy == CLIP_AT_1 and limit is not None:
-        return replace(remedy, target=1.0 if limit > 1.0 else limit / 2, baseline=limit)
+    if action is Action.CLIP_GRADIENTS:
+        return _clipping(remedy, episode, situation)
     if action is Action.MATCH_SCHEDULE_LENGTH:
         return replace(remedy, module=situation.settings.schedule)
     if "saved" in action.parts:
         at = _step_of_batch(episode, at)
         remedy = replace(remedy, path=file_of(situation.batches.get((episode.attempt, at))))
     return replace(remedy, step=int(at)) if "step" in action.parts else remedy
+
+
+def _clipping(remedy: Remedy, episode: Finding, situation: Situation) -> Remedy | None:
+    """Return at which norm to clip; without a number if no norm exploded, None if the run clips near the usual norm."""
+    norms, present = _usual_and_highest_norm(episode, situation), situation.settings.max_norm
+    if norms is not None and present is not None and present < CLEARLY_ABOVE_USUAL * norms[0]:
+        return None
+    return replace(remedy, target=None if norms is None else clipping_norm(*norms), baseline=present)
+
+
+def _usual_and_highest_norm(episode: Finding, situation: Situation) -> tuple[float, float] | None:
+    """Return the usual gradient norm before the trouble and the highest one in it; None without enough norms."""
+    spike, cause = episode.facts_as(GradientSpikeFacts), episode.cause
+    if spike is not None:
+        return spike.baseline, spike.value
+    norm = next((curve for curve in situation.norms if curve.attempt == episode.attempt), None)
+    norm = situation.attempts.around(episode.attempt, episode.start).cut(norm)
+    if norm is None:
+        return None
+    begun = episode.start if cause is None or cause.since is None else min(cause.since, episode.start)
+    start = int(np.searchsorted(norm.steps, begun, side="left"))
+    end = int(np.searchsorted(norm.steps, max(episode.start, episode.peak), side="right")) + 1
+    usable = norm.finite & (norm.values > 0)
+    before = norm.values[max(0, start - LOOKBACK.points) : start][usable[max(0, start - LOOKBACK.points) : start]]
+    first = max(0, start - LOOKBACK.recent)
+    trouble = norm.values[first:end][usable[first:end]]
+    if len(before) < GRADIENT_LIMITS.min_norms:
+        return None
+    return norm_baseline(before)[1], float(trouble.max(initial=0.0))
 
 
 def _step_of_batch(episode: Finding, at: int) -> int:

@@ -76,7 +76,7 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
     )
     findings = with_lines(with_affected_layers(findings, history, starts), history, starts)
     findings = tuple(replace(finding, unit=history.step_unit) for finding in findings)
-    findings = with_fitting_remedies(with_causes(findings, history, curves), history)
+    findings = with_fitting_remedies(with_causes(findings, history, curves), history, curves)
     cause, undecided = deciding_cause(outcome, findings, history, curves)
     return Diagnosis(
         source=history.source,

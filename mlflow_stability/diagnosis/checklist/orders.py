@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.checklist.sources import Case, State
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLIP_GRADIENTS,
     RAISE_TEMPERATURE_2_TO_3,
     WARM_UP_LEARNING_RATE,
     Action,
@@ -100,7 +100,7 @@ CHOICES: dict[str, Choice] = {
     "overflow": Choice(
         "numbers overflowed in half precision", (RESTART, BF16), causes="overflow fp16_scale gradient_non_finite"
     ),
-    "clip": Choice("gradients are not clipped", (CLIP_AT_1, RESTART, Action.KEEP_LEARNING_RATE), bad="clipping"),
+    "clip": Choice("gradients are not clipped", (CLIP_GRADIENTS, RESTART, Action.KEEP_LEARNING_RATE), bad="clipping"),
     "otherwise": Choice("no cause was found", (RESTART, Action.LEAVE_OUT_BATCHES, Action.LOWER_RATE_IF_AGAIN)),
     "units_died": Choice(
         "units died or saturated at a high rate",

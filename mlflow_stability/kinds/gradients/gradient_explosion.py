@@ -22,7 +22,15 @@ from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import (
+    CLIP_GRADIENTS,
+    LOWER_RATE_2_TO_5,
+    Action,
+    Finding,
+    Remedy,
+    Severity,
+    clipping_norm,
+)
 from mlflow_stability.vocabulary.text import sigmas
 
 
@@ -109,7 +117,7 @@ class GradientExplosion(Detector):
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
 
-    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss and the batch at
+    What to try: clip gradients; lower the learning rate by a factor of 2 to 5; inspect the loss and the batch at
     this step.
 
     When it is wrong: recurrent networks and reinforcement learning, where single large norms are normal and clipping
@@ -177,7 +185,7 @@ class GradientExplosion(Detector):
         "row_share_of_tail": "times",
         "row_smallest_rise": "power",
     }
-    remedies = (CLIP_AT_1, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
+    remedies = (CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
     state_type = GradientExplosionState
 
     def __post_init__(self) -> None:
@@ -226,6 +234,10 @@ class GradientExplosion(Detector):
             found_first=since,
         )
         event = self.finding(point, Severity.CRITICAL if huge else severity, facts)
+        clip = replace(CLIP_GRADIENTS, target=clipping_norm(point.center, point.value))
+        event = replace(
+            event, remedies=tuple(clip if remedy == CLIP_GRADIENTS else remedy for remedy in event.remedies)
+        )
         if falls and event.severity is Severity.WARNING:
             state.progress.waiting = event
             event = replace(event, severity=Severity.INFO)
@@ -258,7 +270,7 @@ class GradientExplosionClassic(Detector):
 
     Why it matters: one such step can move the weights far away.
 
-    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss at this step.
+    What to try: clip gradients; lower the learning rate by a factor of 2 to 5; inspect the loss at this step.
 
     When it is wrong: often. Norms are skewed, so that as many deviations are reached every hundred steps, and some
     healthy models always have a norm above {largest}. `gradient_explosion` without `:classic` avoids both.
@@ -282,7 +294,7 @@ class GradientExplosionClassic(Detector):
     rule = "classic"
     quantities = ("grad_norm",)
     places = WHOLE
-    remedies = (CLIP_AT_1, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
+    remedies = (CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
     state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
@@ -345,7 +357,7 @@ class GradientRiseRule(Rule):
 
     Why it matters: each step is larger than the one before; clipping hides it from the weights only in part.
 
-    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; restart from a checkpoint before
+    What to try: clip gradients; lower the learning rate by a factor of 2 to 5; restart from a checkpoint before
     the growth.
 
     When it is wrong: a loss that is multiplied by a growing factor on purpose; a norm that is logged before unscaling.

@@ -14,7 +14,7 @@ from mlflow_stability.detectors.loss_fall import FirstValues
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, RiseFacts, times_beyond
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text import factor
 
 
@@ -203,7 +203,7 @@ class LayerExplosion(Detector):
     Why it matters: it shows which layer makes the whole gradient explode, and finds a small layer before the whole norm
     shows it.
 
-    What to try: inspect this layer's weights and inputs; clip gradients at 1.0; lower the learning rate by a factor of
+    What to try: inspect this layer's weights and inputs; clip gradients; lower the learning rate by a factor of
     2 to 5.
 
     When it is wrong: layers that few batches reach, and layers that start to learn late. No finding in 117 healthy
@@ -240,7 +240,7 @@ class LayerExplosion(Detector):
         "share_of_tail": "times",
         "smallest_rise": "power",
     }
-    remedies = (Remedy(Action.INSPECT_LAYER), CLIP_AT_1, LOWER_RATE_2_TO_5)
+    remedies = (Remedy(Action.INSPECT_LAYER), CLIP_GRADIENTS, LOWER_RATE_2_TO_5)
     state_type = LayerExplosionState
 
     def step(self, state: LayerExplosionState, point: Point) -> tuple[LayerExplosionState, Finding | None]:

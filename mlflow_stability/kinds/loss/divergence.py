@@ -19,7 +19,7 @@ from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text import sigmas
 from mlflow_stability.vocabulary.text.phrases import risen
 
@@ -216,7 +216,7 @@ class Divergence(Detector):
         "slow_threshold": "times",
         "slow_smallest_rise": "power",
     }
-    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_AT_1)
+    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_GRADIENTS)
     state_type = DivergenceState
 
     def after_rollback(self, state: DivergenceState) -> DivergenceState:
@@ -427,7 +427,7 @@ class DivergenceClassic(Detector):
     rule = "classic"
     quantities = ("loss",)
     severities = (Severity.CRITICAL,)
-    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_AT_1)
+    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_GRADIENTS)
     state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:

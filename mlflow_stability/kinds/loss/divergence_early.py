@@ -16,7 +16,7 @@ from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLIP_GRADIENTS,
     LOWER_RATE_3_TO_10,
     WARM_UP_LEARNING_RATE,
     Action,
@@ -119,7 +119,7 @@ class DivergenceAtStart(Detector):
     places = WHOLE
     severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
-    remedies = (LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE, CLIP_AT_1)
+    remedies = (LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE, CLIP_GRADIENTS)
     state_type = DivergenceAtStartState
 
     def step(self, state: DivergenceAtStartState, point: Point) -> tuple[DivergenceAtStartState, Finding | None]:

@@ -64,7 +64,7 @@ class FinalRiseRule(Rule):
     Why it matters: the run ended while it diverged; its last checkpoint may hold broken weights.
 
     What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
-    gradients at 1.0.
+    gradients.
 
     When it is wrong: a spike that would have recovered had the log continued; the log cannot show that.
 

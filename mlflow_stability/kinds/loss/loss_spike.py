@@ -15,7 +15,7 @@ from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text import sigmas
 
 
@@ -142,7 +142,7 @@ class LossSpike(Detector):
     Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
     large; what was learnt before can be lost.
 
-    What to try: lower the learning rate by a factor of 2 to 5; clip gradients at 1.0; inspect the batch; enable
+    What to try: lower the learning rate by a factor of 2 to 5; clip gradients; inspect the batch; enable
     rollback=True.
 
     When it is wrong: a different batch on purpose (another task, longer sequences), or a schedule that switches on a
@@ -208,7 +208,7 @@ class LossSpike(Detector):
         "share_of_tail": "times",
         "smallest_rise": "power",
     }
-    remedies = (LOWER_RATE_2_TO_5, CLIP_AT_1, Remedy(Action.INSPECT_BATCH), Remedy(Action.ENABLE_ROLLBACK))
+    remedies = (LOWER_RATE_2_TO_5, CLIP_GRADIENTS, Remedy(Action.INSPECT_BATCH), Remedy(Action.ENABLE_ROLLBACK))
     state_type = LossSpikeState
 
     def __post_init__(self) -> None:
@@ -339,7 +339,7 @@ class LossSpikeClassic(Detector):
 
     Why it matters: most spikes pass. Frequent spikes usually mean that the steps are too large.
 
-    What to try: lower the learning rate by a factor of 2 to 5; clip gradients at 1.0; inspect the batch.
+    What to try: lower the learning rate by a factor of 2 to 5; clip gradients; inspect the batch.
 
     When it is wrong: often. Normal noise is that high once in 700 steps, and each spike widens the deviation for the
     next one. `loss_spike` without `:classic` avoids both.
@@ -360,7 +360,7 @@ class LossSpikeClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("loss",)
-    remedies = (LOWER_RATE_2_TO_5, CLIP_AT_1, Remedy(Action.INSPECT_BATCH))
+    remedies = (LOWER_RATE_2_TO_5, CLIP_GRADIENTS, Remedy(Action.INSPECT_BATCH))
     state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:

@@ -102,7 +102,7 @@ class SpikeRule(Rule):
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
-    What to try: inspect the batch; clip gradients at 1.0; lower the learning rate by a factor of 2 to 5.
+    What to try: inspect the batch; clip gradients; lower the learning rate by a factor of 2 to 5.
 
     When it is wrong: validations of few examples. A training that starts with a high learning rate overshoots: a spike
     that ends within the first {start_up:percent} of the steps is INFO only.

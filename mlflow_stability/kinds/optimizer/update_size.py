@@ -26,7 +26,7 @@ from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, RiseFacts, TextEnum
 from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLIP_GRADIENTS,
     LOWER_BETA2,
     LOWER_RATE,
     LOWER_RATE_5_TO_10,
@@ -458,7 +458,7 @@ class AdamRmsHigh(StreakDetector):
     Why it matters: the second moment underestimates the gradient, so the step is too large. A loss spike often follows
     1-8 steps later.
 
-    What to try: lower beta2 to 0.95-0.98; clip the updates (StableAdamW); clip gradients at 1.0.
+    What to try: lower beta2 to 0.95-0.98; clip the updates (StableAdamW); clip gradients.
 
     When it is wrong: early steps and small layers exceed that without harm. Measured at every step it was found in 38
     of 117 healthy trainings, 29 times in 1000 values; therefore it is INFO only.
@@ -488,7 +488,7 @@ class AdamRmsHigh(StreakDetector):
     places = WHOLE
     severities = (Severity.INFO,)
     experimental = True
-    remedies = (LOWER_BETA2, Remedy(Action.CLIP_UPDATES), CLIP_AT_1)
+    remedies = (LOWER_BETA2, Remedy(Action.CLIP_UPDATES), CLIP_GRADIENTS)
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
         high = point.value > self.highest and point.value >= point.center * self.smallest_rise

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, Remedy, Severity
 from mlflow_stability.vocabulary.text import sigmas
 
 MAX_NAMED = 8
@@ -258,7 +258,7 @@ class RankSpike(FindingType):
     Why it matters: the gradient of that batch reaches all ranks. Only rank 0 records its loss, so a bad batch of
     another rank is not in the curve of the loss.
 
-    What to try: inspect the batch of that rank at that step; clip gradients at 1.0; check that host for hardware
+    What to try: inspect the batch of that rank at that step; clip gradients; check that host for hardware
     errors.
 
     When it is wrong: ranks that train on different data on purpose. Spikes on all ranks at the same step do not come
@@ -272,7 +272,7 @@ class RankSpike(FindingType):
     plural = "loss spikes that began on one rank"
     order = 1162
     severities = (Severity.INFO, Severity.WARNING)
-    remedies = (Remedy(Action.INSPECT_BATCH_OF_RANK), CLIP_AT_1, Remedy(Action.CHECK_HOST_OF_RANK))
+    remedies = (Remedy(Action.INSPECT_BATCH_OF_RANK), CLIP_GRADIENTS, Remedy(Action.CHECK_HOST_OF_RANK))
 
 
 @dataclass(frozen=True, slots=True)

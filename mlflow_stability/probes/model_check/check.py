@@ -25,7 +25,7 @@ from mlflow_stability.probes.model_check.values import layers_of, optimizers_fou
 from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLIP_GRADIENTS,
     Action,
     ActivationCheck,
     LayerCheck,
@@ -233,7 +233,7 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> Iterator[
     if total > EXPLODED_NORM:
         worst, _ = max(finite, key=lambda pair: pair[1])
         message = f"The gradient norm is {total:.4g} (threshold {EXPLODED_NORM:g}), most of it in {worst.name}."
-        smaller = (Remedy(Action.SCALE_DOWN_WEIGHTS_OR_TARGETS), CLIP_AT_1)
+        smaller = (Remedy(Action.SCALE_DOWN_WEIGHTS_OR_TARGETS), CLIP_GRADIENTS)
         yield model_finding("exploding_gradients", Severity.WARNING, message, worst.name, smaller, grad_norm=total)
 
 

@@ -21,7 +21,7 @@ from mlflow_stability.probes.model_check.settings import first_names, model_find
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, LayerCheck, ModelFinding, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, LayerCheck, ModelFinding, Remedy, Severity
 
 Named = tuple[str, Tensor]
 _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -142,7 +142,7 @@ def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> Iterator[
         f"{_counted(huge, 'parameter')} huge values, the largest {worst.largest:.3g} in {worst.name} "
         f"({worst.dtype}; threshold {limit(worst):g})."
     )
-    remedies = (Remedy(Action.LOAD_PARAMETER), CLIP_AT_1)
+    remedies = (Remedy(Action.LOAD_PARAMETER), CLIP_GRADIENTS)
     numbers = {"largest": worst.largest, "parameters": len(huge)}
     yield model_finding("huge_values", Severity.WARNING, message, worst.name, remedies, **numbers)
 

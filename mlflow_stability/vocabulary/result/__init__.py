@@ -43,7 +43,8 @@ from mlflow_stability.vocabulary.result.finding import (
 )
 from mlflow_stability.vocabulary.result.model_check import ActivationCheck, LayerCheck, ModelCheck, ModelFinding
 from mlflow_stability.vocabulary.result.remedy import (
-    CLIP_AT_1,
+    CLEARLY_ABOVE_USUAL,
+    CLIP_GRADIENTS,
     LOWER_BETA2,
     LOWER_RATE,
     LOWER_RATE_2_TO_5,
@@ -57,6 +58,7 @@ from mlflow_stability.vocabulary.result.remedy import (
     RAISE_TEMPERATURE_2_TO_3,
     WARM_UP_LEARNING_RATE,
     Remedy,
+    clipping_norm,
     read_remedies,
     without_topics,
 )
@@ -73,7 +75,8 @@ from mlflow_stability.vocabulary.result.run_card import (
 from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE_TOPICS, Need, Topic
 
 __all__ = [
-    "CLIP_AT_1",
+    "CLEARLY_ABOVE_USUAL",
+    "CLIP_GRADIENTS",
     "JUDGED_LIVE",
     "LOST_OUTCOMES",
     "LOWER_BETA2",
@@ -134,6 +137,7 @@ __all__ = [
     "Where",
     "card_from_json",
     "card_to_json",
+    "clipping_norm",
     "most_severe",
     "read_remedies",
     "register_page",

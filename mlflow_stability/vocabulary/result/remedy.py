@@ -14,6 +14,8 @@ from mlflow_stability.vocabulary.result.topic import Topic
 
 Amount: TypeAlias = float | tuple[float, float]
 """A number, or the ends of a range."""
+CLEARLY_ABOVE_USUAL = 2.0
+"""Minimum ratio of the norm that exploded to the usual one for a clipping threshold between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,10 @@ class Remedy:
         return f", {_times(self.factor)} times {'more' if more else 'less'}"
 
     def _limit(self) -> str:
-        if self.target is None or isinstance(self.target, tuple):
+        if isinstance(self.target, tuple):
             return ""
+        if self.target is None:
+            return "" if self.baseline is None else f" at less than {self.baseline:.3g}"
         if self.baseline is None:
             return f" at {float(f'{self.target:.3g}')}"
         return f" at {self.target:.3g} instead of {self.baseline:.3g}"
@@ -124,6 +128,12 @@ class Remedy:
             if value != field.default:
                 values[field.name] = value.as_json() if isinstance(value, Remedy) else _plain(value)
         return {**values, "sentence": self.sentence}
+
+
+def clipping_norm(usual: float, exploded: float) -> float | None:
+    """Return at which norm to clip: the usual one, if the norm that exploded is clearly above it; else None."""
+    exists = 0 < usual < math.inf and exploded >= CLEARLY_ABOVE_USUAL * usual
+    return float(f"{usual:.2g}") if exists else None
 
 
 def _times(factor: float) -> str:
@@ -154,21 +164,24 @@ def without_topics(remedies: Iterable[Remedy], topics: Collection[Topic]) -> tup
     return tuple(kept)
 
 
-CLIP_AT_1 = Remedy(Action.CLIP_GRADIENTS, target=1.0)
+CLIP_GRADIENTS = Remedy(Action.CLIP_GRADIENTS)
 LOWER_RATE = Remedy(Action.LOWER_LEARNING_RATE)
 LOWER_RATE_2_TO_5 = Remedy(Action.LOWER_LEARNING_RATE, factor=(2.0, 5.0))
 LOWER_RATE_3_TO_10 = Remedy(Action.LOWER_LEARNING_RATE, factor=(3.0, 10.0))
 LOWER_RATE_5_TO_10 = Remedy(Action.LOWER_LEARNING_RATE, factor=(5.0, 10.0))
-LOWER_RATE_OR_CLIP = replace(LOWER_RATE, alternative=CLIP_AT_1)
-LOWER_RATE_2_TO_5_OR_CLIP = replace(LOWER_RATE_2_TO_5, alternative=CLIP_AT_1)
+LOWER_RATE_OR_CLIP = replace(LOWER_RATE, alternative=CLIP_GRADIENTS)
+LOWER_RATE_2_TO_5_OR_CLIP = replace(LOWER_RATE_2_TO_5, alternative=CLIP_GRADIENTS)
 LOWER_RATE_3_TO_10_OR_WARM_UP = Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP, factor=(3.0, 10.0))
 RAISE_RATE_5_TO_10 = Remedy(Action.RAISE_LEARNING_RATE, factor=(5.0, 10.0))
 RAISE_OR_LOWER_RATE = Remedy(Action.RAISE_OR_LOWER_LEARNING_RATE, factor=10.0)
 RAISE_TEMPERATURE_2_TO_3 = Remedy(Action.RAISE_TEMPERATURE, factor=(2.0, 3.0))
 LOWER_BETA2 = Remedy(Action.LOWER_BETA2, target=(0.95, 0.98))
 WARM_UP_LEARNING_RATE = Remedy(Action.WARM_UP_LEARNING_RATE, target=(1.0, 5.0))
+_CLIP_AT_1 = replace(CLIP_GRADIENTS, target=1.0)
 _WITH_NUMBERS = (
-    CLIP_AT_1,
+    _CLIP_AT_1,
+    replace(LOWER_RATE, alternative=_CLIP_AT_1),
+    replace(LOWER_RATE_2_TO_5, alternative=_CLIP_AT_1),
     LOWER_RATE_2_TO_5,
     LOWER_RATE_3_TO_10,
     LOWER_RATE_5_TO_10,

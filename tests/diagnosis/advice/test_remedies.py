@@ -4,12 +4,13 @@ import pytest
 from diagnosis.histories import run_of
 from findings import over_steps
 
+from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.advice import one_of_each_topic, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import KINDS, documentation
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLIP_GRADIENTS,
     LOWER_RATE,
     LOWER_RATE_2_TO_5,
     LOWER_RATE_2_TO_5_OR_CLIP,
@@ -35,8 +36,8 @@ def test_the_most_exact_advice_to_lower_the_learning_rate_replaces_the_others() 
 def test_an_alternative_that_was_already_given_is_left_out_of_a_remedy() -> None:
     both = LOWER_RATE_2_TO_5_OR_CLIP
     assert one_of_each_topic([both, INSPECT]) == (both, INSPECT)
-    assert one_of_each_topic([EXACT, both]) == (EXACT, CLIP_AT_1)
-    assert one_of_each_topic([both, CLIP_AT_1]) == (LOWER_RATE_2_TO_5, CLIP_AT_1)
+    assert one_of_each_topic([EXACT, both]) == (EXACT, CLIP_GRADIENTS)
+    assert one_of_each_topic([both, CLIP_GRADIENTS]) == (LOWER_RATE_2_TO_5, CLIP_GRADIENTS)
 
 
 def test_a_warm_up_is_advised_once() -> None:
@@ -64,7 +65,7 @@ def test_other_remedies_stay_as_they_are() -> None:
     others = (
         Remedy(Action.LOWER_BETA2_OR_CLIP),
         Remedy(Action.LOWER_WEIGHT_DECAY),
-        CLIP_AT_1,
+        CLIP_GRADIENTS,
         Remedy(Action.CLIP_QUERIES_AND_KEYS),
         Remedy(Action.IN_WORDS, text="Cross your fingers."),
         Remedy(Action.IN_WORDS, text="Wait until Monday."),
@@ -76,7 +77,7 @@ def test_raising_a_temperature_that_was_not_measured_is_not_advised() -> None:
     why = Cause("sdr_collapse", "")
     collapsed = over_steps("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
     assert any(remedy.topic is Topic.TEMPERATURE for remedy in collapsed.remedies)
-    (found,) = with_fitting_remedies([collapsed], run_of())
+    (found,) = with_fitting_remedies([collapsed], run_of(), RunCurves((), (), (), ()))
     assert found.cause is not None
     assert not any(remedy.topic is Topic.TEMPERATURE for remedy in (*found.remedies, *found.cause.remedies))
     assert len(found.remedies) == len(SdrCollapse.remedies) - 1

@@ -11,7 +11,7 @@ from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, Remedy, Severity
 
 
 def noise(seed: int, count: int, spread: float = 0.03) -> np.ndarray:
@@ -99,5 +99,5 @@ def test_the_verdict_on_a_loss_that_changes_sign_gives_values_without_a_percenta
 def test_a_remedy_that_another_one_contains_is_left_out() -> None:
     both = Remedy(Action.INSPECT_LOSS_AND_BATCH, step=1)
     spike = over_steps("loss_spike", Severity.WARNING, 1, 1, 1, "", remedies=(both,))
-    other = changed(spike, start=2, remedies=(Remedy(Action.INSPECT_BATCH, step=2), CLIP_AT_1))
-    assert remedies_of([spike, other], None, "unstable") == (both, CLIP_AT_1)
+    other = changed(spike, start=2, remedies=(Remedy(Action.INSPECT_BATCH, step=2), CLIP_GRADIENTS))
+    assert remedies_of([spike, other], None, "unstable") == (both, CLIP_GRADIENTS)

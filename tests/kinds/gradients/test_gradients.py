@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from detectors.series import at, decaying, judged, noise
 
-from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.result import Severity, Topic
 
 norms = np.exp(noise(0, 800, 0.31))
 
@@ -13,6 +13,13 @@ norms = np.exp(noise(0, 800, 0.31))
 def test_one_or_two_norms_of_twenty_times_the_usual_are_information(steps: int) -> None:
     (event,) = judged("gradient_explosion", grad_norm=at(norms, 600, 20.0, steps))
     assert (event.step, event.severity) == (600, Severity.INFO)
+
+
+@pytest.mark.parametrize("level", [1e-4, 0.03, 1.0, 300.0])
+def test_an_explosion_advises_to_clip_at_the_usual_norm(level: float) -> None:
+    (event,) = judged("gradient_explosion", grad_norm=at(norms * level, 600, 20.0))
+    (target,) = [each.target for each in event.remedies if each.topic is Topic.CLIP_GRADIENTS]
+    assert target == pytest.approx(level, rel=0.1)
 
 
 def test_the_third_explosion_in_a_thousand_steps_is_a_warning() -> None:

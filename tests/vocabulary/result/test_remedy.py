@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import RULES, TYPES
 from mlflow_stability.vocabulary.result import (
-    CLIP_AT_1,
+    CLIP_GRADIENTS,
     LOWER_RATE,
     LOWER_RATE_2_TO_5,
     LOWER_RATE_2_TO_5_OR_CLIP,
@@ -48,7 +48,7 @@ REMEDIES = st.builds(
     [
         (LOWER_RATE, "Lower the learning rate."),
         (LOWER_RATE_2_TO_5, "Lower the learning rate by a factor of 2 to 5."),
-        (LOWER_RATE_2_TO_5_OR_CLIP, "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0."),
+        (LOWER_RATE_2_TO_5_OR_CLIP, "Lower the learning rate by a factor of 2 to 5, or clip gradients."),
         (Remedy(LOWER, factor=443.2), "Lower the learning rate by a factor of about 440."),
         (
             Remedy(LOWER, target=0.1, factor=61.7, baseline=8.0),
@@ -58,8 +58,9 @@ REMEDIES = st.builds(
             Remedy(LOWER, target=0.01, baseline=0.03),
             "Lower the learning rate from 0.03 to 0.01, which was stable.",
         ),
-        (CLIP_AT_1, "Clip gradients at 1.0."),
-        (Remedy(Action.CLIP_GRADIENTS), "Clip gradients."),
+        (CLIP_GRADIENTS, "Clip gradients."),
+        (Remedy(Action.CLIP_GRADIENTS, target=1.0), "Clip gradients at 1.0."),
+        (Remedy(Action.CLIP_GRADIENTS, baseline=1.0), "Clip gradients at less than 1."),
         (Remedy(Action.CLIP_GRADIENTS, target=0.5, baseline=1.0), "Clip gradients at 0.5 instead of 1."),
         (Remedy(Action.CLIP_GRADIENTS_AGAIN), "Clip gradients again."),
         (Remedy(Action.CLIP_GRADIENTS_AGAIN, target=0.5, step=300), "Clip gradients at 0.5 again, as up to step 300."),
@@ -85,9 +86,9 @@ def test_the_more_is_known_the_more_exact_it_is() -> None:
 def test_without_a_topic_an_alternative_is_left() -> None:
     other = Remedy(Action.USE_MORE_BITS)
     remedies = (LOWER_RATE_2_TO_5, LOWER_RATE_2_TO_5_OR_CLIP, other)
-    assert without_topics(remedies, RATE_TOPICS) == (CLIP_AT_1, other)
+    assert without_topics(remedies, RATE_TOPICS) == (CLIP_GRADIENTS, other)
     assert without_topics(remedies, SMALLER_UPDATE_TOPICS) == (other,)
-    assert without_topics(remedies, {CLIP_AT_1.topic}) == (LOWER_RATE_2_TO_5, LOWER_RATE_2_TO_5, other)  # type: ignore[arg-type]
+    assert without_topics(remedies, {CLIP_GRADIENTS.topic}) == (LOWER_RATE_2_TO_5, LOWER_RATE_2_TO_5, other)  # type: ignore[arg-type]
 
 
 @given(REMEDIES)
