@@ -15,7 +15,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.causes.catalog import causes
-from mlflow_stability.diagnosis.causes.context import LOOKBACK, norm_baseline
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, first_step_of, norm_baseline
 from mlflow_stability.diagnosis.causes.gradient import LIMITS as GRADIENT_LIMITS
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
@@ -24,6 +24,8 @@ from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSett
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
+from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import (
     CLEARLY_ABOVE_USUAL,
     RATE_TOPICS,
@@ -45,7 +47,24 @@ CHECKPOINTS_TAG = "stability.checkpoints"
 MIN_STEPS_BEFORE = 10
 """Minimum number of steps before a trouble for a state worth restoring."""
 NON_FINITE = frozenset({"nan_detected", "inf_detected"})
+JUDGED_BY_CURVES = frozenset(
+    {"above_chance", "clipping_strong", "weight_decay_strong", "one_class", "learning_rate_zero", "learning_rate_rise"}
+)
+"""Mistakes in the set-up that curves, batches or a schedule only suggest."""
+CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
+"""Mistakes that are seen in the set-up itself."""
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
+
+
+@dataclass(frozen=True, slots=True)
+class MistakeLimits:
+    """When a mistake in the set-up was there before other trouble."""
+
+    seen_within: int = 64
+    """Maximum number of steps from the start of a mistake to the check that sees it."""
+
+
+MISTAKE_LIMITS = MistakeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,27 +249,57 @@ def _origin_was_found(episode: Finding, episodes: Sequence[Finding]) -> bool:
 def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) -> tuple[Remedy, ...]:
     """Return what to change: against the cause, against the finding that decides the outcome, then against others.
 
-    If the cause is a mistake in the set-up, further mistakes in it come before the deciding finding.
+    A certain mistake in the set-up comes before the deciding finding, and before a cause that is not certain, unless
+    that cause began long after the mistake. If the cause is itself of the set-up, so do further mistakes in it.
     """
     serious = [episode for episode in episodes if episode.severity >= Severity.WARNING]
     deciding = deciding_of(outcome, serious)
     is_of_setup = cause is not None and cause.name == "setup"
+    certain = [] if deciding is None else [episode for episode in serious if _is_certain_mistake(episode, deciding)]
 
     def rank(episode: Finding) -> tuple[bool, bool, int, int, int]:
-        is_mistake = is_of_setup and episode.kind in OF_SETUP
+        is_mistake = episode in certain or (is_of_setup and episode.kind in OF_SETUP)
         return not is_mistake, episode is not deciding, -episode.severity, episode.attempt, episode.start
 
     against = cause.remedies if cause is not None else ()
+    first = tuple(remedy for mistake in sorted(certain, key=rank) for remedy in mistake.remedies)
     others = tuple(remedy for episode in sorted(serious, key=rank) for remedy in episode.remedies)
     if cause is not None and cause.name not in RATE_CAUSES and rules_out_rate(cause.ruled_out_causes):
         against, others = without_topics(against, RATE_TOPICS) or against, without_topics(others, RATE_TOPICS)
-    return one_of_each_topic(against, others)
+    if cause is not None and _comes_before(cause, certain):
+        first = ()
+    return one_of_each_topic(against, others, first)
 
 
-def one_of_each_topic(against: Sequence[Remedy], others: Sequence[Remedy] = ()) -> tuple[Remedy, ...]:
-    """Return the remedies in their order, the most exact one of each topic; `against`: those of the cause."""
+def _is_certain_mistake(episode: Finding, deciding: Finding) -> bool:
+    """Return whether it is a fact about the set-up, not a judgement of curves, and from before the deciding finding."""
+    dead = episode.facts_as(DeadLayerFacts)
+    if dead is not None:  # without a gradient in its first measurement: initialised or connected so
+        apart = (episode.start - dead.first_step) / max(1, dead.measurements - 1)
+        return episode.attempt == 0 and dead.first_step <= max(MISTAKE_LIMITS.seen_within, apart)
+    is_own = episode.attempt <= deciding.attempt
+    return episode.kind in CERTAIN_MISTAKES and is_own and episode.start <= deciding.start + MISTAKE_LIMITS.seen_within
+
+
+def _comes_before(cause: Cause, mistakes: Sequence[Finding]) -> bool:
+    """Return whether the remedies of a cause come before those of certain mistakes."""
+    if cause.certain or cause.name == "setup":
+        return True
+    latest = max(map(first_step_of, mistakes), default=0)
+    is_late = cause.since is not None and cause.since > latest + MISTAKE_LIMITS.seen_within
+    is_general = all(remedy.topic in SMALLER_UPDATE_TOPICS for remedy in cause.remedies[:1])
+    return is_late and (cause.name in RATE_CAUSES or not is_general)
+
+
+def one_of_each_topic(
+    against: Sequence[Remedy], others: Sequence[Remedy] = (), first: Sequence[Remedy] = ()
+) -> tuple[Remedy, ...]:
+    """Return `first`, `against` and `others` in this order, the most exact remedy of each topic.
+
+    ``against``: those of the cause; what contradicts them is left out.
+    """
     contradicted = {topic for remedy in against for topic in remedy.action.contradicts}
-    remedies = [remedy for remedy in dict.fromkeys((*against, *others)) if remedy.topic not in contradicted]
+    remedies = [remedy for remedy in dict.fromkeys((*first, *against, *others)) if remedy.topic not in contradicted]
     kept: dict[Topic | Remedy, Remedy] = {}
     for remedy in remedies:
         for part in _parts(remedy, remedies):

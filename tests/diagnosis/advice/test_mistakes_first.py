@@ -1,0 +1,79 @@
+"""The remedy of a certain mistake in the set-up comes before general ones, such as a lower learning rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
+from mlflow_stability.kinds.gradients.layers import DeadLayer, DeadLayerFacts
+from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.reported.setup import EvaluationMode, MissingZeroGrad, UnclearedFacts
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Text
+
+COUNT, AT = 800, 60
+RISING = np.concatenate((falling(AT, first=2.3, last=0.9), np.linspace(1, 60, COUNT - AT)))
+LATE = np.concatenate((falling(500, first=2.3, last=0.9), np.linspace(1, 60, 300)))
+
+
+def event(facts: Facts, remedies: tuple[Remedy, ...], step: int, kind: str | None = None) -> Finding:
+    return Finding.at(facts, step, Severity.WARNING, kind=kind or facts.kind, remedies=remedies)
+
+
+SOFTMAX = event(LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX, "4"), LossInput.remedies, 10)
+FORGOTTEN = event(NotOptimizedFacts(2, 0.3, ("head",)), NotOptimized.remedies, 20)
+DEAD = event(DeadLayerFacts("body.0", 0.0, 9, 0, 5, 400), DeadLayer.remedies, 410)
+DEAD_LATER = event(DeadLayerFacts("body.0", 0.0, 9, 300, 5, 400), DeadLayer.remedies, 710)
+DEAD_RARELY_MEASURED = event(DeadLayerFacts("body.0", 0.0, 5, 100, 5, 400), DeadLayer.remedies, 500)
+UNCLEARED = event(UnclearedFacts(3), MissingZeroGrad.remedies, 4)
+
+
+def diverged(at: int) -> Finding:
+    return Finding.at(Text("loss rose."), at, Severity.CRITICAL, kind="divergence", remedies=Divergence.remedies)
+
+
+def actions(losses: np.ndarray, *events: Finding, **curves: np.ndarray) -> list[Action]:
+    metrics = [metric_of(name, values) for name, values in {"loss": losses, **curves}.items()]
+    return [remedy.action for remedy in diagnosis_of(run_of(*metrics, events=events)).remedies]
+
+
+@pytest.mark.parametrize("mistake", [SOFTMAX, FORGOTTEN, DEAD, UNCLEARED], ids=lambda mistake: mistake.kind)
+@pytest.mark.parametrize(("losses", "at"), [(RISING, AT), (LATE, 500)])
+def test_the_remedy_of_a_mistake_comes_first_beside_a_divergence(losses: np.ndarray, at: int, mistake: Finding) -> None:
+    advised = actions(losses, diverged(at), mistake)
+    assert advised[0] is mistake.remedies[0].action
+    assert Action.RESTART_BEFORE_STEP in advised
+
+
+@pytest.mark.parametrize("mistake", [SOFTMAX, FORGOTTEN, DEAD, UNCLEARED], ids=lambda mistake: mistake.kind)
+def test_the_remedy_of_a_mistake_comes_first_beside_an_explosion_that_is_a_likely_cause(mistake: Finding) -> None:
+    norms = np.exp(np.random.default_rng(1).normal(0, 0.1, COUNT))
+    norms[AT - 4 :] *= 50
+    advised = actions(RISING, diverged(AT), mistake, grad_norm=norms)
+    assert advised[0] is mistake.remedies[0].action
+
+
+def test_the_remedy_of_a_layer_that_was_dead_in_its_first_measurement_comes_first() -> None:
+    assert actions(LATE, diverged(500), DEAD_RARELY_MEASURED)[0] is DEAD_RARELY_MEASURED.remedies[0].action
+
+
+def test_a_layer_that_died_later_does_not_come_before_the_divergence() -> None:
+    assert actions(LATE, diverged(500), DEAD_LATER)[0] is not DEAD_LATER.remedies[0].action
+
+
+def test_the_jump_of_the_learning_rate_long_after_a_mistake_comes_first() -> None:
+    rates = np.where(np.arange(COUNT) < 495, 0.001, 0.3)
+    advised = diagnosis_of(
+        run_of(metric_of("loss", LATE), metric_of("learning_rate", rates), events=[diverged(500), FORGOTTEN])
+    ).remedies
+    assert advised[0].action is Action.CHECK_SCHEDULE_AT_RESUME
+    assert FORGOTTEN.remedies[0].action in [remedy.action for remedy in advised]
+
+
+def test_a_mistake_that_began_after_the_trouble_does_not_come_first() -> None:
+    off = event(Text("model.training is False."), EvaluationMode.remedies, 700, "evaluation_mode")
+    assert actions(LATE, diverged(500), off)[0] is not Action.CALL_TRAIN
