@@ -1,4 +1,4 @@
-"""Find the causes of non-finite values: the origin of the first one, overflow, and the loss scale.
+"""Find the causes of non-finite values: the origin of the first one, and the loss scale.
 
 What the batch and the optimizer state held before the step is observed directly. An operation that overflows mostly has
 a cause of its own, and checks for that come first.
@@ -18,15 +18,17 @@ from mlflow_stability.diagnosis.causes.catalog import (
     Check,
     CheckResult,
     cause_found,
+    causes,
     not_checked,
     ruled_out,
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, usual_norm, value_at
 from mlflow_stability.diagnosis.causes.one_batch import abnormal_before, sudden_check
+from mlflow_stability.diagnosis.parameters.recorded_settings import in_half_precision
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse
 from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanOriginFacts, NanSource, Rerun
-from mlflow_stability.vocabulary.result import Action, Finding, Remedy
+from mlflow_stability.vocabulary.result import Action, Cause, Finding, Remedy
 
 NAN_ORIGIN = "nan_origin"
 BROKEN_BATCH = "broken_batch"
@@ -59,6 +61,10 @@ class ScaleLimits:
 
 
 ORIGIN_LIMITS, LIMITS = OriginLimits(), ScaleLimits()
+FP16_LARGEST = 65504.0
+"""The largest number of fp16."""
+TOO_LARGE_FOR_FP16 = (Remedy(Action.STANDARDISE_INPUTS), Remedy(Action.TRAIN_IN_BF16))
+AGAINST_LOGARITHM = (Remedy(Action.KEEP_LOGARITHM_ABOVE_ZERO), Remedy(Action.USE_LOG_SOFTMAX))
 CAUSE_BY_SOURCE = {
     NanSource.WEIGHT: "damaged_weights",
     NanSource.BUFFER: "damaged_weights",
@@ -114,7 +120,45 @@ def origin_check(context: EpisodeContext) -> CheckResult:
         # The first step of a training, or of several broken steps, is mostly run again one or two steps later.
         cause = replace(cause, since=min(cause.since, context.episode.start))
     exact = origin_of(event).is_exact and cause.name != "damaged_weights"
-    return CheckResult(replace(cause, remedies=event.remedies) if exact else cause)
+    cause = replace(cause, remedies=event.remedies) if exact else cause
+    if cause.name == "loss_function":
+        cause = _with_logarithm(context, cause)
+    elif cause.name == "bad_batch" and infinite_in_fp16(origin_of(event)):
+        cause = replace(
+            cause,
+            evidence=(*cause.evidence, f"Possible overflow: in fp16, numbers above {FP16_LARGEST:.0f} are infinite"),
+            remedies=(*cause.remedies, *TOO_LARGE_FOR_FP16),
+        )
+    return CheckResult(cause)
+
+
+def infinite_in_fp16(origin: NanOriginFacts) -> bool:
+    """Return whether the batch held infinities in fp16, which a conversion of larger numbers makes, and no NaN."""
+    held = origin.output if origin.source is NanSource.INPUT else None
+    return held is not None and held.dtype == "float16" and held.inf > 0 and not held.nan
+
+
+def logarithm_of_zero(context: EpisodeContext) -> str:
+    """Return a sentence on a loss that is minus infinity and was not so large before that it overflowed; else empty."""
+    loss, start = context.loss, context.episode.start
+    first = None if loss is None else next(iter(np.flatnonzero(~loss.finite & (loss.steps >= start))), None)
+    if loss is None or first is None or loss.values[first] != -np.inf:
+        return ""
+    before = context.before(loss, 1)
+    largest = FP16_LARGEST**0.5 if in_half_precision(context.history) else ORIGIN_LIMITS.absurd
+    if len(before) and abs(float(before[-1])) > largest:
+        return ""
+    at = f"{context.unit} {int(loss.steps[first])}"
+    return f"{loss.name} is minus infinity at {at}, probably from the logarithm of zero: log(0) = -inf."
+
+
+def _with_logarithm(context: EpisodeContext, cause: Cause) -> Cause:
+    """Add the logarithm of zero, and what to do against it, where the loss is minus infinity."""
+    sentence = logarithm_of_zero(context)
+    if not sentence:
+        return cause
+    remedies = (*AGAINST_LOGARITHM, *(cause.remedies or causes()[cause.name].remedies))
+    return replace(cause, evidence=(*cause.evidence, sentence), remedies=tuple(dict.fromkeys(remedies)))
 
 
 def _nan_in_batch(context: EpisodeContext) -> CheckResult | None:
@@ -194,7 +238,7 @@ def one_step_check(context: EpisodeContext) -> CheckResult:
     """Check whether one batch of a normal training broke the step, and which operation failed on it."""
     batch, event = sudden_check(context), origin_near(context)
     if event is None:
-        return batch
+        return batch if batch.cause is None else CheckResult(_with_logarithm(context, batch.cause))
     if batch.cause is None:  # the origin is known, but not whether another batch would have met it
         return not_checked(batch.ruled_out or batch.not_checked)
     origin = origin_check(context).cause
@@ -246,41 +290,6 @@ def hardware_check(context: EpisodeContext) -> CheckResult:
         since=event.step,
         repeats=((BROKEN_BATCH, event.step),),
     )
-
-
-def overflow_check(context: EpisodeContext) -> CheckResult:
-    """Check whether a value was infinite before any was NaN."""
-    event = origin_near(context)
-    if event is not None:
-        return _overflow_at_origin(origin_of(event))
-    curves = [curve for curve in (context.loss, context.norm) if curve is not None]
-    first: dict[str, tuple[int, str]] = {}
-    for curve in curves:
-        for word, is_bad in (("inf", np.isinf(curve.values)), ("nan", np.isnan(curve.values))):
-            steps = curve.steps[is_bad & (curve.steps <= context.episode.end)]
-            if len(steps) and (word not in first or int(steps[0]) < first[word][0]):
-                first[word] = int(steps[0]), curve.name
-    if "inf" not in first or ("nan" in first and first["nan"][0] < first["inf"][0]):
-        names = " and ".join(curve.name for curve in curves) or "the logged values"
-        start = context.episode.start
-        return ruled_out(f"overflow: no infinity in {names} before the first NaN at {context.unit} {start}")
-    step, name = first["inf"]
-    statement, evidence = f"Overflow: {name} was infinite at {context.unit} {step}", "nothing was NaN before it"
-    if "nan" in first:
-        later, where = first["nan"]
-        statement += ", before anything was NaN"
-        evidence = f"NaN followed at {context.unit} {later} in {where}"
-    return cause_found("overflow", f"{statement}.", evidence, since=step)
-
-
-def _overflow_at_origin(origin: NanOriginFacts) -> CheckResult:
-    if overflowed(origin):
-        return not_checked("overflow: see the origin of the NaN")
-    if origin.source is NanSource.INPUT:
-        return ruled_out("overflow: the batch itself was non-finite")
-    if origin.source in (NanSource.FORWARD, NanSource.BACKWARD) and origin.value_range is not None:
-        return ruled_out(f"overflow: inputs of the operation range {input_range(origin)}, within its type")
-    return not_checked("overflow: inputs of the operation are unknown")
 
 
 def gradient_first_check(context: EpisodeContext) -> CheckResult:
@@ -417,14 +426,6 @@ CAUSES = (
         helped_by_smaller_updates=False,
     ),
     CauseDocumentation(
-        "overflow",
-        "Values exceeded the range of their number format.",
-        "Loss or gradient norm was infinite before the first NaN, or the operation that overflowed had large finite "
-        "inputs.",
-        "A division by zero is infinite as well.",
-        (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.FIND_OVERFLOWING_MODULE)),
-    ),
-    CauseDocumentation(
         "fp16_scale",
         "Scaled gradients overflowed in fp16 (above 65504).",
         "The loss scale was lowered three times without growing, or rose {LIMITS.raised}-fold until gradients of "
@@ -450,7 +451,6 @@ CHECKS = (
     Check(one_step_check, {Symptom.NON_FINITE: 40}, frozenset({"bad_batch"})),
     Check(hardware_check, {Symptom.NON_FINITE: 30}, frozenset({"hardware"})),
     Check(from_the_start_check, {Symptom.NON_FINITE: 125}, frozenset({"broken_from_start"})),
-    Check(overflow_check, {Symptom.NON_FINITE: 110}, frozenset({"fp16_scale", "overflow"})),
     Check(gradient_first_check, {Symptom.NON_FINITE: 100}, frozenset({"gradient_non_finite"})),
     Check(loss_scale_check, {Symptom.NON_FINITE: 10}, frozenset({"fp16_scale"})),
 )

@@ -9,7 +9,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.diagnosis.causes.gradient import explosion_check
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
-from mlflow_stability.diagnosis.causes.non_finite import overflow_check
+from mlflow_stability.diagnosis.causes.overflow import large_input_check, overflow_check
 from mlflow_stability.diagnosis.checklist.run_answers import (
     NON_FINITE,
     batch_finite,
@@ -150,9 +150,9 @@ QUESTIONS: dict[str, Question] = {
     "inputs": ask("Are the inputs of that step finite and in range?", batch_finite).by_hand(
         "Test inputs and targets with torch.isfinite; look for empty targets, divisions by zero, logarithms of zero."
     ),
-    "overflow": ask("Did numbers overflow before they became NaN?", finite, overflow, check(overflow_check)).by_hand(
-        "Look for an infinity before the first NaN; try bf16 or fp32; bound exponentials and divisions."
-    ),
+    "overflow": ask(
+        "Did numbers overflow before they became NaN?", finite, overflow, check(large_input_check, overflow_check)
+    ).by_hand("Look for an infinity before the first NaN; try bf16 or fp32; bound exponentials and divisions."),
     "numerics": ask("Are all values finite, and is the loss scale steady?", findings(*NON_FINITE), loss_scale).by_hand(
         "Train some steps in fp32; log the loss scale; use bf16 where the device has it."
     ),

@@ -13,6 +13,8 @@ from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.diagnosis.causes.gradient import vanishing_check
 from mlflow_stability.diagnosis.causes.non_finite import (
     BROKEN_BATCH,
+    FP16_LARGEST,
+    infinite_in_fp16,
     input_range,
     is_near,
     loss_scale_check,
@@ -119,6 +121,8 @@ def overflow(case: Case) -> Answer | None:
     if origin is None:
         return None
     facts = origin_of(origin)
+    if infinite_in_fp16(facts):
+        return Answer(f"Possible: in fp16, numbers above {FP16_LARGEST:.0f} are infinite, and the batch was.", "bad")
     if facts.source is NanSource.INPUT:
         return Answer("No: the batch itself was non-finite.", "ok")
     if facts.source not in (NanSource.FORWARD, NanSource.BACKWARD):
