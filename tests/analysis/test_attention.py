@@ -71,6 +71,7 @@ def test_a_map_can_be_drawn_as_it_is() -> None:
     assert "Attention in h.7" in said(attention_heatmap(attention(layer="h.7")))
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_at_the_last_step_that_both_have(tmp_path: Path) -> None:
     one, other = run_folder(tmp_path / "small"), run_folder(tmp_path / "large", (10, 700), seed=1)
     words = said(compare_attention(one, other))
@@ -119,6 +120,7 @@ def test_a_layer_that_both_have_is_chosen_before_one_that_only_the_first_has(tmp
     assert "different layers" not in words
 
 
+@pytest.mark.slow
 def test_a_map_is_compared_with_a_run_and_with_a_map(tmp_path: Path) -> None:
     words = said(compare_attention(run_folder(tmp_path / "gpt"), attention(2, seed=9)))
     assert "gpt" in words
@@ -126,6 +128,7 @@ def test_a_map_is_compared_with_a_run_and_with_a_map(tmp_path: Path) -> None:
     assert "first map" in said(compare_attention(attention(), attention(seed=1)))
 
 
+@pytest.mark.slow
 def test_a_path_loads_neither_mlflow_nor_torch(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "gpt")
     code = (
@@ -139,6 +142,7 @@ def test_a_path_loads_neither_mlflow_nor_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_of_a_store_is_drawn_and_compared_and_its_entropy_too(tmp_path: Path, sqlite_uri: str) -> None:
     client = MlflowClient(tracking_uri=sqlite_uri)
     runs = [str(client.create_run("0", run_name=name).info.run_id) for name in ("baseline", "hot", "bare")]

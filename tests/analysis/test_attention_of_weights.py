@@ -49,6 +49,7 @@ def test_a_list_has_a_tensor_for_each_layer() -> None:
         attention_heatmap(layers, layer=7)
 
 
+@pytest.mark.slow
 def test_two_tensors_are_named_in_the_title_and_above_their_panels() -> None:
     one, other = weights_of(4, 6, 6), weights_of(4, 6, 6, seed=1)
     assert "Attention of first map and second map" in texts(compare_attention(one, other))

@@ -112,6 +112,7 @@ def test_an_unknown_run_id_is_reported_as_a_missing_run_and_not_as_a_path(sqlite
     assert not found.is_path
 
 
+@pytest.mark.slow
 def test_a_path_needs_neither_mlflow_nor_torch() -> None:
     write_log(Path("a.jsonl"), falling())
     code = (

@@ -37,6 +37,7 @@ def run_of(uri, run_id):
     return MlflowClient(uri).get_run(run_id)
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_delivered_and_leaves_nothing_behind(root, sqlite_uri):
     training = Training(root, sqlite_uri, tags={"team": "vision"})
     training.train(1, 123)
@@ -101,6 +102,7 @@ def test_a_run_that_mlflow_called_finished_after_a_crash_is_corrected(root, sqli
     assert run.data.tags["mine"] == "kept"
 
 
+@pytest.mark.slow
 def test_the_record_arrives_while_the_training_lives_but_its_status_waits(root, sqlite_uri):
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     training = Training(root, sqlite_uri, run_id=run_id)
@@ -116,6 +118,7 @@ def test_the_record_arrives_while_the_training_lives_but_its_status_waits(root, 
     assert run_of(sqlite_uri, run_id).info.status == "FAILED"
 
 
+@pytest.mark.slow
 def test_events_notes_and_gaps_are_stored_in_the_run(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 55)
@@ -138,6 +141,7 @@ def test_events_notes_and_gaps_are_stored_in_the_run(root, sqlite_uri):
     assert 55 in [point.step for point in points]
 
 
+@pytest.mark.slow
 def test_a_resumed_training_that_counts_from_one_again_goes_on_behind(root, sqlite_uri):
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     for _ in range(2):
@@ -152,6 +156,7 @@ def test_a_resumed_training_that_counts_from_one_again_goes_on_behind(root, sqli
     assert len(steps) == len(set(steps))
 
 
+@pytest.mark.slow
 def test_two_trainings_in_one_run_are_kept_apart(root, sqlite_uri):
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     first = Training(root, sqlite_uri, run_id=run_id)

@@ -81,6 +81,7 @@ def test_no_conclusion_about_a_recorded_run_depends_on_wording(name: str, monkey
     check_that_wording_does_not_matter(history_of(Path(EXPERIMENT) / name), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*FORMS, *NON_FINITE])
 def test_no_conclusion_about_a_log_depends_on_wording(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_that_wording_does_not_matter(ill_run(form, 0).history(), monkeypatch)

@@ -27,6 +27,7 @@ def test_every_number_of_a_rule_is_explained_and_read_as_it_is(file: str) -> Non
         assert each.value in values_of(module, each.name)
 
 
+@pytest.mark.slow
 def test_causes_curves_and_recovery_have_theirs_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

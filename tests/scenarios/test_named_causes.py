@@ -96,6 +96,7 @@ def momentum(model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+@pytest.mark.slow
 @Seeds
 @pytest.mark.parametrize(
     "training",
@@ -117,6 +118,7 @@ def test_a_loss_that_jumps_before_any_update_explains_it_is_changed_data(
     assert about_the_rate(found.remedies) == [], "the same report says that the learning rate is not the cause"
 
 
+@pytest.mark.slow
 @Seeds
 def test_a_learning_rate_that_jumps_is_not_a_change_of_the_data(tmp_path: Path, seed: int) -> None:
     def jump(step: int, _model: nn.Module, optimizer: Optimizer) -> None:
@@ -145,6 +147,7 @@ def recurrent(seed: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 @Seeds
 def test_steps_that_explode_where_clipping_ended_are_put_down_to_that_and_not_to_damage(
     tmp_path: Path, seed: int
@@ -207,6 +210,7 @@ def test_a_rate_of_20_or_100_is_far_too_high(tmp_path: Path, rate: float, make: 
     assert str(found.remedies[0]).startswith(f"Lower the learning rate from {rate:g} to about")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Adadelta, Rprop], ids=["Adadelta", "Rprop"])
 def test_a_loss_that_is_stuck_at_the_default_rate_is_not_put_down_to_it(
     tmp_path: Path, make: Callable[..., Optimizer]
@@ -240,6 +244,7 @@ def test_a_loss_that_is_stuck_because_nearly_all_parameters_are_frozen_says_so(t
     assert str(found.remedies[0]).startswith("Check whether these parameters should be frozen")
 
 
+@pytest.mark.slow
 def test_the_text_of_a_jump_names_the_optimizer_whose_learning_rate_jumped(tmp_path: Path) -> None:
     def adversaries() -> None:
         torch.manual_seed(0)
@@ -301,6 +306,7 @@ def taken_out_again(model: nn.Module, averages: list[Tensor]) -> None:
     model.load_state_dict(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left_in", "first"), [(by_data, 1), (by_data, 0), (by_state, 1)])
 def test_averaged_weights_that_stay_in_after_an_evaluation_are_named_with_their_period(
     tmp_path: Path, left_in: Callable[[nn.Module, list[Tensor]], None], first: int
@@ -315,10 +321,12 @@ def test_averaged_weights_that_stay_in_after_an_evaluation_are_named_with_their_
     assert about_the_rate(found.remedies) == []
 
 
+@pytest.mark.slow
 def test_averaged_weights_that_are_taken_out_again_are_not_a_problem(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, lambda: with_averages(0, taken_out_again)).outcome == "healthy"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_weights_that_are_written_to_once_are_not_a_change_of_the_data(tmp_path: Path, seed: int) -> None:
     def damage(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
@@ -357,6 +365,7 @@ def clamped(_step: int, model: nn.Module, _optimizer: Optimizer) -> None:
         each.data.clamp_(-0.3, 0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [slow_weights(5), slow_weights(50), pruned, clamped])
 def test_writes_to_the_weights_that_do_no_harm_cause_no_warning(
     tmp_path: Path, sync: Callable[[int, nn.Module, Optimizer], None]
@@ -365,6 +374,7 @@ def test_writes_to_the_weights_that_do_no_harm_cause_no_warning(
     assert found.outcome == "healthy", found.verdict
 
 
+@pytest.mark.slow
 @Seeds
 @pytest.mark.parametrize("shuffled", [True, False])
 @pytest.mark.parametrize("target", [100.0, 3000.0])

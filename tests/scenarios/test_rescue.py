@@ -330,6 +330,7 @@ def test_adaptive_clipping_alone_tames_a_spike(tmp_path: Path) -> None:
     assert worst(options=Options(adaptive_clip=True)) < 0.5 < worst()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["research", "production", "debugging"])
 def test_a_preset_brings_its_own_idea_of_divergence(tmp_path: Path, preset: str) -> None:
     with flying(tmp_path, rollback=True, preset=preset) as flown:
@@ -338,6 +339,7 @@ def test_a_preset_brings_its_own_idea_of_divergence(tmp_path: Path, preset: str)
     assert opening.detectors.count("DivergenceClassic") == 1 or "divergence:classic" in opening.detectors
 
 
+@pytest.mark.slow
 def test_what_was_kept_on_the_disk_goes_on_in_a_new_process(tmp_path: Path) -> None:
     policy = dataclasses.replace(QUICK, rollback_checkpoint_interval=100)
     with flying(tmp_path, rollback=policy):

@@ -71,6 +71,7 @@ def test_a_person_reads_the_order_and_where_two_part(capsys: pytest.CaptureFixtu
     assert said.err == ""
 
 
+@pytest.mark.slow
 def test_the_ending_of_the_file_says_the_form() -> None:
     for name in ("c.json", "c.csv", "c.md", "c.html", "c.txt"):
         run(["compare", "logs", "--output", name])
@@ -167,6 +168,7 @@ def test_nothing_is_left_running_after_ctrl_c_on_many(sqlite_uri: str) -> None:
     assert alive == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["json", "csv"])
 def test_reports_that_lie_beside_the_logs_are_no_runs(ending: str, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):  # the second time the report of the first lies there

@@ -263,6 +263,7 @@ def test_a_reader_that_closes_the_pipe_early_is_not_an_error(form: str) -> None:
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("log", "code"), [("good", 0), ("bad", 1)])
 def test_the_exit_code_is_correct_when_stdout_is_closed(log: str, code: int) -> None:
     done = by_itself("diagnose", f"logs/{log}.jsonl", after=">&-")
@@ -286,6 +287,7 @@ def test_a_terminal_with_ascii_encoding_gets_ascii_output() -> None:
     assert "Diverged: train_loss" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_log_needs_neither_mlflow_nor_torch(form: str) -> None:
     typed = ["diagnose", str(Path("logs").resolve()), "--output-format", form, "--output", str(Path("out").resolve())]

@@ -17,6 +17,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_without_a_kind_all_kinds_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain"]) == 0
     text = capsys.readouterr().out

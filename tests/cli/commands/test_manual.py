@@ -31,6 +31,7 @@ def test_a_page_that_is_not_there_is_refused_with_the_nearest(capfdbinary: pytes
     assert "recovery" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
 def test_every_page_can_be_drawn_on_a_narrow_terminal(page: Page) -> None:
     file = io.StringIO()
@@ -38,6 +39,7 @@ def test_every_page_can_be_drawn_on_a_narrow_terminal(page: Page) -> None:
     assert all(len(line) <= 80 for line in file.getvalue().splitlines())
 
 
+@pytest.mark.slow
 def test_a_page_is_shown_without_torch_and_mlflow() -> None:
     code = "import sys; from mlflow_stability.cli.main import run; run(['manual', 'python_api']); "
     code += "print(sorted({'torch', 'mlflow'} & set(sys.modules)), file=sys.stderr)"

@@ -44,6 +44,7 @@ def test_what_a_kill_left_behind_is_delivered(
     assert run(["sync"]) == 0
 
 
+@pytest.mark.slow
 def test_every_session_of_a_journal_directory_is_delivered(
     sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def test_what_outlives_a_training_is_nothing_to_deliver(kept: list[str], capsys:
     assert f"Nothing to deliver: {ROOT.absolute()} keeps checkpoints and batches alone." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_gets_what_it_has_so_far_delivered(
     sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

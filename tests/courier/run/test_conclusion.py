@@ -56,6 +56,7 @@ def broken_training(root: Path, uri: str, **opening: object) -> Training:
     return training
 
 
+@pytest.mark.slow
 def test_a_broken_run_is_described_with_advice_although_its_process_finished(root: Path, sqlite_uri: str) -> None:
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0", tags={"mlflow.note.content": "Second try, *smaller* model."}).info.run_id
@@ -187,6 +188,7 @@ def test_the_description_of_a_running_training_has_its_step_state_and_newest_val
     assert "**What to do:** Inspect the batch." in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("places", "found", "said"),
     [

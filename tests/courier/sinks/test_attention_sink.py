@@ -102,6 +102,7 @@ def age(folder: Path) -> None:
         os.utime(each.path, (time.time() - 100, time.time() - 100))
 
 
+@pytest.mark.slow
 def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Path) -> None:
     maps, shelf = keep(tmp_path, [10, 500], layers=2), Shelf()
     drive(both(tmp_path, shelf))
@@ -157,6 +158,7 @@ def test_drawing_makes_a_pause_while_training_goes_on(tmp_path: Path, monkeypatc
     assert len(shelf.pictures) == 2
 
 
+@pytest.mark.slow
 def test_a_new_courier_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, [10, 500])
@@ -167,6 +169,7 @@ def test_a_new_courier_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
     assert [step for _, step in shelf.charted] == [500, 10, 1000]
 
 
+@pytest.mark.slow
 def test_steps_that_came_again_after_a_rollback_are_kept_beside_the_first(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, [500, 1000])
@@ -185,6 +188,7 @@ def test_steps_are_those_that_the_run_counts(tmp_path: Path) -> None:
     assert shelf.charted == [("stability/attention/L00_h.0", 4500)]
 
 
+@pytest.mark.slow
 def test_a_long_training_has_twenty_steps_in_its_chart_and_more_as_maps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +282,7 @@ def test_only_the_damaged_map_is_lost(tmp_path: Path, caplog: pytest.LogCaptureF
     assert shelf.charted == [("stability/attention/L01_h.1", 10)]
 
 
+@pytest.mark.slow
 def test_a_page_that_finds_no_room_keeps_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlflow_stability.courier.sinks.attention_sink.write_page", lambda *_: False)
     keep(tmp_path, [10, 500])

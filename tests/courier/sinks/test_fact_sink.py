@@ -58,6 +58,7 @@ def test_facts_that_users_do_not_choose_are_not_parameters_but_can_be_read_back(
     assert history.params == {f"stability.{key}": value for key, value in facts.items()}
 
 
+@pytest.mark.slow
 def test_a_second_recording_of_a_run_adds_only_new_and_changed_settings(root: Path, sqlite_uri: str) -> None:
     first = told(root, sqlite_uri, {"seed": "1", "betas": "(0.9, 0.95)"})
     run = told(root, sqlite_uri, {"seed": "2", "betas": "(0.9, 0.95)", "model": "x"}, run_id=first.info.run_id)
@@ -95,6 +96,7 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_code_is_that_of_the_training_and_is_asked_once(root: Path, sqlite_uri: str, code: Path) -> None:
     training = Training(root, sqlite_uri, directory=str(code))
     training.train(1, 3)
@@ -111,6 +113,7 @@ def test_the_code_is_that_of_the_training_and_is_asked_once(root: Path, sqlite_u
     assert not [tag for tag in run.data.tags if tag.startswith("stability.recording_")]
 
 
+@pytest.mark.slow
 def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: str, code: Path) -> None:
     training = Training(root, sqlite_uri, directory=str(code))
     training.train(1, 3)

@@ -79,6 +79,7 @@ def fed(training: Training, shelf: Any, **delivered: Any) -> Fed:
     return Fed(training.journal, FigureSink(Delivered(training.journal.folder, **delivered), shelf))
 
 
+@pytest.mark.slow
 def test_every_picture_is_drawn_at_the_end(training: Training) -> None:
     journal(training, 50, layers=12)
     shelf = Shelf()
@@ -194,6 +195,7 @@ def test_a_store_that_refuses_a_picture_is_not_asked_again(training: Training) -
     assert shelf.sent == []
 
 
+@pytest.mark.slow
 def test_a_damaged_table_prevents_only_its_own_picture(training: Training) -> None:
     journal(training, 50, layers=2)
     for file in (training.journal.folder / "layers").iterdir():
@@ -203,6 +205,7 @@ def test_a_damaged_table_prevents_only_its_own_picture(training: Training) -> No
     assert shelf.sent == ALL[:-1]
 
 
+@pytest.mark.slow
 def test_pictures_arrive_in_a_real_run(training: Training, sqlite_uri: str) -> None:
     journal(training, 50, layers=2)
     client = MlflowClient(tracking_uri=sqlite_uri)
@@ -212,6 +215,7 @@ def test_pictures_arrive_in_a_real_run(training: Training, sqlite_uri: str) -> N
     assert len(client.list_artifacts(run_id, "stability/layers")) == 4
 
 
+@pytest.mark.slow
 def test_the_data_for_pictures_stay_below_20_megabytes_with_a_thousand_layers() -> None:
     data = PictureData(0, "3f2a9c", Path())
     layers = gpt_layers(1000)

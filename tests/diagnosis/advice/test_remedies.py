@@ -83,6 +83,7 @@ def test_raising_a_temperature_that_was_not_measured_is_not_advised() -> None:
     assert len(found.remedies) == len(SdrCollapse.remedies) - 1
 
 
+@pytest.mark.slow
 def test_no_remedy_is_repeated_in_a_report_of_every_finding_and_cause() -> None:
     every = [remedy for kind in KINDS for remedy in documentation(kind).remedies]
     every += [remedy for cause in causes().values() for remedy in cause.remedies]

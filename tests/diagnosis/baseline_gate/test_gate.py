@@ -52,6 +52,7 @@ def test_the_spread_of_the_baselines_own_seeds_is_noise() -> None:
     assert against(worse, *baselines).passed
 
 
+@pytest.mark.slow
 def test_many_more_spikes_fail_and_one_more_does_not() -> None:
     losses = falling(4000)
     one, many = losses.copy(), losses.copy()

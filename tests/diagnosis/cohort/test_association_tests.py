@@ -64,6 +64,7 @@ def test_a_parameter_without_effect_is_rarely_named(make: Callable[[np.random.Ge
     assert sum(bool(each.associations) for each in cohorts) <= 2
 
 
+@pytest.mark.slow
 def test_a_tree_over_repeated_settings_is_not_believed_for_having_seen_their_repetitions() -> None:
     trees = [cohort_of(repeated_settings(np.random.default_rng(number))) for number in range(10)]
     assert sum(each is not None and each.tree is not None and each.tree.better for each in trees) <= 1

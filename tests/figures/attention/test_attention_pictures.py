@@ -37,6 +37,7 @@ def is_legible(figure: Figure) -> bool:
     return cut_off(figure) == [] and overlapping_labels(figure) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "shape"), [(1, (8, 8)), (2, (64, 64)), (3, (1, 1)), (8, (20, 64)), (8, (64, 7)), (32, (64, 64))]
 )
@@ -48,6 +49,7 @@ def test_heads_of_any_number_and_shape_are_legible(heads: int, shape: tuple[int,
     assert figure.get_size_inches()[1] < 12
 
 
+@pytest.mark.slow
 def test_the_picture_names_its_subject() -> None:
     figure = attention_heatmap(attention(8, 64, 64, all_heads=32, causal=True, tokens=(512, 512), step=12_000))
     said = " ".join(texts(figure))
@@ -81,6 +83,7 @@ def test_each_weight_has_its_colour_where_its_query_and_key_are() -> None:
     assert "head 1" in figure.axes[2].get_title("left")
 
 
+@pytest.mark.slow
 def test_masked_weights_and_non_finite_weights_have_different_colours() -> None:
     plain = attention_heatmap(attention(4, 16, 16))
     assert in_picture(plain, HIDDEN) < 1000  # the edges of letters
@@ -110,6 +113,7 @@ def test_the_picture_of_a_layer_without_tokens_says_so() -> None:
     assert "no tokens" in texts(attention_heatmap(empty))
 
 
+@pytest.mark.slow
 def test_the_file_has_three_hundred_dots_per_inch() -> None:
     figure = attention_heatmap(attention(2))
     picture = matplotlib.image.imread(BytesIO(sharp_png(figure)), format="png")
@@ -175,6 +179,7 @@ def test_the_entropy_of_any_number_of_heads_is_legible(layers: int, heads: int, 
     assert "collapsed: below 0.05" in texts(figure)
 
 
+@pytest.mark.slow
 def test_the_module_that_contains_all_layers_is_named_once() -> None:
     words = " ".join(texts(attention_entropy(entropies(24, 4, 3), "Entropy of attention heads", "gpt-small")))
     assert "24 layers, all in transformer.h · 4 heads" in words
@@ -213,6 +218,7 @@ def test_a_collapsed_head_is_marked_among_many() -> None:
     assert in_picture(attention_entropy(entropies(1, 12, 50, low=0.0), "x"), BAD) > 5000
 
 
+@pytest.mark.slow
 def test_layers_that_are_left_out_are_counted_in_the_picture() -> None:
     figure = attention_entropy(entropies(60, 2, 3), "x")
     assert "12 layers left out" in " ".join(texts(figure))

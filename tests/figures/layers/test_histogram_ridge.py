@@ -12,6 +12,7 @@ from mlflow_stability.figures.layers.histogram_ridge import MAX_RIDGES, MAX_STEP
 from mlflow_stability.vocabulary.measured import layer_table_from
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "steps"), [(1, 1), (2, 3), (12, 12), (100, 2), (1000, 1)])
 def test_any_number_of_layers_is_legible(layers: int, steps: int) -> None:
     tables = [table(1000 * number, gpt_layers(layers), [two_bumps, normal()]) for number in range(1, steps + 1)]

@@ -36,6 +36,7 @@ def colour(name: str) -> list[int]:
     return [round(each * 255) for each in matplotlib.colors.to_rgb(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 50, 5000, 1_000_000])
 def test_any_number_of_steps_is_legible(count: int) -> None:
     figure = dashboard(board_of_steps(count))

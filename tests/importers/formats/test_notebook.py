@@ -193,6 +193,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(json_values, st.integers(0, 60))
 def test_any_notebook_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, cells: object, cut: int) -> None:
     file = tmp_path_factory.mktemp("notebook") / "any.ipynb"

@@ -109,6 +109,7 @@ def test_one_nan_or_infinity_does_not_hide_a_later_spike(bad: float) -> None:
     assert findings == [(400, "nan_detected" if math.isnan(bad) else "inf_detected"), (450, "loss_spike")]
 
 
+@pytest.mark.slow
 def test_noise_with_a_heavy_tail_raises_the_limit() -> None:
     random = np.random.default_rng(4)
     heavy = np.maximum(2 + 0.03 * random.standard_t(3, 20_000), 0.1)

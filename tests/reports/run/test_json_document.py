@@ -52,6 +52,7 @@ def test_what_is_written_follows_the_schema(report: Report) -> None:
     Draft202012Validator(schema("diagnosis")).validate(json.loads(render(report), parse_constant=refuse))
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(hostile_reports())
 def test_whatever_the_names_are_it_is_ascii_follows_the_schema_and_keeps_the_source(report: Report) -> None:

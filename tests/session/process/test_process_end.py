@@ -39,6 +39,7 @@ def test_what_an_exception_means_for_the_run(error: BaseException, outcome: str,
     assert detail is None or closing.detail == detail
 
 
+@pytest.mark.slow
 def test_a_very_long_message_is_cut() -> None:
     assert len(closing_of(ValueError("x" * 10_000)).detail) == 500
 

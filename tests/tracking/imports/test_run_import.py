@@ -91,6 +91,7 @@ def test_two_logs_that_are_both_there_are_two_runs_though_their_numbers_are_equa
     assert {bring(a_run({"loss": losses}, source=str(log))) for log in moved} == set(found)
 
 
+@pytest.mark.slow
 def test_an_import_that_was_killed_is_completed_and_not_doubled(
     sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
