@@ -130,7 +130,7 @@ class Diagnosis(ShownAsPage):
         >>> diagnosis.outcome
         'unstable'
         >>> [str(remedy) for remedy in diagnosis.remedies]
-        ['Inspect the batch at step 400.', 'Clip gradients at 0.5 instead of 1.']
+        ['Inspect the batch at step 400.']
     """
 
     source: str
