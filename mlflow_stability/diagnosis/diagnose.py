@@ -6,13 +6,13 @@ be judged is not called healthy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from mlflow_stability.curves.curve_shape import read_curve
-from mlflow_stability.curves.curves import RunCurves, join_pieces, resumed_attempt, run_curves, start_by_attempt
+from mlflow_stability.curves.curves import Curve, RunCurves, join_pieces, resumed_attempt, run_curves, start_by_attempt
 from mlflow_stability.curves.levels import make_sketch
 from mlflow_stability.curves.main_curves import judged_curves
 from mlflow_stability.detectors.detector import Detector
@@ -26,6 +26,7 @@ from mlflow_stability.diagnosis.findings.log_messages import endings_of, finding
 from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import with_lines
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
+from mlflow_stability.diagnosis.findings.undone import kept_losses, kept_points, restored_level, undone_steps
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
 from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.rules import (
@@ -59,20 +60,25 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
         *endings_of(history, steps[1] if steps else 0, last_attempt),
     )
     resumed = resumed_attempt(curves.losses or curves.validations)
-    shown = sorted(drawn if resumed is None else join_pieces(drawn), key=lambda curve: curve.part)[:MAX_CURVES]
+    shown = _shown(drawn, resumed)
+    undone = undone_steps(history.events, starts)
+    kept = _shown([kept_points(curve, undone) for curve in drawn], resumed)
     readings = tuple(
-        replace(reading, unit=history.step_unit) for curve in shown if (reading := read_curve(curve)) is not None
+        replace(reading, unit=history.step_unit) for curve in kept if (reading := read_curve(curve)) is not None
     )
     measured = any(curve.has_level for curve in drawn) or bool(drawn and curves.norms)
     stopped = loss_that_stopped(history)
     levelled = {curve.name for curve in shown if curve.has_level}
+    main = readings[0] if readings and readings[0].metric in levelled and not stopped else None
+    of_main = [curve for curve in drawn if main is not None and curve.name == main.metric]
     outcome = outcome_of(
         findings,
         readings,
         history.outcome,
         measured=measured and not stopped,
         last_attempt=resumed,
-        main=readings[0] if readings and readings[0].metric in levelled and not stopped else None,
+        main=main,
+        restored=restored_level(of_main[-1], undone) if of_main else None,
     )
     findings = with_lines(with_affected_layers(findings, history, starts), history, starts)
     findings = tuple(replace(finding, unit=history.step_unit) for finding in findings)
@@ -107,12 +113,19 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
     )
 
 
+def _shown(curves: Iterable[Curve], resumed: int | None) -> list[Curve]:
+    """Return the curves with a reading, that of the whole model first; pieces of a resumed training are joined."""
+    pieces = list(curves)
+    return sorted(pieces if resumed is None else join_pieces(pieces), key=lambda curve: curve.part)[:MAX_CURVES]
+
+
 def _findings(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Finding, ...]:
     """Return what detectors and rules find, each trouble once."""
     asked, starts = changed_kinds(detectors), start_by_attempt(history)
     if history.events is not None:  # judged during training
-        by_rules = apply_rules(WHERE_JUDGED_LIVE, curves, detectors)
-        by_rules += apply_rules(OF_VALIDATIONS, RunCurves((), curves.validations, (), ()), detectors)
+        kept = kept_losses(curves, undone_steps(history.events, starts))
+        by_rules = apply_rules(WHERE_JUDGED_LIVE, kept, detectors)
+        by_rules += apply_rules(OF_VALIDATIONS, RunCurves((), kept.validations, (), ()), detectors)
         events = without_unjudged_levels(history.events, history, curves)
     else:
         by_rules = apply_rules(RULES, curves, detectors)

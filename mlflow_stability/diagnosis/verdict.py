@@ -84,11 +84,13 @@ def outcome_of(
     measured: bool,
     last_attempt: int | None = None,
     main: CurveReading | None = None,
+    restored: float | None = None,
 ) -> str:
     """Return the outcome in one word.
 
     ``measured``: whether there is a loss that measures progress; ``main``: that loss. ``last_attempt``: the attempt at
-    the end of a resumed run; None where attempts are runs of their own.
+    the end of a resumed run; None where attempts are runs of their own. ``restored``: its level in the state that the
+    last rollback restored.
     """
     bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
     last = max((finding.attempt for finding in bad), default=0) if last_attempt is None else last_attempt
@@ -105,7 +107,7 @@ def outcome_of(
     if "overfitting" in lasting and not any(finding.severity is Severity.CRITICAL for finding in remaining):
         return "overfitted"
     if bad and _was_rescued(findings):
-        return RECOVERED if main is None or _is_back(main, bad) else "diverged" if _rose(main) else "unstable"
+        return RECOVERED if main is None or _is_back(main, bad, restored) else "diverged" if _rose(main) else "unstable"
     if bad:
         return "unstable"
     enough = measured and any(reading.points >= MIN_POINTS for reading in readings)
@@ -288,13 +290,17 @@ def _rollbacks_in_effect(findings: Sequence[Finding]) -> int:
     return sum(-rollback.count if is_revert(rollback) else rollback.count for rollback in rollbacks)
 
 
-def _is_back(reading: CurveReading, bad: Sequence[Finding]) -> bool:
-    """Whether the loss ended near its level before the trouble; near where it began if no finding names that level."""
+def _is_back(reading: CurveReading, bad: Sequence[Finding], restored: float | None) -> bool:
+    """Whether the loss ended near its level before the trouble, or in the restored state.
+
+    Near where it began if neither is known.
+    """
     began, ended = reading.first_level, reading.last_level
     if began is None or ended is None or began <= 0:
         return True
     rises = (finding.facts_as(LossRiseFacts) for finding in bad if finding.metric == reading.metric)
     levels = [rise.baseline for rise in rises if rise is not None]
+    levels += [] if restored is None else [restored]
     return ended <= RECOVERED_FACTOR * max(levels, default=0.0) or (
         not any(levels) and ended <= RECOVERED_FACTOR * began
     )

@@ -14,6 +14,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.notes import also_known
+from mlflow_stability.diagnosis.findings.undone import UndoneSteps, kept_points, restored_level, undone_steps
 from mlflow_stability.kinds.reported.rollback import is_revert
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.vocabulary.facts import Facts, PeakFacts
@@ -52,7 +53,7 @@ def episodes_of(
         remark = event.facts if event.kind in REMARKS or is_revert(event) else None
         start = starts.get(event.attempt, event.attempt)
         groups.setdefault((event.kind, event.place, start, remark), []).append(event)
-    findings = []
+    findings, undone = [], undone_steps(history.events, starts)
     for (kind, _, start, _), group in groups.items():
         name = _metric_of(history, quantities.get(kind, ()), group[0])
         every = (*curves.losses, *curves.validations, *curves.norms)
@@ -65,7 +66,7 @@ def episodes_of(
                 end = finding.end if cleared is None else cleared
                 findings.append(finding.with_span(recovered=cleared is not None, end=end))
             else:
-                findings.append(finding if curve is None else _with_end(finding, curve))
+                findings.append(finding if curve is None else _with_end(finding, curve, undone))
     return sorted(findings, key=lambda finding: (finding.attempt, finding.start))
 
 
@@ -108,9 +109,9 @@ def _metric_of(history: RunHistory, quantities: tuple[str, ...], event: Finding)
     return ""
 
 
-def _with_end(finding: Finding, curve: Curve) -> Finding:
+def _with_end(finding: Finding, curve: Curve, undone: UndoneSteps) -> Finding:
     if finding.kind in RISING:
-        return _with_return(finding, curve)
+        return _with_return(finding, curve, undone)
     finite = np.flatnonzero(curve.finite)
     if finding.kind in NON_FINITE and len(finite):
         recovered = bool(curve.steps[finite[-1]] > finding.end)
@@ -123,8 +124,11 @@ def _with_end(finding: Finding, curve: Curve) -> Finding:
     return finding
 
 
-def _with_return(finding: Finding, curve: Curve) -> Finding:
-    """Add the worst point, the end, and whether the curve was as before afterwards."""
+def _with_return(finding: Finding, curve: Curve, undone: UndoneSteps) -> Finding:
+    """Add the worst point, the end, and whether the curve was as before afterwards.
+
+    Where a rollback answered it, as before means as in the restored state.
+    """
     finite = curve.finite
     steps, values = curve.steps[finite], curve.values[finite]
     first = int(np.searchsorted(steps, finding.start))
@@ -132,7 +136,11 @@ def _with_return(finding: Finding, curve: Curve) -> Finding:
     if first < 3 or final > len(steps) or final <= first:
         return finding
     before = values[max(0, first - BASELINE_POINTS) : first]
-    usual, high = float(np.median(before)), float(values[first:final].max())
+    restored = restored_level(curve, undone, since=finding.start)
+    usual, high = (
+        max(float(np.median(before)), -np.inf if restored is None else restored),
+        float(values[first:final].max()),
+    )
     limit = usual + max(0.25 * (high - usual), 3 * float(np.median(np.abs(before - usual))))
     below = values[final:] <= limit
     in_row = np.convolve(below, np.ones(RETURN_POINTS), "valid") if len(below) >= RETURN_POINTS else np.zeros(0)
@@ -141,8 +149,10 @@ def _with_return(finding: Finding, curve: Curve) -> Finding:
     peak = first + int(np.argmax(values[first : end + 1]))
     recovered = bool(len(calm)) if len(values) - final >= RETURN_POINTS else None
     if finding.kind == "divergence":
-        recovered = _end_level(values) <= limit
-        recovered = recovered and (bool(len(calm)) or float(np.median(values[-min(5, len(values)) :])) <= limit)
+        kept = kept_points(curve, undone)
+        left = kept.values[kept.finite]
+        recovered = _end_level(left) <= limit
+        recovered = recovered and (bool(len(calm)) or float(np.median(left[-min(5, len(left)) :])) <= limit)
         end = end if recovered else len(values) - 1
     placed = finding.with_span(peak=int(steps[peak]), end=max(int(steps[end]), finding.end), recovered=recovered)
     return replace(placed, also=(*finding.also, PeakFacts(float(values[peak]))))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -242,3 +243,33 @@ def test_a_loss_that_has_only_begun_to_fall_again_is_not_reported_as_recovered(s
     said = diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
     assert said.startswith(expected)
     assert "rolled back to step 1 after a divergence at step 3" in said
+
+
+@pytest.mark.parametrize("since", [36, 6])
+@pytest.mark.parametrize("height", [1.6, 15.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_loss_that_continues_from_the_restored_state_has_recovered(since: int, height: float, seed: int) -> None:
+    said = verdict_after_rollback(since, height, lambda losses: losses[101 : 101 + since], seed=seed)
+    assert said.startswith("Recovered: rolled back to step 101 after a divergence at step ")
+    assert "loss fell from 1." in said, "the undone rise is not its end"
+
+
+@pytest.mark.parametrize("height", [1.6, 15.0])
+def test_a_loss_that_stays_high_after_a_rollback_has_not_recovered(height: float) -> None:
+    said = verdict_after_rollback(36, height, lambda losses: losses[:36] * height)
+    assert said.startswith("Diverged: ")
+
+
+def verdict_after_rollback(since: int, height: float, course: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> str:
+    """The verdict of a falling loss that was high for 14 steps and was rolled back to step 101."""
+    losses = falling(400, seed=seed, first=1.4, last=0.3)[: 200 - since]
+    losses[-14:] = height
+    losses = np.concatenate([losses, course(falling(400, seed=seed + 9, first=1.4, last=0.3))])
+    rise = DivergenceFacts(height, float(np.median(losses[150 - since : 180 - since])), 30.0, 4.0, 12, 16)
+    back = RollbackFacts("loss is high.", 101, 180 - since, 98 - since, 0.1, 1)
+    attempts = (np.arange(200) >= 200 - since).astype(np.int64)
+    events = (
+        at_step(198 - since, "divergence", Severity.CRITICAL, facts=rise),
+        at_step(199 - since, "rollback", Severity.INFO, facts=back),
+    )
+    return diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
