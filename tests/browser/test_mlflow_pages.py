@@ -86,7 +86,7 @@ def test_the_overview_says_what_happened_when_and_what_next(browser: Chromium, p
     said = text_of(browser)
     assert said.index("My own words.") < said.index("Training stability: broken") < said.index("Loss is NaN at step 80")
     assert "Check the labels." in said
-    assert "Clip gradients at 1.0." in said
+    assert "Clip gradients" in said
     assert "Lower the learning rate" not in said  # the loss was falling: the rate is ruled out
     assert "120 steps" in said
     assert "stability.verdict" in said
