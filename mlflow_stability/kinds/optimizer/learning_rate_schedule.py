@@ -13,28 +13,47 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
-from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import FIT_SCHEDULE, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text import counted
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimits:
+    """When a learning rate counts as zero."""
+
+    vanished: float = 1e-8
+    """Maximum share of the highest rate; steps of that size are lost in the rounding of float32 weights."""
+
+
+RATE_LIMITS = RateLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class ZeroRateFacts(Facts):
-    """A learning rate that is zero in all parameter groups while steps go on."""
+    """A learning rate that is zero, or almost zero, in all parameter groups while steps go on."""
 
     kind = "learning_rate_zero"
     metrics = ("since", "steps", "highest")
 
     since: int
-    """The first step at which it was zero."""
+    """The first step at which it was so low."""
     steps: int
     """Number of steps since then."""
     highest: float
     """The highest learning rate before."""
+    rate: float = 0.0
+    """The learning rate now, or at the end."""
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
+        steps = counted(self.steps, unit)
+        if self.rate > 0:
+            return (
+                f"learning rate is almost 0 since {unit} {self.since}, now {self.rate:.2g}: {steps} changed almost no "
+                f"weight; highest before: {self.highest:.3g}."
+            )
         return (
-            f"learning rate is 0 since {unit} {self.since}: {counted(self.steps, unit)} changed no weight; highest "
-            f"before: {self.highest:.3g}."
+            f"learning rate is 0 since {unit} {self.since}: {steps} changed no weight; highest before: "
+            f"{self.highest:.3g}."
         )
 
 
@@ -46,8 +65,10 @@ class GroupRate:
     """The smallest rate above zero."""
 
     def is_zero(self, nearly_zero: float) -> bool:
-        """Return whether the rate is zero, and not a small rate that a log rounds to zero."""
-        return self.last == 0 and (self.highest == 0 or not _may_be_rounded(self.smallest, self.highest, nearly_zero))
+        """Return whether the rate is zero or vanishes, and is not a small rate that a log rounds to zero."""
+        if self.last > 0 or self.highest == 0:
+            return self.last <= RATE_LIMITS.vanished * self.highest
+        return not _may_be_rounded(self.smallest, self.highest, nearly_zero)
 
 
 def _may_be_rounded(smallest: float, highest: float, nearly_zero: float) -> bool:
@@ -68,17 +89,17 @@ class LearningRateZeroState:
 class LearningRateZero(Detector):
     """The learning rate is zero, and the training goes on.
 
-    What it sees: the learning rate of every parameter group has been exactly zero, after it was above, for {steps}
-    steps and for {share:percent} of all steps so far. A zero that a log of few digits may have rounded does not count:
-    where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one. Whole
-    curves: from some step to the end, likewise.
+    What it sees: the learning rate of every parameter group has been zero, or a hundred-millionth of its highest value
+    or less, after it was above, for {steps} steps and for {share:percent} of all steps so far. A zero that a log of few
+    digits may have rounded does not count: where the smallest rate before has one digit, it must be below
+    {nearly_zero:percent} of the highest one. Whole curves: from some step to the end, likewise.
 
     Why it matters: no step changes a weight any more. The loss looks as if it had converged, and all further time is
     lost. Usually the schedule is shorter than the training, as one that counts epochs where the script steps it once a
     batch.
 
-    What to try: set the length of the schedule to the number of optimizer steps; compare it with where the rate reached
-    zero.
+    What to try: set the length of the schedule to the number of optimizer steps, or step it once an epoch if it counts
+    epochs.
 
     When it is wrong: a script that goes on only to measure, with the rate set to zero on purpose.
 
@@ -102,7 +123,7 @@ class LearningRateZero(Detector):
     symptom = Symptom.NONE
     quantities = ("learning_rate",)
     across_places = True
-    remedies = (Remedy(Action.MATCH_SCHEDULE_LENGTH),)
+    remedies = (FIT_SCHEDULE,)
     state_type = LearningRateZeroState
 
     def step(self, state: LearningRateZeroState, point: Point) -> tuple[LearningRateZeroState, Finding | None]:
@@ -113,8 +134,9 @@ class LearningRateZero(Detector):
         if group is None:
             group = state.groups[point.place] = GroupRate()
         group.last = point.value
-        if point.value > 0:  # nearly always: skip the check of all groups
+        if point.value > 0:
             group.highest, group.smallest = max(group.highest, point.value), min(group.smallest, point.value)
+        if point.value > RATE_LIMITS.vanished * group.highest:  # nearly always: skip the check of all groups
             state.since, state.is_found = None, False
             return state, None
         groups = state.groups.values()
@@ -127,7 +149,9 @@ class LearningRateZero(Detector):
         if state.is_found or steps < max(self.steps, self.share * (point.step - state.first_step)):
             return state, None
         state.is_found = True
-        return state, self.finding(point, Severity.WARNING, ZeroRateFacts(state.since, steps, highest))
+        return state, self.finding(
+            point, Severity.WARNING, ZeroRateFacts(state.since, steps, highest, max(group.last for group in groups))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +159,12 @@ class LearningRateZeroRule(Rule):
     """The learning rate was zero from some step to the end.
 
     What it sees: at least {fewest} points and {share:percent} of the run, up to the end, at which the learning rate of
-    every parameter group was exactly zero, after it was above; where the smallest rate before has one digit, it must be
-    below {nearly_zero:percent} of the highest one.
+    every parameter group was zero, or a hundred-millionth of its highest value or less, after it was above. Of zeros,
+    where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one.
 
     Why it matters: these steps changed no weight.
 
-    What to try: set the length of the schedule to the number of optimizer steps.
+    What to try: set the length of the schedule to the number of optimizer steps, or step it once an epoch.
 
     When it is wrong: a script that goes on only to measure, with the rate set to zero on purpose.
 
@@ -163,17 +187,21 @@ class LearningRateZeroRule(Rule):
         attempt = max((curve.attempt for curve in curves.rates), default=0)
         rates = [curve for curve in curves.rates if curve.attempt == attempt and curve.finite.all()]
         used = [curve for curve in rates if len(curve.values) and curve.values.max() > 0]
-        if not used or any(curve.values[-1] != 0 for curve in used):
+        if not used or any(curve.values[-1] > RATE_LIMITS.vanished * curve.values.max() for curve in used):
             return []
-        positive = [curve.values[curve.values > 0] for curve in used]
-        if any(_may_be_rounded(float(rates.min()), float(rates.max()), self.nearly_zero) for rates in positive):
+        at_zero = [curve.values[curve.values > 0] for curve in used if curve.values[-1] == 0]
+        if any(_may_be_rounded(float(rates.min()), float(rates.max()), self.nearly_zero) for rates in at_zero):
             return []
-        firsts = [int(np.flatnonzero(curve.values)[-1]) + 1 for curve in used]
+        firsts = [
+            int(np.flatnonzero(curve.values > RATE_LIMITS.vanished * curve.values.max())[-1]) + 1 for curve in used
+        ]
         curve, first = max(zip(used, firsts, strict=True), key=lambda pair: int(pair[0].steps[pair[1]]))
         since, last = int(curve.steps[first]), int(curve.steps[-1])
         if len(curve.values) - first < self.fewest or last - since < self.share * (last - int(curve.steps[0])):
             return []
-        facts = ZeroRateFacts(since, last - since, max(float(rates.max()) for rates in positive))
+        highest = max(float(curve.values.max()) for curve in used)
+        rate = max(float(curve.values[-1]) for curve in used)
+        facts = ZeroRateFacts(since, last - since, highest, rate)
         return [self.finding(curve, Severity.WARNING, facts, since, last)]
 
 

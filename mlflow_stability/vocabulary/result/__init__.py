@@ -45,6 +45,7 @@ from mlflow_stability.vocabulary.result.model_check import ActivationCheck, Laye
 from mlflow_stability.vocabulary.result.remedy import (
     CLEARLY_ABOVE_USUAL,
     CLIP_GRADIENTS,
+    FIT_SCHEDULE,
     LOWER_BETA2,
     LOWER_RATE,
     LOWER_RATE_2_TO_5,
@@ -77,6 +78,7 @@ from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE
 __all__ = [
     "CLEARLY_ABOVE_USUAL",
     "CLIP_GRADIENTS",
+    "FIT_SCHEDULE",
     "JUDGED_LIVE",
     "LOST_OUTCOMES",
     "LOWER_BETA2",

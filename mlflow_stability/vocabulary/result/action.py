@@ -37,6 +37,7 @@ class Action(Enum):
         "Set the length of the learning-rate schedule{of} to the number of optimizer steps.",
         Topic.SCHEDULE,
     )
+    STEP_SCHEDULE_PER_EPOCH = ("Step the schedule once an epoch if it counts epochs.", Topic.SCHEDULE)
     CHECK_SCHEDULE_AT_RESUME = (
         "Check the learning-rate schedule, above all at its end and after a resume.",
         Topic.SCHEDULE,

@@ -177,6 +177,7 @@ RAISE_OR_LOWER_RATE = Remedy(Action.RAISE_OR_LOWER_LEARNING_RATE, factor=10.0)
 RAISE_TEMPERATURE_2_TO_3 = Remedy(Action.RAISE_TEMPERATURE, factor=(2.0, 3.0))
 LOWER_BETA2 = Remedy(Action.LOWER_BETA2, target=(0.95, 0.98))
 WARM_UP_LEARNING_RATE = Remedy(Action.WARM_UP_LEARNING_RATE, target=(1.0, 5.0))
+FIT_SCHEDULE = Remedy(Action.MATCH_SCHEDULE_LENGTH, alternative=Remedy(Action.STEP_SCHEDULE_PER_EPOCH))
 _CLIP_AT_1 = replace(CLIP_GRADIENTS, target=1.0)
 _WITH_NUMBERS = (
     _CLIP_AT_1,
@@ -193,6 +194,7 @@ _WITH_NUMBERS = (
     RAISE_TEMPERATURE_2_TO_3,
     LOWER_BETA2,
     WARM_UP_LEARNING_RATE,
+    FIT_SCHEDULE,
 )
 """Those that older recordings have as sentences."""
 

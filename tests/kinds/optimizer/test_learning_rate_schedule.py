@@ -77,6 +77,33 @@ def test_in_a_long_training_a_hundred_steps_are_few() -> None:
     assert event.step == 4211
 
 
+def stepped_per_batch(factor: float) -> Schedule:
+    """A schedule that is meant for epochs, stepped once a batch."""
+    return lambda step: 0.003 * factor**step
+
+
+def test_a_rate_that_vanishes_is_found_as_zero() -> None:
+    message = (
+        "learning rate is almost 0 since step 175, now 8e-14: 100 steps changed almost no weight; highest before: "
+        "0.003."
+    )
+    assert found(lambda step: 0.003 * 0.9**step if step < 232 else 8e-14, "learning_rate_zero") == [(275, message)]
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_schedule_of_epochs_that_is_stepped_per_batch_is_found(tmp_path: Path, every: int) -> None:
+    (finding,) = diagnosed(stepped_per_batch(0.9), tmp_path, every).findings
+    assert (finding.kind, finding.severity) == ("learning_rate_zero", Severity.WARNING)
+    assert isinstance(finding.facts, ZeroRateFacts)
+    assert 175 <= finding.facts.since < 175 + every
+    assert "once an epoch" in str(finding.remedies[0])
+
+
+@pytest.mark.parametrize("factor", [0.985, 0.97])
+def test_a_schedule_that_decays_far_is_healthy(tmp_path: Path, factor: float) -> None:
+    assert diagnosed(stepped_per_batch(factor), tmp_path).findings == ()
+
+
 def test_a_learning_rate_that_was_never_above_zero_is_no_finding() -> None:
     assert found(lambda _: 0.0, "learning_rate_zero") == []
 
