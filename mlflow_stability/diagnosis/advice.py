@@ -77,6 +77,8 @@ class Situation:
     """The event about the batch of a step, by the start of the training and the step."""
     norms: tuple[Curve, ...]
     """The gradient norms of the whole model, one a start of the training."""
+    explosions: tuple[Finding, ...]
+    """The findings about such a norm that exploded; all that belongs to one of them names its usual norm."""
     has_temperature: bool
     keeps_checkpoints: bool
     unit: str
@@ -99,6 +101,7 @@ def with_fitting_remedies(episodes: Sequence[Finding], history: RunHistory, curv
         attempts,
         batches_of(history, attempts),
         tuple(norm for norm in curves.norms if not norm.place),
+        tuple(episode for episode in episodes if isinstance(episode.facts, GradientSpikeFacts)),
         has_temperature=bool(history.of("sdr_temperature")),
         keeps_checkpoints=CHECKPOINTS_TAG in history.tags,
         unit=history.step_unit,
@@ -155,14 +158,17 @@ def _clipping(remedy: Remedy, episode: Finding, situation: Situation) -> Remedy 
 
 def _usual_and_highest_norm(episode: Finding, situation: Situation) -> tuple[float, float] | None:
     """Return the usual gradient norm before the trouble and the highest one in it; None without enough norms."""
-    spike, cause = episode.facts_as(GradientSpikeFacts), episode.cause
-    if spike is not None:
-        return spike.baseline, spike.value
+    cause = episode.cause
+    begun = episode.start if cause is None or cause.since is None else min(cause.since, episode.start)
+    for explosion in situation.explosions:
+        spike = explosion.facts_as(GradientSpikeFacts)
+        together = begun <= explosion.end and explosion.start <= episode.end
+        if spike is not None and together and explosion.attempt == episode.attempt:
+            return spike.baseline, spike.value
     norm = next((curve for curve in situation.norms if curve.attempt == episode.attempt), None)
     norm = situation.attempts.around(episode.attempt, episode.start).cut(norm)
     if norm is None:
         return None
-    begun = episode.start if cause is None or cause.since is None else min(cause.since, episode.start)
     start = int(np.searchsorted(norm.steps, begun, side="left"))
     end = int(np.searchsorted(norm.steps, max(episode.start, episode.peak), side="right")) + 1
     usable = norm.finite & (norm.values > 0)

@@ -8,6 +8,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientSpikeFacts
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.vocabulary.result import Diagnosis, Remedy, Severity, Topic, read_remedies
 
@@ -48,6 +49,23 @@ def test_a_number_that_an_older_recording_advised_is_replaced(again: str) -> Non
     _, advised = diverged(norms_of(0.05, 0.6), read_remedies([again]))
     assert advised
     assert all(remedy.target == pytest.approx(0.05, rel=0.1) for remedy in advised)
+
+
+def test_all_findings_of_one_explosion_advise_the_same_norm() -> None:
+    norms, losses = norms_of(0.05, 0.6), falling(COUNT)
+    norms[: AT - 20] *= 2  # the usual norm has fallen since
+    losses[AT:] *= 1 + np.minimum(4, (np.arange(AT, COUNT) - AT) / 10)
+    rose = at_step(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    facts = GradientSpikeFacts(0.6, 0.05, 12.0, 4.0)
+    exploded = at_step(AT, "gradient_explosion", Severity.WARNING, remedies=GradientExplosion.remedies, facts=facts)
+    curves = metric_of("loss", losses), metric_of("grad_norm", norms)
+    diagnosis = diagnosis_of(run_of(*curves, events=[rose, exploded]))
+    advised = [
+        [remedy.target for remedy in finding.remedies if remedy.topic is Topic.CLIP_GRADIENTS]
+        for finding in diagnosis.findings
+        if finding.kind in ("divergence", "gradient_explosion")
+    ]
+    assert advised == [[0.05], [0.05]]
 
 
 def test_no_clipping_norm_is_advised_where_no_gradient_norm_is_above_the_usual_one() -> None:
