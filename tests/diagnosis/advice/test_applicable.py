@@ -306,6 +306,6 @@ def test_advice_about_a_schedule_names_it(params: dict[str, str], schedule: str)
     (finding,) = diagnosis.findings
     assert finding.kind == "learning_rate_zero"
     assert str(finding.remedies[0]) == (
-        f"Set the length of the learning-rate schedule{schedule} to the number of optimizer steps, or step the schedule "
-        "once an epoch if it counts epochs."
+        f"Set the length of the learning-rate schedule{schedule} to the number of optimizer steps, or step the "
+        "schedule once an epoch if it counts epochs."
     )
