@@ -28,9 +28,9 @@ GRAPHS = (
     "alone and call optimizer.step() after the replay, or use `with mlflow_stability.attach(model, optimizer) as "
     "session: ... session.step(loss)`."
 )
-WHY_AND_REMEDY = (
-    "nothing is recorded. An optimizer of your own that is not a torch.optim.Optimizer, and torch.func, run no hooks. "
-    "Use `with "
+STEP_MISSING = "Does the script call step() of its optimizer? "
+OWN_OPTIMIZER = (
+    "An optimizer of your own that is not a torch.optim.Optimizer, and torch.func, run no hooks. Use `with "
     "mlflow_stability.attach(model, optimizer) as session: ... session.step(loss)`."
 )
 
@@ -101,7 +101,8 @@ class UnseenTraining:
     def _say(self, signs: str) -> None:
         if signs and not self._said and not self.counts.steps:
             self._said = True
-            self._warn(f"{signs} and no optimizer step, so {WHY_AND_REMEDY}")
+            missing = STEP_MISSING if self.counts.optimizers else ""
+            self._warn(f"{signs} and no optimizer step, so nothing is recorded. {missing}{OWN_OPTIMIZER}")
 
     def _signs(self) -> str:
         """Return the signs of a training; empty where there are too few."""

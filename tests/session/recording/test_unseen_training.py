@@ -110,6 +110,17 @@ def test_it_is_reported_at_the_end_of_the_run_that_has_no_steps(lines: pytest.Lo
         assert said(lines) == count
 
 
+@pytest.mark.parametrize("makes_optimizer", [False, True])
+def test_a_forgotten_optimizer_step_is_asked_about(lines: pytest.LogCaptureFixture, makes_optimizer: bool) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01) if makes_optimizer else None
+    for _ in range(30):
+        unseen.loss_of(model).backward()
+    mlflow_stability.autolog(disable=True)
+    (line,) = [record.getMessage() for record in lines.records if SAID in record.getMessage()]
+    assert ("Does the script call step() of its optimizer?" in line) is (optimizer is not None)
+
+
 def test_gradients_that_are_computed_after_a_training_are_no_training(lines: pytest.LogCaptureFixture) -> None:
     with mlflow.start_run():
         unseen.healthy()
