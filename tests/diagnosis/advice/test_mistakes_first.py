@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
+from mlflow_stability.diagnosis.advice import JUDGED_BY_CURVES
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayer, DeadLayerFacts
@@ -77,3 +79,7 @@ def test_the_jump_of_the_learning_rate_long_after_a_mistake_comes_first() -> Non
 def test_a_mistake_that_began_after_the_trouble_does_not_come_first() -> None:
     off = event(Text("model.training is False."), EvaluationMode.remedies, 700, "evaluation_mode")
     assert actions(LATE, diverged(500), off)[0] is not Action.CALL_TRAIN
+
+
+def test_each_kind_that_curves_only_suggest_is_a_mistake_in_the_set_up() -> None:
+    assert JUDGED_BY_CURVES <= OF_SETUP
