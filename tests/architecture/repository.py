@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +32,21 @@ def shipped_files() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in below(ROOT)]
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file of the package, read once for all tests of this folder: `conftest.py` drops it."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of the tree, as `ast.walk` yields them."""
+    return list(ast.walk(tree_of(path)))
 
 
 def imported_names(path: Path) -> Iterator[str]:
     """The modules that a file imports, wherever in it."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
-from architecture.repository import PACKAGE
+from architecture.repository import PACKAGE, nodes_of, python_files
 
 INNER_IMPORTS = 110
 """So many imports reach into a sub-package of another room; lower it with each that is taken away."""
@@ -19,12 +20,13 @@ SUB_PACKAGES = {
 """All but those of `kinds`, where each file is one kind of finding and is imported by its name."""
 
 
+@cache
 def inner_imports() -> list[str]:
     """The sub-package that is reached into, for each name that is imported so."""
     found = []
-    for path in PACKAGE.rglob("*.py"):
+    for path in python_files(PACKAGE):
         room = path.relative_to(PACKAGE).parts[0]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 package = node.module.rpartition(".")[0]
                 if package in SUB_PACKAGES and package.split(".")[1] != room:

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from architecture.repository import PACKAGE, ROOT, python_files, shipped_files, tree_of
+from architecture.repository import PACKAGE, ROOT, nodes_of, python_files, shipped_files, tree_of
 
 LONGEST_IN_PACKAGE, LONGEST_IN_TESTS = 500, 600
 SAY_NOTHING = {"common", "core", "handler", "helpers", "misc", "util", "utils"}
@@ -47,7 +47,7 @@ def test_of_the_probes_only_readback_brings_values_to_the_host() -> None:
     for path in python_files(PACKAGE / "probes"):
         called = {
             node.func.attr
-            for node in ast.walk(tree_of(path))
+            for node in nodes_of(path)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         }
         assert path.name == "readback.py" or not called & TO_THE_HOST, path
@@ -55,7 +55,7 @@ def test_of_the_probes_only_readback_brings_values_to_the_host() -> None:
 
 def test_the_library_prints_nothing_and_swallows_nothing() -> None:
     for path in python_files(PACKAGE):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             assert not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"), path
             if isinstance(node, ast.ExceptHandler):
                 only_pass = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)

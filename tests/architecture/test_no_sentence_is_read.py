@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
-from architecture.repository import PACKAGE, python_files, tree_of
+from architecture.repository import PACKAGE, nodes_of, python_files
 
 READER = PACKAGE / "kinds" / "old_events.py"
 """The only module that may read sentences: those of recordings made before events had facts."""
@@ -41,10 +42,10 @@ DISPLAYED = {
 """Where a part of a sentence is left out because it is shown elsewhere, and why."""
 
 
-def reads_of_sentences(tree: ast.AST) -> list[tuple[int, str]]:
+def reads_of_sentences(nodes: Iterable[ast.AST]) -> list[tuple[int, str]]:
     """Line and method of each place at which a sentence is asked for something."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             compared = [type(operator) for operator in node.ops]
@@ -68,7 +69,7 @@ def unexpected(path: Path) -> list[str]:
     name = path.relative_to(PACKAGE).as_posix()
     return [
         f"{name}:{line} {method}"
-        for line, method in reads_of_sentences(tree_of(path))
+        for line, method in reads_of_sentences(nodes_of(path))
         if (name, method) not in DISPLAYED
     ]
 
@@ -89,9 +90,9 @@ if one.message != other.message: pass
 known = LAST_FINITE.search(inf.message)
 shown = f"{episode.message} The loss did not rise."
 """
-    assert sorted(line for line, _ in reads_of_sentences(ast.parse(code))) == [2, 3, 4, 5, 6]
+    assert sorted(line for line, _ in reads_of_sentences(ast.walk(ast.parse(code)))) == [2, 3, 4, 5, 6]
 
 
 def test_exceptions_are_used() -> None:
     for name, method in DISPLAYED:
-        assert method in {read for _, read in reads_of_sentences(tree_of(PACKAGE / name))}, name
+        assert method in {read for _, read in reads_of_sentences(nodes_of(PACKAGE / name))}, name

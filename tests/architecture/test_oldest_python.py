@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 import pytest
-from architecture.repository import PACKAGE, python_files, tree_of
+from architecture.repository import PACKAGE, nodes_of, python_files
 
 NEWER = {
     "contextlib": {"chdir"},
@@ -24,10 +25,10 @@ NEWER = {
 BUILTINS = {"BaseExceptionGroup", "ExceptionGroup"}
 
 
-def newer_names(tree: ast.Module) -> set[str]:
-    """The names in a module that Python 3.10 does not have."""
+def newer_names(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names in a file that Python 3.10 does not have."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names if "*" in NEWER.get(name.name, ())}
         elif isinstance(node, ast.ImportFrom):
@@ -42,7 +43,7 @@ def newer_names(tree: ast.Module) -> set[str]:
 
 
 def test_no_module_takes_what_the_oldest_python_lacks() -> None:
-    assert {str(file): found for file in python_files(PACKAGE) if (found := newer_names(tree_of(file)))} == {}
+    assert {str(file): found for file in python_files(PACKAGE) if (found := newer_names(nodes_of(file)))} == {}
 
 
 def test_types_of_fields_are_asked_for_in_one_function() -> None:
@@ -56,5 +57,6 @@ def test_types_of_fields_are_asked_for_in_one_function() -> None:
     ["from enum import StrEnum", "import enum; enum.StrEnum", "from datetime import UTC", "import tomllib"],
 )
 def test_newer_names_are_seen(line: str) -> None:
-    assert newer_names(ast.parse(line))
-    assert not newer_names(ast.parse("from enum import Enum; from datetime import datetime, timezone; import json"))
+    assert newer_names(ast.walk(ast.parse(line)))
+    older = "from enum import Enum; from datetime import datetime, timezone; import json"
+    assert not newer_names(ast.walk(ast.parse(older)))

@@ -10,13 +10,14 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from architecture.repository import PACKAGE, ROOT, python_files, tree_of
+from architecture.repository import PACKAGE, ROOT, nodes_of, python_files, tree_of
 
 import mlflow_stability
 
@@ -115,6 +116,7 @@ RECORDED = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 TEMPLATE_CODE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 EXAMPLE = re.compile(r"^Example:\n\n(?: {4}.*\n?)+", re.MULTILINE)
 """Code in a docstring, which `tests/manual/test_docstring_examples.py` runs."""
+TEST_NAME = re.compile(r"^ *def (test_\w+)", re.MULTILINE)
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -151,11 +153,11 @@ def are_words(value: object) -> bool:
     return isinstance(value, str) and (" " in value or (ONE_WORD.fullmatch(value) is not None and value not in NAMES))
 
 
-def literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def literals(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """String literals that are words, without docstrings; of f-strings also the whole, with … for its values."""
-    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    silent |= {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
-    for node in ast.walk(tree):
+    silent = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    silent |= {id(each) for node in nodes if isinstance(node, ast.JoinedStr) for each in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = (str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values)
             yield node.lineno, "".join(parts)
@@ -167,20 +169,22 @@ def test_a_phrase_is_found_where_a_value_parts_it_and_a_comment_is_not_read() ->
     tree = ast.parse(
         '"""A leap."""\n# a leap\nx = f"it {x} leapt"\ny = ["leapt", "a_leap", f"in {\'a heart\'} vain"]\n'
     )
-    assert [text for _, text in literals(tree)] == ["it … leapt", "leapt", "in … vain", "a heart"]
+    assert [text for _, text in literals(list(ast.walk(tree)))] == ["it … leapt", "leapt", "in … vain", "a heart"]
 
 
-def texts_of(room: str) -> Iterator[tuple[str, int, str]]:
+@cache
+def texts_of(room: str) -> list[tuple[str, int, str]]:
     """What a person reads from a room, with its file and line."""
+    texts = []
     files = [PACKAGE / room] if room.endswith(".py") else python_files(PACKAGE / room)
     for path in [] if room == "README.md" else files:
-        tree = tree_of(path)
-        for line, text in (*literals(tree), *shown_docstrings(path, tree)):
-            yield str(path.relative_to(ROOT)), line, text
+        for line, text in (*literals(nodes_of(path)), *shown_docstrings(path, tree_of(path))):
+            texts.append((str(path.relative_to(ROOT)), line, text))
     for path in documents_of(room):
         said = RECORDED.sub(lambda block: "\n" * block[0].count("\n"), path.read_text(encoding="utf-8"))
         for line, text in enumerate(said.splitlines(), start=1):
-            yield str(path.relative_to(ROOT)), line, TEMPLATE_CODE.sub("…", text)
+            texts.append((str(path.relative_to(ROOT)), line, TEMPLATE_CODE.sub("…", text)))
+    return texts
 
 
 def faults_in(text: str, banned: tuple[Banned, ...] = BANNED) -> Iterator[str]:
@@ -196,18 +200,18 @@ def test_each_banned_pattern_finds_its_own_example_and_not_the_plain_words(banne
     assert list(faults_in(banned.plain, BANNED_IN_CODE)) == []
 
 
-def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Names of variables and arguments."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):
             yield node.lineno, node.arg
 
 
-def texts_of_code(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def texts_of_code(source: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Docstrings, those of attributes included, and comments."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -218,9 +222,9 @@ def texts_of_code(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 def faults_of_code(room: str) -> list[str]:
     faults = []
     for path in [PACKAGE / room] if room.endswith(".py") else python_files(PACKAGE / room):
-        tree = tree_of(path)
-        lines = [(line, f"a name {name!r}") for line, name in bound_names(tree) if name in BANNED_NAMES]
-        for line, text in texts_of_code(path.read_text(encoding="utf-8"), tree):
+        nodes = nodes_of(path)
+        lines = [(line, f"a name {name!r}") for line, name in bound_names(nodes) if name in BANNED_NAMES]
+        for line, text in texts_of_code(path.read_text(encoding="utf-8"), nodes):
             lines += [(line, fault) for fault in faults_in(text, BANNED_IN_CODE)]
         faults += [f"{path.relative_to(ROOT)}:{line}: {fault}" for line, fault in lines]
     return faults
@@ -229,10 +233,9 @@ def faults_of_code(room: str) -> list[str]:
 def faults_of_tests(folder: str) -> list[str]:
     faults = []
     for path in python_files(ROOT / "tests" / folder):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                texts = faults_in(node.name.replace("_", " "), BANNED_IN_CODE)
-                faults += [f"{path.relative_to(ROOT)}:{node.lineno}: {fault}" for fault in texts]
+        for name in TEST_NAME.findall(path.read_text(encoding="utf-8")):
+            texts = faults_in(name.replace("_", " "), BANNED_IN_CODE)
+            faults += [f"{path.relative_to(ROOT)}: {name}: {fault}" for fault in texts]
     return faults
 
 
@@ -248,9 +251,9 @@ def folders_of_tests() -> list[str]:
 
 def test_names_comments_and_docstrings_of_attributes_are_read() -> None:
     source = 'said, (told, *rest) = 1, (2,)\n"""What it is."""\nfor each in (): pass  # why\nlambda one: one\n'
-    tree = ast.parse(source)
-    assert BANNED_NAMES & {name for _, name in bound_names(tree)} == {"said", "told", "each", "one"}
-    assert [text for _, text in texts_of_code(source, tree)] == ["What it is.", "# why"]
+    nodes = list(ast.walk(ast.parse(source)))
+    assert BANNED_NAMES & {name for _, name in bound_names(nodes)} == {"said", "told", "each", "one"}
+    assert [text for _, text in texts_of_code(source, nodes)] == ["What it is.", "# why"]
 
 
 @pytest.mark.parametrize("room", [room for room in rooms() if room != "README.md"])

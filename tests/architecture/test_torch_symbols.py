@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
+from architecture.repository import PACKAGE, nodes_of, python_files
 
-import mlflow_stability
-
-PACKAGE = Path(mlflow_stability.__file__).parent
 HOME = PACKAGE / "probes" / "hooks" / "torch_api.py"
 OF_OBJECTS = ("getattr", "hasattr", "setattr", "delattr")
 OF_MODULES = ("import_module", "__import__", "modules.get")
 SYMBOL = re.compile(r"torch(\.\w+)*:\w+(\.\w+)*")
 
 
-def private_symbols(source: str) -> Iterator[str]:
+def private_symbols(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """What a file takes of torch that begins with an underscore, whatever way it takes it."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             names = [dotted(node)]
         elif isinstance(node, ast.ImportFrom):
@@ -69,14 +66,15 @@ def dotted(node: ast.expr) -> str:
     ],
 )
 def test_a_private_symbol_is_seen_however_it_is_taken(source: str) -> None:
-    assert list(private_symbols(source))
-    assert not list(private_symbols("import torch\ntorch.__version__\nmodule._parameters\n'torch.nn'\n'a_torch._b'"))
+    public = "import torch\ntorch.__version__\nmodule._parameters\n'torch.nn'\n'a_torch._b'"
+    assert list(private_symbols(ast.walk(ast.parse(source))))
+    assert not list(private_symbols(ast.walk(ast.parse(public))))
 
 
 def test_no_other_file_takes_a_private_symbol_of_torch() -> None:
     taken = {
         str(file.relative_to(PACKAGE)): found
-        for file in PACKAGE.rglob("*.py")
-        if file != HOME and (found := sorted(set(private_symbols(file.read_text(encoding="utf-8")))))
+        for file in python_files(PACKAGE)
+        if file != HOME and (found := sorted(set(private_symbols(nodes_of(file)))))
     }
     assert taken == {}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-import pytest
-from architecture.repository import PACKAGE
+from architecture.repository import PACKAGE, nodes_of, python_files
 
 CHOOSING = (
     *(PACKAGE / "diagnosis" / "advice").glob("*.py"),
@@ -16,14 +14,13 @@ CHOOSING = (
 )
 
 
-@pytest.mark.parametrize("file", CHOOSING, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_what_chooses_remedies_uses_no_regular_expression(file: Path) -> None:
-    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
-    assert "re" not in imported
+def test_what_chooses_remedies_uses_no_regular_expression() -> None:
+    for file in CHOOSING:
+        imported = {name.name for node in nodes_of(file) if isinstance(node, ast.Import) for name in node.names}
+        assert "re" not in imported, file
 
 
 def test_no_conclusion_is_drawn_from_the_sentence_of_a_remedy() -> None:
-    for file in (PACKAGE / "diagnosis").rglob("*.py"):
+    for file in python_files(PACKAGE / "diagnosis"):
         text = file.read_text(encoding="utf-8")
         assert not [part for part in ("str(remedy", "remedy.sentence", "map(str, remedies") if part in text], file
