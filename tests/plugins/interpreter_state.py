@@ -67,14 +67,24 @@ def _put_signal_handlers_back(before: Mapping[str, Any]) -> None:
 Logger = tuple[int, bool, bool, tuple[object, ...]]
 
 
+AS_MADE: Logger = (logging.NOTSET, True, False, ())
+
+
 def _loggers() -> dict[str, Logger]:
-    """Level, whether it passes records on, whether it is switched off, and its handlers."""
-    known = [(name, each) for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger)]
-    return {name: _logger(each) for name, each in [("root", logging.root), *known]}
+    """Level, whether it passes records on, whether it is switched off, and its handlers.
+
+    There are hundreds, and this runs twice for each test: most are as they were made.
+    """
+    known = {"root": logging.root, **logging.root.manager.loggerDict}
+    return {
+        name: _logger(each) if each.handlers or each.level or each.disabled or not each.propagate else AS_MADE
+        for name, each in known.items()
+        if type(each) is not logging.PlaceHolder
+    }
 
 
 def _logger(logger: logging.Logger) -> Logger:
-    handlers = tuple(each for each in logger.handlers if not _comes_and_goes(each)) if logger.handlers else ()
+    handlers = tuple(each for each in logger.handlers if not _comes_and_goes(each))
     return logger.level, logger.propagate, logger.disabled, handlers
 
 

@@ -212,7 +212,7 @@ LIBRARIES = (
     ),
     Part(
         "matplotlib's settings",
-        lambda: dict.copy(sys.modules["matplotlib"].rcParams),
+        lambda: dict(dict.items(sys.modules["matplotlib"].rcParams)),
         lambda before: dict.update(sys.modules["matplotlib"].rcParams, before),
         "matplotlib",
     ),

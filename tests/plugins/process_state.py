@@ -16,7 +16,7 @@ MANY = 200
 """So many characters of a value are shown."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """One thing of the process: how it is read, and how it is put back."""
 
@@ -43,7 +43,7 @@ def changes(before: Snapshot, after: Snapshot) -> list[tuple[Part, str]]:
     """The parts that differ, and how."""
     told = []
     for part, was in before.items():
-        if part in after:
+        if part in after and after[part] != was:
             now = {key: after[part][key] for key in was if key in after[part]} if part.grows else after[part]
             now = now | was if part.shrinks else now
             if was != now:
