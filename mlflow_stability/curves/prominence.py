@@ -79,9 +79,12 @@ def prominence(x: NDArray[np.float64], reach: int) -> tuple[NDArray[np.float64],
 
 def window_medians(windows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the median of the values in each window, without NaN; NaN where there are no values."""
-    empty: NDArray[np.bool_] = np.asarray(np.isnan(windows).all(axis=1))
-    filled = np.where(empty[:, None], 0.0, windows)
-    return np.where(empty, np.nan, np.nanmedian(filled, axis=1))
+    # `np.nanmedian` takes four times as long for short windows.
+    ordered = np.sort(windows, axis=1)  # NaN last
+    count = windows.shape[1] - np.count_nonzero(np.isnan(windows), axis=1)
+    rows = np.arange(len(windows))
+    middle: NDArray[np.float64] = ordered[rows, np.maximum(count - 1, 0) // 2] + ordered[rows, count // 2 * (count > 0)]
+    return middle / 2
 
 
 def point_noise(x: NDArray[np.float64], height: NDArray[np.float64] | None = None) -> float:
