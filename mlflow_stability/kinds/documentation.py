@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import pairwise
 
 from mlflow_stability.detectors.detector import Detector
@@ -100,6 +101,7 @@ def _thresholds(finding_type: type[FindingType]) -> tuple[Threshold, ...]:
     )
 
 
+@cache
 def _field_docstrings(cls: type) -> dict[str, str]:
     (body,) = (node.body for node in ast.parse(inspect.getsource(cls)).body if isinstance(node, ast.ClassDef))
     return {
