@@ -38,11 +38,11 @@ def test_healthy_losses_of_all_shapes_give_no_warning(name: str, every: int) -> 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_few_points_of_a_healthy_loss_rarely_give_a_warning(name: str) -> None:
     loud = 0
-    for seed in range(4000, 4020):
+    for seed in range(4000, 4008):
         losses = HEALTHY[name](np.random.default_rng(seed))[::50]
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses, steps=np.arange(0, 1000, 50))))
         loud += diagnosis.severity > Severity.INFO
-    assert loud <= 2  # 20 points of skewed noise of 25 % look like a spike now and then
+    assert loud <= 1  # 20 points of skewed noise of 25 % look like a spike now and then
 
 
 SCHEDULES = {
@@ -102,7 +102,7 @@ def test_a_penalty_of_a_game_may_rise_and_stay() -> None:
 
 def test_one_validation_above_the_best_does_not_make_a_noisy_loss_rise() -> None:
     found = 0
-    for seed in range(40):
+    for seed in range(20):
         dice = np.random.default_rng(seed)
         losses = 0.4 * np.exp(-np.arange(102) / 102 + dice.normal(0, 0.4, 102))
         losses[-5:] = 0.2  # by luck
