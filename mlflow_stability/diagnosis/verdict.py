@@ -17,7 +17,8 @@ from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP, noun_of
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
-from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
+from mlflow_stability.kinds.optimizer.loss_scaling import SkippedStepsFacts
+from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, SkippedStepFacts
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diagnosis, Finding, Severity
@@ -231,6 +232,8 @@ def _training_sentence(
         where = f" at {unit} {first}" if all(finding.start == first for finding in bad) else f" from {unit} {first} on"
         if all(finding.kind in OF_SETUP for finding in bad):
             where = ""  # mistakes in the set-up are there from the start; the step is that of the check
+        elif all(map(_was_skipped, bad)):
+            where += ", skipped"
         return (
             f"{title_of(outcome, bad)}: {listed(finding.kind for finding in bad)}{where}; {course}.{_origin(findings)}"
         )
@@ -351,6 +354,11 @@ def _worst_of(bad: Sequence[Finding]) -> str:
     order = {kind: place for place, kind in enumerate(lost)}
     worst = min(bad, key=lambda finding: (order.get(finding.kind, len(order)), -finding.severity, finding.start))
     return f"{listed([worst.kind])} at {worst.unit} {worst.start}"
+
+
+def _was_skipped(finding: Finding) -> bool:
+    """Whether the autopilot skipped the steps of a finding, so that they changed nothing."""
+    return any(isinstance(facts, SkippedStepFacts | SkippedStepsFacts) for facts in (finding.facts, *finding.also))
 
 
 def _origin(findings: Sequence[Finding]) -> str:

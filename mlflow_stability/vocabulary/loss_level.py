@@ -62,7 +62,7 @@ def level_from_word(word: str) -> LossLevel:
 
 
 REASONS = {
-    NoLevel.ADVERSARIAL: "optimizers take turns, as in adversarial training, and one loss rises as the other falls",
+    NoLevel.ADVERSARIAL: "optimizers take turns, as in adversarial training, where one loss rises as the other falls",
     NoLevel.BOOTSTRAPPED: "a second copy of the model, updated by copying or averaging, computes its target",
     NoLevel.SELF_DISTILLATION: "the model learns from an average of itself, which changes the target",
     NoLevel.POLICY: "it is the objective of a policy, computed on actions that the model chose",

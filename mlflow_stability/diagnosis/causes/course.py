@@ -33,6 +33,7 @@ from mlflow_stability.kinds.first_look.loss_function import Activation, LossBroa
 from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized, UnregisteredModule
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.settings import AccumulationSum, EqualWeights, OptimizedTwice, StrongDropout
+from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClipping, StrongWeightDecay
 from mlflow_stability.kinds.optimizer.learning_rate_schedule import LearningRateZero
 from mlflow_stability.kinds.progress.no_progress import StandstillFacts
@@ -83,6 +84,19 @@ def rise_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that makes a loss or gradients grow."""
     findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
     return _first_mistake(context, filter(_lets_loss_grow, findings))
+
+
+def unbounded_check(context: EpisodeContext) -> CheckResult:
+    """Name a loss without a lower bound as a mistake in the set-up."""
+    facts = context.episode.facts_as(UnboundedFallFacts)
+    if facts is None:
+        return CheckResult()
+    return cause_found(
+        "setup",
+        "The loss has no lower bound: a sign is wrong, or the loss function gets an input that it does not expect.",
+        since=None,
+        remedies=context.episode.remedies,
+    )
 
 
 def _lets_loss_grow(finding: Finding) -> bool:
@@ -313,6 +327,7 @@ CAUSES = (
 CHECKS = (
     Check(standstill_check, {Symptom.STUCK: 5, Symptom.VANISHING: 5}, frozenset({"setup"})),
     Check(rise_check, {Symptom.RISING: 5, Symptom.NON_FINITE: 5}, frozenset({"setup"})),
+    Check(unbounded_check, {Symptom.RISING: 6}, frozenset({"setup"})),
     Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
     Check(chance_check, {Symptom.STUCK: 60}),
     Check(overfitting_check, {Symptom.OVERFITTING: 10}),

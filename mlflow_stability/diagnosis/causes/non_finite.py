@@ -195,6 +195,7 @@ def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:
     facts, since, repeats = origin_of(event), event.step, ((NAN_ORIGIN, event.step),)
     inputs = f"inputs range {input_range(facts)}" if facts.value_range is not None else ""
     was_normal = not abnormal_before(context)
+    largest = None if facts.value_range is None else max(map(abs, facts.value_range))
     name, certainty, place = CAUSE_BY_SOURCE.get(facts.source, ""), "likely", event.place
     if facts.source is NanSource.INPUT:
         name, certainty, place = "bad_batch", "certain", ""
@@ -204,10 +205,11 @@ def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:
         loss = None if context.loss is None else value_at(context.loss, event.step)
         # With a finite loss, the backward pass broke: a derivative, a hook, a loss scale.
         name, place = "gradient_non_finite" if loss is not None and isfinite(loss) else "loss_function", ""
+        if name == "loss_function" and largest is not None and largest <= ORIGIN_LIMITS.modest:
+            certainty = "certain"  # smaller updates would not have kept such outputs any smaller
     elif not name:
-        largest = 0.0 if facts.value_range is None else max(map(abs, facts.value_range))
         batch = _moderate_batch(context)
-        if was_normal and largest > ORIGIN_LIMITS.absurd and batch:
+        if was_normal and largest is not None and largest > ORIGIN_LIMITS.absurd and batch:
             return cause_found(
                 "damaged_weights",
                 f"The weights were corrupted at {context.unit} {event.step}: values up to {largest:.3g} reached "
@@ -378,7 +380,8 @@ CAUSES = (
     CauseDocumentation(
         "loss_function",
         "The loss function produced the first non-finite value.",
-        "The non-finite step was run again, and the inputs of the loss were finite.",
+        "The non-finite step was run again, and the inputs of the loss were finite; certain where none exceeded "
+        "{ORIGIN_LIMITS.modest}.",
         "Labels or logits that are invalid for any loss function.",
         (Remedy(Action.CHECK_LOSS_FUNCTION), Remedy(Action.CHECK_LOSS_TERMS_OF_BATCH)),
         helped_by_smaller_updates=False,

@@ -100,6 +100,10 @@ def overflow_check(context: EpisodeContext) -> CheckResult:
         evidence = f"NaN followed at {context.unit} {later} in {where}"
     if context.loss is not None and name == context.loss.name and (sentence := logarithm_of_zero(context)):
         return cause_found("logarithm_of_zero", sentence, evidence, since=step)
+    in_loss = context.loss is not None and name == context.loss.name
+    if in_loss and not in_half_precision(context.history):  # which a loss of usual size does not exceed
+        evidence += "; a division by zero and -log(0) are infinite as well"
+        return cause_found("overflow", f"{statement}.", evidence, since=step, remedies=IN_LOSS_FUNCTION)
     return cause_found("overflow", f"{statement}.", evidence, since=step)
 
 
@@ -123,14 +127,16 @@ def _overflow_at_origin(origin: NanOriginFacts) -> CheckResult:
     return not_checked("overflow: inputs of the operation are unknown")
 
 
+OVERFLOW_REMEDIES = (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.FIND_OVERFLOWING_MODULE))
+IN_LOSS_FUNCTION = (Remedy(Action.CHECK_LOSS_FUNCTION), *OVERFLOW_REMEDIES)
 CAUSES = (
     CauseDocumentation(
         "overflow",
         "Values exceeded the range of their number format.",
         "Loss or gradient norm was infinite before the first NaN, or the operation that overflowed had large finite "
         "inputs, or the inputs of the first layer were larger than 65504 in a training in fp16.",
-        "A division by zero is infinite as well.",
-        (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.FIND_OVERFLOWING_MODULE)),
+        "A division by zero and a logarithm of zero are infinite as well.",
+        OVERFLOW_REMEDIES,
     ),
     CauseDocumentation(
         "logarithm_of_zero",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector, StreakWithLoss, StreakWithLossDetector
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
-from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class DeadUnitsState(StreakWithLoss):
     """The last shares of each layer."""
     died: set[str] = field(default_factory=set)
     """The layers that have lost their units at once and not got them back."""
+    was_active: set[str] = field(default_factory=set)
+    """The layers most of whose units were active in some measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ class DeadUnits(StreakWithLossDetector):
     )
     state_type = DeadUnitsState
 
+    def look(self, state: DeadUnitsState, point: Point) -> Finding | None:
+        finding = StreakWithLossDetector.look(self, state, point)
+        facts = None if finding is None else finding.facts_as(DeadUnitsFacts)
+        if finding is None or facts is None or facts.place in state.was_active:
+            return finding
+        rate, *others = self.remedies  # no update has taken them
+        return replace(finding, remedies=(*others, rate))
+
     def facts(self, state: DeadUnitsState, point: Point) -> Facts | None:
         self._remember(state, point)
         limit, losses = self.share, state.progress.losses
@@ -107,6 +117,7 @@ class DeadUnits(StreakWithLossDetector):
             state.died.add(point.place)
         elif point.value <= self.share:
             state.died.discard(point.place)
+            state.was_active.add(point.place)
         before.append(point.value)
 
 

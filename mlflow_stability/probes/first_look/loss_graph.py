@@ -73,11 +73,21 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
 
 
 def is_over_batch(node: Any) -> bool:
-    """Whether the input node of `nll_loss` is a log-softmax over the rows."""
-    if node_name(node) != "LogSoftmax" or getattr(node, "_saved_dim", CLASSES_DIM) != 0:
-        return False
-    metadata = getattr(node, "_input_metadata", None)
-    return metadata is not None and len(metadata[0].shape) > 1
+    """Whether the input node of `nll_loss` is the logarithm of a softmax over the rows."""
+    softmax = logarithm_of(node)
+    return softmax is not None and getattr(softmax, "_saved_dim", CLASSES_DIM) == 0 and len(_shape(softmax)) > 1
+
+
+def logarithm_of(node: Any) -> Any:
+    """Return the node of the softmax whose logarithm this node is, else None; a small number may be added before."""
+    if node_name(node) == "LogSoftmax":
+        return node
+    if node_name(node) != "Log":
+        return None
+    node = node.next_functions[0][0]
+    if node_name(node) in ("Add", "Clamp", "ClampMin"):
+        node = node.next_functions[0][0]
+    return node if node_name(node) == "Softmax" else None
 
 
 def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
@@ -91,8 +101,9 @@ def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
         name, inputs = node_name(node), [following for following, _ in node.next_functions]
         if name in LOSSES:
             source = inputs[0] if inputs else None
-            if source is not None and node_name(source) == "LogSoftmax" and not is_over_batch(source):
-                yield LossFunction.CROSS_ENTROPY, node, source.next_functions[0][0]
+            softmax = logarithm_of(source)
+            if softmax is not None and not is_over_batch(source):
+                yield LossFunction.CROSS_ENTROPY, node, softmax.next_functions[0][0]
             else:
                 yield LOSSES[name], node, source
         elif name == "LogSoftmax":  # with probabilities as targets, cross entropy is a sum of products
@@ -134,10 +145,10 @@ def chance_loss(loss: Tensor) -> float | None:
     node = loss.grad_fn
     if not node_name(node).startswith("NllLoss") or node_name(node) not in LOSSES:
         return None
-    source = node.next_functions[0][0] if node is not None else None
-    if node_name(source) != "LogSoftmax" or getattr(node, "_saved_reduction", None) != MEAN:
+    softmax = logarithm_of(node.next_functions[0][0] if node is not None else None)
+    if softmax is None or getattr(node, "_saved_reduction", None) != MEAN:
         return None
-    shape = _shape(source)
+    shape = _shape(softmax)
     classes = shape[1] if len(shape) > 1 else 0
     return math.log(classes) if classes > 1 else None
 

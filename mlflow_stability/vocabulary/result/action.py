@@ -351,6 +351,9 @@ class Action(Enum):
     USE_CROSS_ENTROPY = (
         "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
     )
+    CHECK_SIGN_OF_LOSS = (
+        "Check the sign of the loss and of each of its terms; nll_loss takes log-probabilities, cross_entropy logits."
+    )
     REMOVE_ACTIVATION_BEFORE_LOSS = (
         "Remove the activation between the model's output and the loss function; nll_loss takes log_softmax there."
     )

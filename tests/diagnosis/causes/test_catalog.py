@@ -108,6 +108,7 @@ FACTS_OF_SEVERAL_KINDS = {
     "skipped_step",
     "slow_rise",
     "standstill",
+    "unbounded_fall",
     "vanishing_layer",
     "validation_rise",
 }

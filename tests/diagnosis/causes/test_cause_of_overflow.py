@@ -150,6 +150,17 @@ def test_one_batch_with_a_loss_of_minus_infinity_names_the_logarithm() -> None:
     assert diagnosis_of(history).remedies[0].action is Action.KEEP_LOGARITHM_ABOVE_ZERO
 
 
+@pytest.mark.parametrize(("largest", "certainty"), [(9.0, "certain"), (11.0, "likely")])
+def test_a_loss_function_that_breaks_on_modest_outputs_is_certainly_the_cause(largest: float, certainty: str) -> None:
+    losses = falling(COUNT)
+    losses[AT:] = nan
+    output = TensorFacts("output", (64, 1), "float32", mean=0.0, least=-0.5, greatest=largest)
+    origin = Finding.at(NanOriginFacts(NanSource.LOSS, name="loss", inputs=(output,)), AT, Severity.INFO)
+    event = at_step(AT, "nan_detected", Severity.CRITICAL, "loss is NaN.", evidence={"loss": nan})
+    cause = named(run_of(metric_of("loss", losses), events=[event, origin]))
+    assert (cause.name, cause.certainty) == ("loss_function", certainty)
+
+
 def test_a_loss_function_that_gave_minus_infinity_is_advised_against_the_logarithm() -> None:
     losses = falling(COUNT)
     losses[AT], losses[AT + 1 :] = -inf, nan

@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import Cause, Diagnosis
+from mlflow_stability.vocabulary.result import Action, Cause, Diagnosis
 from mlflow_stability.vocabulary.run import RunHistory
 
 nan, inf = math.nan, math.inf
@@ -76,7 +76,9 @@ def test_an_infinity_before_the_nan_is_an_overflow() -> None:
     losses = falling(COUNT)
     losses[300], losses[301:] = inf, nan
     cause = cause_in(run_named(loss=losses))
-    assert (cause.name, cause.evidence) == ("overflow", ("NaN followed at step 301 in loss",))
+    assert cause.name == "overflow"
+    assert cause.evidence == ("NaN followed at step 301 in loss; a division by zero and -log(0) are infinite as well",)
+    assert cause.remedies[0].action is Action.CHECK_LOSS_FUNCTION
 
 
 def test_a_loss_scale_that_is_cut_again_and_again_is_named() -> None:

@@ -9,7 +9,8 @@ from findings import at_step, changed, over_steps
 from mlflow_stability.analysis.filter_kinds import filter_kinds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import deciding_of
-from mlflow_stability.vocabulary.result import Cause, Severity
+from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts
+from mlflow_stability.vocabulary.result import Cause, Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 
 COUNT = 500
@@ -48,6 +49,19 @@ def test_the_cause_shown_is_that_of_the_kind_that_was_asked_for() -> None:
     assert spike.cause is not None
     assert spike.cause.name == "bad_batch"
     assert "batch" in str(spike.remedies[0])
+
+
+def test_a_verdict_says_that_a_broken_step_was_skipped() -> None:
+    losses = falling(COUNT)
+    losses[200] = -math.inf
+    broken = at_step(200, "inf_detected", Severity.CRITICAL, "loss is -infinite.", evidence={"loss": -math.inf})
+    skip = Finding.at(
+        SkippedStepFacts(SkipNews.FIRST, 1, 1, by_scaler=False), 200, Severity.WARNING, kind="step_skipped"
+    )
+    norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    curves = metric_of("loss", losses), metric_of("grad_norm", norms)
+    assert "infinity at step 200, skipped; " in diagnosis_of(run_of(*curves, events=[broken, skip])).verdict
+    assert "infinity at step 200; " in diagnosis_of(run_of(*curves, events=[broken])).verdict
 
 
 def test_a_process_that_was_killed_long_after_a_spike_was_not_killed_by_it() -> None:

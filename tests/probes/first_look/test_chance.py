@@ -25,6 +25,13 @@ def test_the_classes_of_one_mean_cross_entropy_are_counted() -> None:
     assert chance_loss(images) == math.log(5)
 
 
+@pytest.mark.parametrize("smallest", [0.0, 1e-8])
+def test_the_logarithm_of_a_softmax_is_a_cross_entropy_as_well(smallest: float) -> None:
+    probabilities = outputs(3, 7).softmax(1)
+    assert chance_loss(functional.nll_loss((probabilities + smallest).log(), LABELS)) == math.log(7)
+    assert chance_loss(functional.nll_loss(probabilities.clamp(min=1e-6).log(), LABELS)) == math.log(7)
+
+
 OTHERS: dict[str, Callable[[], Tensor]] = {
     "a sum": lambda: functional.cross_entropy(outputs(3, 7), LABELS, reduction="sum"),
     "two losses": lambda: functional.cross_entropy(outputs(3, 7), LABELS) + outputs(3).sum(),

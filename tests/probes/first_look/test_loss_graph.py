@@ -67,6 +67,14 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
         lambda: functional.nll_loss(outputs().log_softmax(0), LABELS),
         *(LossFunction.NLL, Activation.LOG_SOFTMAX),
     ),
+    "logarithm of a softmax over the batch": (
+        lambda: functional.nll_loss(outputs().softmax(0).log(), LABELS),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+    "logarithm of a softmax of probabilities": (
+        lambda: functional.nll_loss((outputs().softmax(1).softmax(1) + 1e-8).log(), LABELS),
+        *(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX),
+    ),
 }
 
 
@@ -119,6 +127,7 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
     "capped logits": lambda: functional.cross_entropy(outputs().tanh() * 30, LABELS),
     "log-probabilities over the last dimension": lambda: functional.nll_loss(outputs().log_softmax(-1), LABELS),
     "a bounded answer": lambda: functional.binary_cross_entropy_with_logits(outputs().tanh(), SHARES),
+    "logarithm of probabilities": lambda: functional.nll_loss(outputs().softmax(1).log(), LABELS),
     "log-probabilities": lambda: functional.nll_loss(outputs().log_softmax(1), LABELS),
     "log-probabilities again": lambda: functional.cross_entropy(outputs().log_softmax(1), LABELS),
     "scaled sigmoid": lambda: functional.cross_entropy(outputs().sigmoid() * 5, LABELS),
