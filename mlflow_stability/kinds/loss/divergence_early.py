@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 from statistics import linear_regression, median
 from typing import ClassVar
 
@@ -42,6 +42,9 @@ class DivergenceAtStartState:
     """Number of steps in a row with a high loss and gradient norm."""
     onset: int = -1
     """The first of these steps."""
+    lower_row: int = 0
+    """The same for the lower rise, which counts after an update that replaced the weights."""
+    lower_onset: int = -1
     is_over: bool = False
     """Whether the start is over, and nothing is judged any more."""
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
@@ -80,13 +83,14 @@ class DivergenceAtStart(Detector):
 
     What it sees: among the first {steps} steps, a loss and a gradient norm at {smallest_rise} times their first value
     or more. Either {huge_row} such steps in a row after an update of {huge_update} of the weight norm, or {large_row}
-    in a row after an update of {large_update}. Nothing is reported without measured updates: with tiny batches a low
-    first loss looks the same. In adversarial training, such as a GAN, the ratio is {smallest_rise_adversarial}; other
-    losses whose level does not measure progress are not judged. Critical from {smallest_rise:sure_power} times the
-    first loss on.
+    in a row after an update of {large_update}. After an update of {replacing_update} times the weight norm or more, a
+    ratio of {smallest_rise_replaced} in {large_row} steps in a row is enough. Nothing is reported without measured
+    updates: with tiny batches a low first loss looks the same. In adversarial training, such as a GAN, the ratio is
+    {smallest_rise_adversarial}; other losses whose level does not measure progress are not judged. Critical from
+    {smallest_rise:sure_power} times the first loss on.
 
-    Why it matters: the run will not recover, and only the initial weights come before it. The learning rate is too
-    high.
+    Why it matters: the run will not recover, or it will train on from weights that are far too large; only the initial
+    weights come before it. The learning rate is too high.
 
     What to try: lower the learning rate by a factor of 3 to 10; warm up over 1-5 % of the steps; clip gradients.
 
@@ -110,6 +114,10 @@ class DivergenceAtStart(Detector):
     """Update, as a share of the weight norm, after which `large_row` steps are needed."""
     large_row: int = 8
     """Number of high steps in a row after a large update."""
+    replacing_update: float = 1.0
+    """Update, as a share of the weight norm, that leaves nothing of the initial weights."""
+    smallest_rise_replaced: float = 1.5
+    """Minimum ratio of loss and gradient norm to their first values after such an update."""
 
     kind = "divergence"
     instability = Instability.HARMFUL
@@ -147,20 +155,23 @@ class DivergenceAtStart(Detector):
         if point.step != state.step:
             return None
         state.first_norm = state.first_norm or point.value
-        high = state.loss >= state.first_loss * rise
-        if not high or point.value < state.first_norm * rise:
-            state.row = 0
-            return None
-        state.row += 1
+        multiple = min(state.loss / state.first_loss, point.value / state.first_norm) if state.first_norm > 0 else inf
+        state.row = state.row + 1 if multiple >= rise else 0
         state.onset = point.step if state.row == 1 else state.onset
+        is_above = point.has_level and multiple >= self.smallest_rise_replaced
+        state.lower_row = state.lower_row + 1 if is_above else 0
+        state.lower_onset = point.step if state.lower_row == 1 else state.lower_onset
         return self._judge(state, point, rise)
 
     def _judge(self, state: DivergenceAtStartState, point: Point, rise: float) -> Finding | None:
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
-        if state.row < needed or state.update < self.large_update:
-            return None
+        row, onset = state.row, state.onset
+        if row < needed or state.update < self.large_update:
+            row, onset, rise = state.lower_row, state.lower_onset, self.smallest_rise_replaced
+            if row < self.large_row or state.update < self.replacing_update:
+                return None
         exceeds = rises_beyond(state.loss, state.first_loss, self.smallest_rise)
-        facts = StartFacts(state.loss, state.first_loss, state.update, state.onset, state.row, rise, exceeds)
+        facts = StartFacts(state.loss, state.first_loss, state.update, onset, row, rise, exceeds)
         severity = self.severity_of(facts)
         if not state.episode_filter.report(severity):
             return None

@@ -60,3 +60,23 @@ def test_a_lucky_first_loss_of_a_batch_of_one_is_no_divergence(seed: int) -> Non
     errors[0] = 1e-4
     updates = 0.04 * np.exp(-np.arange(64) / 20)
     assert judged("divergence:start", loss=errors, grad_norm=np.sqrt(errors), update_ratio=updates) == []
+
+
+# A GPT under AdamW at 300 times its usual learning rate: the first step replaces the weights, the loss comes down again.
+REPLACED_LOSS = [4.17, 5.46, 14.0, 17.2, 11.5, 7.85, 10.3, 8.09, 8.77, 8.2, 7.28, 7.45]
+REPLACED_NORM = [2.3, 7.1, 7.4, 6.9, 6.6, 6.1, 5.9, 5.6, 5.5, 5.3, 5.1, 5.4]
+REPLACING = [5.29, 0.4, 0.2, 0.1, 0.08, 0.05, 0.04, 0.04, 0.03, 0.03, 0.03, 0.03]
+
+
+def test_a_lower_rise_is_enough_after_an_update_that_replaced_the_weights() -> None:
+    (event,) = judged("divergence:start", loss=REPLACED_LOSS, grad_norm=REPLACED_NORM, update_ratio=REPLACING)
+    assert (event.step, event.kind, event.severity) == (9, "divergence", Severity.WARNING)
+    assert event.metrics["onset"] == 2
+    assert "(threshold 1.5) for 8 steps in a row, after one step changed the weights by 5.3 times" in event.message
+
+
+def test_the_lower_rise_is_not_enough_after_smaller_updates_or_for_fewer_steps() -> None:
+    smaller = [min(update, 0.9) for update in REPLACING]
+    assert judged("divergence:start", loss=REPLACED_LOSS, grad_norm=REPLACED_NORM, update_ratio=smaller) == []
+    short = [*REPLACED_LOSS[:8], *[3.9] * 4]
+    assert judged("divergence:start", loss=short, grad_norm=REPLACED_NORM, update_ratio=REPLACING) == []
