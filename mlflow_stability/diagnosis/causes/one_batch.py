@@ -375,6 +375,8 @@ def changed_at_once_check(context: EpisodeContext) -> CheckResult:
     name, unit = "changed data", context.unit
     if context.norm is None or not context.rates:
         return not_checked(f"{name}: gradient norm or learning rate not logged")
+    if context.loss is not None and not context.loss.has_level:
+        return not_checked(f"{name}: the training itself moves the level of this loss")
     jump = jump_near(context)
     if jump is None:
         return ruled_out(f"{name}: the loss did not jump in one step and stay")

@@ -17,7 +17,8 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesFacts
-from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.kinds.reported.rollback import Rollback, RollbackFacts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class StepLimits:
 
     absurd: float = 0.1
     """Size of an update that overwrites much of the weights; 0.001 is usual."""
+    usual: float = 0.001
+    """Size of the updates of a training that learns well."""
+    most_raised: float = 1000.0
+    """By how many times a learning rate is raised at most."""
     usual_first: float = 0.01
     """Size up to which the first updates of a training are normal."""
     usual_later: float = 0.003
@@ -61,7 +66,7 @@ def step_size_check(context: EpisodeContext) -> CheckResult | None:
     if ratio is None or loss is None or len(loss.values) < 2 or episode.kind in KINDS_OF_LARGE_STEPS:
         return None
     early = context.is_early or episode.start - int(loss.steps[0]) <= LIMITS.first_points * loss.distance
-    if not (early and context.span.begins_training) or episode.recovered or _is_at_default(context):
+    if not (early and context.span.begins_training) or _recovered_by_itself(context) or _is_at_default(context):
         return None
     losses, steps = loss.values[loss.finite], loss.steps[loss.finite]
     if len(losses) < 2 or losses[0] <= 0:
@@ -76,6 +81,14 @@ def step_size_check(context: EpisodeContext) -> CheckResult | None:
     worst = int(np.argmax(np.where(usable, ratio.values, -np.inf)))
     update = float(ratio.values[worst])
     return _too_high(context, update, int(ratio.steps[worst])) if update >= LIMITS.absurd else None
+
+
+def _recovered_by_itself(context: EpisodeContext) -> bool:
+    """Return whether the training recovered without a rollback."""
+    episode, distance = context.episode, 1 if context.loss is None else context.loss.distance
+    until = episode.end + LIMITS.first_steps * distance
+    is_undone = any(episode.start <= event.step <= until for event in context.events_of("rollback"))
+    return bool(episode.recovered) and not is_undone
 
 
 def _is_at_default(context: EpisodeContext) -> bool:
@@ -98,8 +111,22 @@ def _too_high(context: EpisodeContext, update: float, step: int, *effects: str) 
         " ".join((statement, *effects)),
         f"update ratio {update:.3g}; {LIMITS.usual_first:g} is large for a first step, 0.001 is usual later",
         since=step,
-        remedies=(lower_by(rate, update / LIMITS.usual_first),),
+        remedies=(_stable_rate(context, rate) or lower_by(rate, update / LIMITS.usual_first),),
     )
+
+
+def _stable_rate(context: EpisodeContext, rate: float | None) -> Remedy | None:
+    """Return a remedy with the rate at which the training went on well after its last rollback, if there is one."""
+    events = [event for event in context.events_of(Rollback.kind) if event.step >= context.episode.start]
+    if rate is None or not context.episode.recovered or not events:
+        return None
+    facts = events[-1].facts
+    share = facts.learning_rate_share if isinstance(facts, RollbackFacts) else None
+    later = (finding for finding in context.findings if finding.attempt == context.episode.attempt)
+    is_stable = all(finding.start <= events[-1].step or finding.severity < Severity.WARNING for finding in later)
+    if share is None or share >= 1 or not is_stable:
+        return None
+    return Remedy(Action.LOWER_LEARNING_RATE, baseline=rate, target=float(f"{rate * share:.2g}"))
 
 
 def lower_by(rate: float | None, factor: float) -> Remedy:
@@ -126,16 +153,25 @@ def small_steps_check(context: EpisodeContext) -> CheckResult:
         return CheckResult()  # the check of the learning rate reports what was not logged
     steps = max(1, episode.end - episode.start)
     updates = ratio.values[ratio.finite & (ratio.steps <= episode.end)]
-    moved = float(updates.mean()) * steps if len(updates) else math.inf
+    usual = float(updates.mean()) if len(updates) else math.inf
+    moved = usual * steps
     top = max(float(rate.values[rate.finite].max(initial=0.0)) for rate in context.rates)
     if moved > LIMITS.moved or not 0 < top <= LIMITS.usual_rate:
         return CheckResult()
     return cause_found(
         "learning_rate_too_low",
-        f"The learning rate is too low: {steps:,} {context.unit}s together moved the weights by at most {moved:.1%} of "
-        f"their norm, at rates up to {top:.3g}.",
+        f"The learning rate is too low: {steps:,} {context.unit}s together moved the weights by at most "
+        f"{100 * moved:.2g}% of their norm, at rates up to {top:.3g}.",
         since=int(ratio.steps[0]),
+        remedies=(_raise_by(top, LIMITS.usual / usual if usual > 0 else math.inf),),
     )
+
+
+def _raise_by(rate: float, factor: float) -> Remedy:
+    """Return a remedy that raises the learning rate to where updates are of a usual size."""
+    factor = min(factor, LIMITS.most_raised)
+    target = float(f"{rate * factor:.1g}")
+    return Remedy(Action.RAISE_LEARNING_RATE, baseline=rate, target=target, factor=factor)
 
 
 def first_updates_large(context: EpisodeContext) -> bool:
@@ -162,7 +198,8 @@ def first_steps_check(context: EpisodeContext) -> CheckResult:
     first_rate, top = float(rate[0]), float(rate.max())
     update, later_loss = float(updates.max()), float(losses[1:].max())
     rose = losses[0] > 0 and later_loss >= LIMITS.rose * losses[0]
-    if first_rate < LIMITS.no_warm_up * top or update < LIMITS.large or not rose:
+    ended = None if rose or update < LIMITS.absurd else _end_of_gradients(context)
+    if first_rate < LIMITS.no_warm_up * top or update < LIMITS.large or not (rose or ended):
         return ruled_out(
             f"missing warm-up: first update {update:.2%} of the weights, learning rate {first_rate:.3g} (highest "
             f"{top:.3g})"
@@ -171,9 +208,8 @@ def first_steps_check(context: EpisodeContext) -> CheckResult:
         return not_checked(f"missing warm-up: the learning rate {first_rate:.3g} is the default of the optimizer")
     effect = f"the loss rose from {losses[0]:.3g} to {later_loss:.3g} on"
     if update >= LIMITS.absurd:
-        return _too_high(
-            context, update, int(ratio.steps[is_first][int(np.argmax(updates))]), f"{effect.capitalize()} it."
-        )
+        then = ended or f"{effect.capitalize()} it."
+        return _too_high(context, update, int(ratio.steps[is_first][int(np.argmax(updates))]), then)
     return cause_found(
         "no_warm_up",
         f"No warm-up: the learning rate was {first_rate:.3g}, its highest, from the first step on. The first updates "
@@ -181,6 +217,21 @@ def first_steps_check(context: EpisodeContext) -> CheckResult:
         "an update usually changes 0.1 % of the weights",
         since=start,
     )
+
+
+def _end_of_gradients(context: EpisodeContext) -> str:
+    """Return since when there are no gradients any more; empty unless that is soon after the start."""
+    norm = context.model_curve("grad_norm")
+    if norm is None:
+        return ""
+    steps, values = norm.steps[norm.finite], norm.values[norm.finite]
+    present = np.flatnonzero(values >= GradientVanishing().smallest)
+    if not len(present) or present[-1] + 1 >= len(values):
+        return ""
+    since = int(steps[present[-1] + 1])
+    if since - int(steps[0]) > LIMITS.first_points * norm.distance:
+        return ""
+    return f"From {context.unit} {since} on there are no gradients: the first updates saturated or killed all units."
 
 
 def lasting_updates_check(context: EpisodeContext) -> CheckResult:

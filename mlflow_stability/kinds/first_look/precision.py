@@ -32,7 +32,7 @@ class EpsilonLarge(StreakDetector):
     """Gradients are far below Adam's epsilon.
 
     What it sees: the root mean square of all gradients over the epsilon of an optimizer of Adam's family, at steps 10,
-    20, 100 and 1,000. A WARNING where it is {ratio} or less at {looks} of them in a row.
+    20, 100 and 1,000. A WARNING where it is {ratio} or less, and not zero, at {looks} of them in a row.
 
     Why it matters: Adam divides a gradient by its usual size plus epsilon. Where epsilon is much larger, the step is
     smaller than the learning rate by that ratio, and follows the size of the gradient, as under SGD.
@@ -61,7 +61,7 @@ class EpsilonLarge(StreakDetector):
     remedies = (Remedy(Action.LOWER_EPS_OF_ADAM), Remedy(Action.CHECK_SCALE_OF_LOSS))
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        return EpsilonFacts(point.value) if point.value <= self.ratio else None
+        return EpsilonFacts(point.value) if 0 < point.value <= self.ratio else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step, changed
 
 from mlflow_stability.diagnosis.causes.step_size import lower_by
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import Topic
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.vocabulary.result import Finding, Severity, Topic
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import Meaning
 
@@ -94,3 +99,43 @@ def test_huge_updates_at_the_start_are_not_the_cause_of_what_comes_much_later() 
 )
 def test_the_advised_reduction_is_given_in_round_numbers(rate: float | None, factor: float, said: str) -> None:
     assert str(lower_by(rate, factor)) == f"Lower the learning rate {said}"
+
+
+def test_a_training_that_was_rolled_back_at_once_has_too_high_a_rate_and_the_rate_that_was_stable() -> None:
+    losses = np.r_[39.3, 2e3, 4e6, 4e10, falling(COUNT - 4, first=39.3, last=0.1)]
+    facts = StartFacts(4e10, 39.3, 75.0, 1, 3, 3.0)
+    diverged = changed(at_step(3, "divergence", Severity.CRITICAL, "loss 4e10."), metric="loss", facts=facts)
+    back = RollbackFacts("loss 4e10.", 0, 1, 4, 0.1, 1, learning_rate=0.5, learning_rate_share=0.0625)
+    history = replace(
+        run_with(losses, updates([75.0, 33.0, 0.01], [0, 3, 9]), rate=1.0),
+        events=(diverged, Finding.at(back, 3, Severity.INFO)),
+    )
+    found = diagnosis_of(history)
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_too_high"
+    assert "the update at step 0 changed the weights by 75 times their norm" in found.cause.statement
+    assert str(found.remedies[0]) == "Lower the learning rate from 1 to 0.062, which was stable."
+
+
+def test_first_updates_after_which_there_are_no_gradients_show_too_high_a_rate() -> None:
+    losses = np.full(COUNT, 2.303)
+    losses[:4] = [2.301, 2.325, 2.295, 2.332]
+    norms = np.r_[np.full(12, 0.1), np.zeros(COUNT - 12)]
+    ended = run_with(losses, updates([0.17, 0.02, 0.0], [0, 10, 20]), metric_of("grad_norm", norms), rate=3.0)
+    found = diagnosis_of(ended)
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_too_high"
+    assert "From step 12 on there are no gradients" in found.cause.statement
+    assert str(found.remedies[0]) == "Lower the learning rate from 3 to about 0.2, 17 times less."
+
+
+def test_steps_that_were_too_small_are_answered_by_a_higher_rate_alone() -> None:
+    losses = 4.17 + np.random.default_rng(0).normal(0, 0.01, COUNT)
+    small = run_with(
+        losses, updates([1e-6] * 20, list(range(0, COUNT, 10))), metric_of("grad_norm", np.ones(COUNT)), rate=1e-5
+    )
+    found = diagnosis_of(small)
+    assert found.cause is not None
+    assert "moved the weights by at most 0.02% of their norm" in found.cause.statement
+    assert str(found.remedies[0]) == "Raise the learning rate from 1e-05 to about 0.01, 1,000 times more."
+    assert [remedy for remedy in found.remedies if "ower" in str(remedy)] == []

@@ -23,6 +23,10 @@ def test_it_is_found_if_each_measurement_shows_it(kind: str) -> None:
     assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, len(values) - 1, facts)
 
 
+def test_gradients_of_exactly_zero_say_nothing_about_epsilon() -> None:
+    assert judged("epsilon_large", gradient_over_epsilon=[0.0, 0.0, 0.0]) == []
+
+
 GOOD: dict[str, tuple[str, list[float]]] = {
     "epsilon_large": ("gradient_over_epsilon", [0.002, 0.002, 5.0, 0.002]),
     "gradient_underflow": ("fp16_gradient_max", [3e-7, 3e-7, 0.01, 3e-7]),

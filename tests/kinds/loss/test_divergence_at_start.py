@@ -62,7 +62,7 @@ def test_a_lucky_first_loss_of_a_batch_of_one_is_no_divergence(seed: int) -> Non
     assert judged("divergence:start", loss=errors, grad_norm=np.sqrt(errors), update_ratio=updates) == []
 
 
-# A GPT under AdamW at 300 times its usual learning rate: the first step replaces the weights, the loss comes down again.
+# A GPT under AdamW at 300 times its usual rate: the first step replaces the weights, and the loss comes down again.
 REPLACED_LOSS = [4.17, 5.46, 14.0, 17.2, 11.5, 7.85, 10.3, 8.09, 8.77, 8.2, 7.28, 7.45]
 REPLACED_NORM = [2.3, 7.1, 7.4, 6.9, 6.6, 6.1, 5.9, 5.6, 5.5, 5.3, 5.1, 5.4]
 REPLACING = [5.29, 0.4, 0.2, 0.1, 0.08, 0.05, 0.04, 0.04, 0.03, 0.03, 0.03, 0.03]
