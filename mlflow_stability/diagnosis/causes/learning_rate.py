@@ -27,7 +27,7 @@ from mlflow_stability.diagnosis.causes.catalog import (
 )
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
-from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, settings_of
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
 from mlflow_stability.vocabulary.facts import LossRiseFacts
@@ -49,6 +49,9 @@ class RateLimits:
     """Factor on what an optimizer tolerates above which a learning rate is too high whatever the schedule."""
     above_default: float = 10.0
     """Factor on its default learning rate that a known optimizer tolerates."""
+    usual_momentum: float = 0.9
+    """Momentum of SGD that these rates are for. A constant gradient moves a weight by 1 / (1 - momentum) times the
+    learning rate, so that with more momentum a lower one is tolerated."""
     high_for_any: float = 1.0
     """Learning rate of SGD or an unknown optimizer from ten times which on first steps are far too large."""
     too_low: float = 1e-08
@@ -133,10 +136,12 @@ class Tolerance:
     """How high a learning rate an optimizer tolerates."""
 
     optimizer: str
-    """As in sentences."""
+    """As in sentences: ``SGD with momentum 0.99``."""
     rate: float
     far_too_high: float
     """Above this it is too high whatever the schedule."""
+    memory: float = 0.0
+    """Over how many steps unusual momentum adds up gradients; a loss that fell for fewer shows nothing."""
 
 
 def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
@@ -147,7 +152,13 @@ def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
     if default is None:
         return Tolerance("an optimizer", LIMITS.high, far * LIMITS.high_for_any)
     name, rate = default[0], default[1] * LIMITS.above_default
-    return Tolerance(name, rate, far * (max(rate, LIMITS.high_for_any) if name.lower() in ("sgd", "asgd") else rate))
+    if name.lower() not in ("sgd", "asgd"):
+        return Tolerance(name, rate, far * rate)
+    far_too_high, momentum = far * max(rate, LIMITS.high_for_any), settings_of(context.history).momentum
+    if momentum is None or momentum <= LIMITS.usual_momentum:
+        return Tolerance(name, rate, far_too_high)
+    share = (1 - momentum) / (1 - LIMITS.usual_momentum)
+    return Tolerance(f"{name} with momentum {momentum:g}", share * rate, share * far_too_high, 1 / (1 - momentum))
 
 
 def learning_rate_check(context: EpisodeContext) -> CheckResult:
@@ -329,15 +340,16 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             certainty="possible",
             remedies=(lower_by(now, now / tolerance.rate),) if now >= 2 * tolerance.rate else (),
         )
-    learned = context.loss is not None and _fell(context.before(context.loss, len(context.loss.values)))
-    if now > tolerance.rate and context.span.begins_training and not learned:
+    before = np.empty(0) if context.loss is None else context.before(context.loss, len(context.loss.values))
+    learned = _fell(before)
+    if now > tolerance.rate and context.span.begins_training and (not learned or len(before) < tolerance.memory):
         return cause_found(
             "learning_rate_too_high",
-            f"The learning rate was {now:.3g}, and the loss had not fallen at it.",
+            f"The learning rate was {now:.3g}" + (f"; {rarely}" if learned else ", and the loss had not fallen at it."),
             f"learning rate {_course(values)}",
             since=first,
             certainty="possible",
-            remedies=(lower_by(now, 10.0),),
+            remedies=(lower_by(now, now / tolerance.rate if learned else 10.0),),
         )
     return None
 

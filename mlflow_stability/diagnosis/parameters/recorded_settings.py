@@ -20,6 +20,7 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
 MAX_NORM = frozenset({"max_norm", "max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad_norm", "clip_grad"})
+MOMENTUM = frozenset({"momentum"})
 OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim", "opt"})
 ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
 """Optimizers that divide by a running average of squared gradients."""
@@ -61,6 +62,8 @@ class RecordedSettings:
     """Whether all of its optimizers are known to be SGD."""
     betas: tuple[tuple[float, float], ...] | None = ()
     """Of all parameter groups, each pair once; empty: not recorded; None: they were changed while it trained."""
+    momentum: float | None = None
+    """The highest of all parameter groups; None: not recorded, or it was changed while it trained."""
     schedule: str = ""
     """The learning-rate schedule with its length, ``CosineAnnealingLR, T_max=150``; empty: not recorded, or several."""
 
@@ -69,6 +72,7 @@ def settings_of(history: RunHistory) -> RecordedSettings:
     """Return the recorded settings."""
     decays = _numbers(history.params, WEIGHT_DECAY)
     norms = [norm for norm in _numbers(history.params, MAX_NORM) if norm > 0]
+    momenta = [momentum for momentum in _numbers(history.params, MOMENTUM) if 0 <= momentum < 1]
     changes = history.events or ()
     decay_changed = any(is_of_option(event, "weight_decay") for event in changes)
     clipping_changed = any(is_of_setting(event, Setting.CLIPPING_NORM) for event in changes)
@@ -80,6 +84,7 @@ def settings_of(history: RunHistory) -> RecordedSettings:
         is_adam(history),
         is_sgd(history),
         None if betas_changed else _betas(history.params),
+        None if not momenta or any(is_of_option(event, "momentum") for event in changes) else max(momenta),
         _schedule(history.params),
     )
 

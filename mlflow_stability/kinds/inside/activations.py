@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector, StreakWithLoss, StreakWithLossDetector
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
-from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,6 @@ class DeadUnitsState(StreakWithLoss):
     """The last shares of each layer."""
     died: set[str] = field(default_factory=set)
     """The layers that have lost their units at once and not got them back."""
-    was_active: set[str] = field(default_factory=set)
-    """The layers most of whose units were active in some measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +90,6 @@ class DeadUnits(StreakWithLossDetector):
     )
     state_type = DeadUnitsState
 
-    def look(self, state: DeadUnitsState, point: Point) -> Finding | None:
-        finding = StreakWithLossDetector.look(self, state, point)
-        facts = None if finding is None else finding.facts_as(DeadUnitsFacts)
-        if finding is None or facts is None or facts.place in state.was_active:
-            return finding
-        rate, *others = self.remedies  # no update has taken them
-        return replace(finding, remedies=(*others, rate))
-
     def facts(self, state: DeadUnitsState, point: Point) -> Facts | None:
         self._remember(state, point)
         limit, losses = self.share, state.progress.losses
@@ -117,7 +107,6 @@ class DeadUnits(StreakWithLossDetector):
             state.died.add(point.place)
         elif point.value <= self.share:
             state.died.discard(point.place)
-            state.was_active.add(point.place)
         before.append(point.value)
 
 

@@ -116,6 +116,20 @@ def test_a_constant_rate_at_which_the_loss_had_not_fallen_is_neither_the_cause_n
     assert "a lower one may help" in look.not_checked
 
 
+@pytest.mark.parametrize(("momentum", "start", "named"), [("0.9", 60, False), ("0.999", 60, True), ("0.98", 60, False)])
+def test_a_rate_is_too_high_for_unusual_momentum_that_has_not_yet_added_up(
+    momentum: str, start: int, named: bool
+) -> None:
+    params = {"stability.optimizer": "SGD", "stability.momentum": momentum}
+    metrics = metric_of("loss", diverging_from(start)), metric_of("learning_rate", np.full(COUNT, 0.1))
+    cause = looked(run_of(*metrics, params=params), start).cause
+    assert (cause is not None) == named
+    if cause is not None:
+        assert (cause.name, cause.certainty) == ("learning_rate_too_high", "possible")
+        assert "SGD with momentum 0.999 rarely tolerates learning rates above 0.001." in cause.statement
+        assert cause.remedies[0].target == pytest.approx(0.001)
+
+
 def test_a_warm_restart_is_a_jump_for_neither_the_cause_nor_the_detector() -> None:
     history = run_named(loss=diverging_from(310), learning_rate=warm_restarts())
     (rate,) = curves_of(history, "learning_rate")

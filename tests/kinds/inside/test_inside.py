@@ -7,7 +7,7 @@ from detectors.series import judged, readings
 
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.result import Action, Finding
+from mlflow_stability.vocabulary.result import Finding
 
 MEASUREMENTS = 12
 
@@ -44,14 +44,6 @@ def test_most_of_a_layer_in_three_consecutive_measurements_is_reported_once(kind
     assert (event.step, event.place, event.kind) == (7, "a", kind)
     assert "80.0%" in event.message
     assert judged(kind, **{f"{quantity}@a": [0.8, 0.8, 0.1] * 4}) == []
-
-
-def test_units_that_are_dead_from_the_first_measurement_on_are_blamed_on_the_initialisation() -> None:
-    (born,) = judged("dead_units", **{"activation_dead@a": [0.9] * MEASUREMENTS})
-    (died,) = judged("dead_units", **{"activation_dead@a": after(0.1, 0.9)})
-    assert born.remedies[0].action is Action.CHECK_INITIALISATION_AND_BIASES
-    assert died.remedies[0].action is Action.LOWER_RATE_OR_WARM_UP_LONGER
-    assert set(born.remedies) == set(died.remedies)
 
 
 def test_layers_that_die_together_are_one_finding() -> None:

@@ -9,6 +9,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.first_look.loss_function import AboveChanceRule, ChanceFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import Meaning
@@ -30,6 +31,18 @@ def test_a_loss_that_falls_from_far_above_to_chance_level_is_a_warning() -> None
     assert isinstance(finding.facts, ChanceFacts)
     assert (finding.facts.classes, finding.facts.is_stuck) == (64, True)
     assert finding.message.startswith("The loss is 4.25 at the end, no better than chance level (4.16 for 64 classes)")
+
+
+@pytest.mark.parametrize(("level", "named"), [(CHANCE, True), (1.2 * CHANCE, False)])
+def test_a_plateau_at_the_recorded_chance_level_is_attributed_to_guessing(level: float, named: bool) -> None:
+    losses = level * np.exp(np.random.default_rng(0).normal(0, 0.004, 400))
+    metrics = (
+        metric_of("loss", losses, meaning=Meaning("loss", is_known=True)),
+        metric_of("chance_loss", [CHANCE, CHANCE], steps=[2, 3], meaning=Meaning("chance_loss", is_known=True)),
+    )
+    diagnosis = diagnosis_of(run_of(*metrics))
+    assert diagnosis.outcome == "stuck"
+    assert (diagnosis.cause is not None and diagnosis.cause.name == "guessing") is named
 
 
 def test_a_first_loss_far_above_chance_level_is_only_mentioned_where_the_model_learnt() -> None:
