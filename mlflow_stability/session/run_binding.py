@@ -27,14 +27,14 @@ from mlflow_stability.journal.process_identity import launched_job
 from mlflow_stability.kinds.catalog import describe
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
+from mlflow_stability.session.courier_link import CourierLink, RecordedRun, Say
 from mlflow_stability.session.detector_choice import chosen_detectors, judging_of
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.output.training_output import DeliveredRun, TrainingOutput
-from mlflow_stability.session.process import CourierLink, RecordedRun, Say
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.session.sweep_trials import SweepTrial, running_trial
+from mlflow_stability.session.training_output import DeliveredRun, TrainingOutput
 from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.in_process import (
     CLIENT,

@@ -32,21 +32,15 @@ from mlflow_stability.probes.probe_scheduler import ProbeScheduler
 from mlflow_stability.probes.ranks import RankExchanges, RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
+from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_delivery
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.output.training_output import TrainingOutput
 from mlflow_stability.session.probe_plan import probe_scheduler_of
-from mlflow_stability.session.process import (
-    CellEnd,
-    DeliveringCourier,
-    EndingWatch,
-    ThreadEnd,
-    process_exit,
-    wait_for_delivery,
-)
+from mlflow_stability.session.process_end import CellEnd, EndingWatch, ThreadEnd, process_exit
 from mlflow_stability.session.rank_comparison import RankComparison, rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.unseen_training import UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
+from mlflow_stability.session.training_output import TrainingOutput
 from mlflow_stability.tracking.in_process import announce, end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing

@@ -354,7 +354,7 @@ def test_the_facts_of_a_detector_are_read_from_a_journal_and_from_an_artifact(pa
 def test_a_detector_that_declares_harm_is_part_of_one_trouble_and_costs_unconfirmed_states(package: Path) -> None:
     code = (
         "from mlflow_stability.session.autopilot.decider import HARMFUL\n"
-        "from mlflow_stability.session.output.troubles import Troubles\n"
+        "from mlflow_stability.session.training_output import Troubles\n"
         "from mlflow_stability.vocabulary.result import Finding, Severity, Text\n"
         "troubles = Troubles()\n"
         "kinds = ('loss_spike', 'unlucky_loss')\n"

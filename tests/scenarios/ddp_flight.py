@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
 from mlflow_stability import RollbackPolicy, TrainingDiverged
+from mlflow_stability.session import training_output
 from mlflow_stability.session.autopilot.autopilot import Autopilot
-from mlflow_stability.session.output import training_output
 
 STEPS = 260
 TROUBLE = 150

@@ -17,7 +17,7 @@ import os, signal, sys
 import torch
 from torch import nn
 import mlflow_stability
-from mlflow_stability.session.output import training_output
+from mlflow_stability.session import training_output
 
 trouble = sys.argv[1]
 training_output.HELD_SECONDS = 60.0  # a busy machine takes longer than usual from a finding to the rollback

@@ -25,7 +25,7 @@ from zoo.healthy.data import REWARDS, NotLearntError
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.session.process.courier_link import CourierLink
+from mlflow_stability.session.courier_link import CourierLink
 from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding, Severity, Source
 from mlflow_stability.vocabulary.run import Metric, RunHistory

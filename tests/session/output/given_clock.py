@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlflow_stability.session.output import training_output
+from mlflow_stability.session import training_output
 
 
 class GivenClock:

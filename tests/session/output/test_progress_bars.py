@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers.utils import logging as transformers_logging
 
-from mlflow_stability.session.output.terminal_lines import write_line
+from mlflow_stability.session.terminal_lines import write_line
 
 OURS = "mlflow-stability: loss 9 at step {}."
 

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.session.process.process_end import EndingWatch, closing_of
+from mlflow_stability.session.process_end import EndingWatch, closing_of
 
 
 @pytest.fixture

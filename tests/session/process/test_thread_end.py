@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlflow_stability.session.process.process_end import EndingWatch, ThreadEnd
+from mlflow_stability.session.process_end import EndingWatch, ThreadEnd
 
 
 def ended(body: Callable[[ThreadEnd], None]) -> list[tuple[int, bool, BaseException | None]]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_stability.session.process import courier_link
-from mlflow_stability.session.process.courier_link import LONGEST_WAIT, DeliveryWait
+from mlflow_stability.session import courier_link
+from mlflow_stability.session.courier_link import LONGEST_WAIT, DeliveryWait
 
 
 class Clock:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from mlflow_stability.session.run_facts.setting_changes import MAX_REPORTS, SettingChanges
+from mlflow_stability.session.run_facts.facts_probe import MAX_REPORTS, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import MOST_FACTS, TrainingFacts, TrainingView
 from mlflow_stability.vocabulary.result import Finding, Severity
 

@@ -17,7 +17,7 @@ from zoo.tutorials.tutorial import Outcome, Tutorial
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
-from mlflow_stability.session.process.courier_link import CourierLink
+from mlflow_stability.session.courier_link import CourierLink
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 Mode = Literal["bare", "watched", "rollback"]

@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.session.process.courier_link import DeliveringCourier, wait_for_delivery
+from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_delivery
 from mlflow_stability.session.run_facts.secret_arguments import message_without_secrets
 from mlflow_stability.vocabulary.run import Closing
 

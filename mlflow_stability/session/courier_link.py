@@ -28,8 +28,8 @@ from mlflow_stability.journal.layout import (
     ask_to_flush,
     recording_folders,
 )
-from mlflow_stability.session.output.terminal_lines import ProgressLine
-from mlflow_stability.session.output.training_output import DeliveredRun, TrainingOutput, delivered_run
+from mlflow_stability.session.terminal_lines import ProgressLine
+from mlflow_stability.session.training_output import DeliveredRun, TrainingOutput, delivered_run
 from mlflow_stability.tracking.in_process import DeliveredState
 
 LOOK_EVERY = 5.0
