@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.probes.objects.model_discovery import ObjectScan
-from mlflow_stability.probes.objects.object_memory import ObjectMemory
+from mlflow_stability.probes.model_discovery import ObjectScan
+from mlflow_stability.probes.object_memory import ObjectMemory
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects import state_of
+from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.skipping.broken_step import local_part
 
 Rate = float | Tensor

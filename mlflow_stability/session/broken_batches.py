@@ -25,7 +25,8 @@ from mlflow_stability.kinds.reported.broken_steps import (
     TensorFacts,
     first_and_broken,
 )
-from mlflow_stability.probes.objects import models_of, names_of_modules, unwrapped
+from mlflow_stability.probes.model_discovery import models_of
+from mlflow_stability.probes.module_names import names_of_modules, unwrapped
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin import (
     BatchCapture,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.first_look import FirstLook
 from mlflow_stability.probes.forward import ForwardScheduler
-from mlflow_stability.probes.objects import ObjectMemory
+from mlflow_stability.probes.object_memory import ObjectMemory
 from mlflow_stability.probes.parameters import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.performance.training_pace import TrainingPace

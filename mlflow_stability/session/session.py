@@ -27,7 +27,7 @@ from mlflow_stability.journal.process_identity import ProcessIdentity, launched_
 from mlflow_stability.journal.writer import SLOW_SHARE
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.objects import ObjectMemory
+from mlflow_stability.probes.object_memory import ObjectMemory
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
 from mlflow_stability.probes.ranks import RankExchanges, RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading

@@ -1,4 +1,8 @@
-"""Put checkpoints, pictures and reports among a run's artifacts, and a comparison into a run of its own."""
+"""Put checkpoints, pictures and reports among a run's artifacts, and a comparison into a run of its own; download them.
+
+Guarantees: a path that a server lists is used only where it lies directly in the folder that was asked for; what is
+downloaded is a file in the folder given for it.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,23 @@ import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from mlflow_stability.errors import StabilityError
+from mlflow_stability.errors import StabilityError, TrackingError
 from mlflow_stability.tracking.client import answering_client, bars_on_a_terminal, experiment_by_id, no_progress_bar
-from mlflow_stability.tracking.downloads import artifacts_in, download_file
-from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
+from mlflow_stability.tracking.store_errors import RefusedError, sentence, store_trouble
 from mlflow_stability.tracking.tag_names import COMPARISON, DESCRIPTION
+from mlflow_stability.vocabulary.argument import short_repr
 
 CHECKPOINTS_FOLDER = "stability/checkpoints"
 META = "meta.json"
@@ -181,3 +187,40 @@ def log_comparison(experiment: str, tracking_uri: str | None, files: Mapping[str
     with store_trouble(f"finish run {run_id}"):
         client.set_terminated(run_id)
     return run_id
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file or folder in an artifact folder."""
+
+    name: str
+    is_folder: bool
+
+
+def artifacts_in(client: MlflowClient, run_id: str, folder: str) -> list[Artifact]:
+    """Return what lies directly in an artifact folder. Raises TrackingError for anything outside of it."""
+    artifacts = []
+    for listed in client.list_artifacts(run_id, folder):
+        path = PurePosixPath(listed.path)
+        if path.parent != PurePosixPath(folder) or path.name == ".." or "\\" in path.name:
+            raise TrackingError(
+                f"The server lists {short_repr(listed.path)} in {folder} of run {run_id}, which is outside of it. "
+                "Nothing was downloaded."
+            )
+        artifacts.append(Artifact(path.name, bool(listed.is_dir)))
+    return artifacts
+
+
+def download_file(client: MlflowClient, run_id: str, path: str, to: Path) -> Path:
+    """Download an artifact into a folder and return the file."""
+    try:
+        file = Path(client.download_artifacts(run_id, path, str(to)))
+    except MlflowException as error:
+        # MLflow reports every failure of a download, as a lost connection, as a missing file.
+        folder, _, name = path.rpartition("/")
+        if any(artifact.name == name for artifact in artifacts_in(client, run_id, folder)):
+            raise TrackingError(f"Could not download {path} of run {run_id}: {sentence(error)}") from error
+        raise
+    if not file.is_file() or not file.resolve().is_relative_to(to.resolve()):
+        raise TrackingError(f"The server sends something else for {path} of run {run_id} than one file.")
+    return file

@@ -109,7 +109,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.probe import Block
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.vocabulary.measured import Signal

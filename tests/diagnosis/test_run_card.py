@@ -9,7 +9,7 @@ from diagnosis.cards import card_of_loss, diverging, made
 from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
-from mlflow_stability.diagnosis.baseline_gate import spike_rate_of
+from mlflow_stability.diagnosis.compare import spike_rate_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts

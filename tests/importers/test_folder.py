@@ -6,8 +6,7 @@ from pathlib import Path
 from analysis.logs import falling, write_log
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.importers.folder import is_own_report
-from mlflow_stability.importers.open_log import read
+from mlflow_stability.importers.open_log import is_own_report, read
 
 
 def test_reports_of_our_commands_are_distinguished_from_logs_by_their_first_bytes() -> None:

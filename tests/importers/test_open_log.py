@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from importers.reading import history
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.folder import read_folder
 from mlflow_stability.importers.log_format import formats
-from mlflow_stability.importers.open_log import read, read_file
+from mlflow_stability.importers.open_log import read, read_file, read_folder
 from mlflow_stability.vocabulary.run import RunHistory
 
 LOG = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mlflow_stability.probes.tensors.gradient_norm import gradients_of, total_norm
+from mlflow_stability.probes.gradient_norm import gradients_of, total_norm
 from mlflow_stability.recovery.easing import AdaptiveClip, ClipRule, clip_in_place
 
 NAN, INF = float("nan"), float("inf")

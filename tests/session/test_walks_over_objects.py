@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mlflow_stability
-from mlflow_stability.probes.objects import model_discovery
+from mlflow_stability.probes import model_discovery
 from mlflow_stability.probes.performance import progress
 
 

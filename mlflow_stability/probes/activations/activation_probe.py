@@ -37,7 +37,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
-from mlflow_stability.probes.tensors.tensor_sums import on_device
+from mlflow_stability.probes.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (

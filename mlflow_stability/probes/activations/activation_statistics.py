@@ -24,7 +24,7 @@ from torch.nn import Module
 from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm, loss, pooling
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
-from mlflow_stability.probes.tensors.tensor_sums import HALVES, flat_view, on_device
+from mlflow_stability.probes.tensor_sums import HALVES, flat_view, on_device
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

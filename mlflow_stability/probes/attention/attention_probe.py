@@ -24,7 +24,7 @@ from torch.nn import Module
 from mlflow_stability.probes.attention.attention_scores import Scores, first_weights, head_numbers
 from mlflow_stability.probes.attention.attention_tracer import AttentionTracer
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.objects.module_names import unwrapped
+from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.sampled_forward_probe import WatchedModules
 from mlflow_stability.probes.step.readback import Parcel

@@ -27,10 +27,11 @@ from mlflow_stability.probes.first_look.module_settings import (
 from mlflow_stability.probes.first_look.precision import Precision
 from mlflow_stability.probes.first_look.targets import Targets
 from mlflow_stability.probes.first_look.untied_weights import copied_embeddings
+from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
-from mlflow_stability.probes.objects import Kind, models_of, remembered
+from mlflow_stability.probes.model_discovery import models_of, remembered
+from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.probe import BaseProbe, StepView
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 from mlflow_stability.vocabulary.result import Finding
 

@@ -24,9 +24,9 @@ from mlflow_stability.kinds.first_look.not_trained import (
     UnregisteredFacts,
     UnregisteredModule,
 )
-from mlflow_stability.probes.objects.model_discovery import state_of
-from mlflow_stability.probes.objects.module_names import owners_of_parameters, plain_name
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.probes.gradient_norm import parameters_of
+from mlflow_stability.probes.model_discovery import state_of
+from mlflow_stability.probes.module_names import owners_of_parameters, plain_name
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient().share

@@ -17,7 +17,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
     LossInputFacts,
     remedies_for,
 )
-from mlflow_stability.probes.objects.module_names import plain_name
+from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 MAX_NODES = 64  # from the loss on: enough for the sum of a few losses

@@ -20,8 +20,8 @@ from mlflow_stability.kinds.first_look.settings import (
 )
 from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
-from mlflow_stability.probes.objects.module_names import plain_name
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.probes.gradient_norm import parameters_of
+from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 DECAY_LIMITS = StrongWeightDecay()

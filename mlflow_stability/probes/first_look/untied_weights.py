@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
-from mlflow_stability.probes.objects.module_names import names_of_modules
+from mlflow_stability.probes.module_names import names_of_modules
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mlflow_stability.probes.forward.compiled_models import compiled
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler, unseen_parts
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
-from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
 
 __all__ = [
     "ForwardObserver",

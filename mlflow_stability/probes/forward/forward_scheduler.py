@@ -10,13 +10,17 @@ Each model counts its own steps: the two halves of a GAN are each measured in th
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 
+from mlflow_stability.kinds.reported.setup import NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.compiled_models import (
     CompiledCodeWatch,
@@ -26,12 +30,13 @@ from mlflow_stability.probes.forward.compiled_models import (
     too_deep,
 )
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
-from mlflow_stability.probes.forward.unmeasured_parts import not_measured_inside
+from mlflow_stability.probes.gradient_norm import is_split, parameters_of, world_size
 from mlflow_stability.probes.hooks.module_calls import RunningPass
-from mlflow_stability.probes.objects.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import parameters_in
+from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.probe import BaseProbe, ForwardProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass
-from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 UNSUPPORTED = frozenset({"ScriptModule", "DataParallel"})
 """Classes of models that are not measured inside: hooks do not run in them, or in several threads at once."""
@@ -242,3 +247,45 @@ class _GuardedProbe:
         self.close = probe.close  # not guarded: a probe that is switched off must still be closed
         self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)
         self.finish: Callable[[], Any] = guard(probe.part, probe.finish)
+
+
+def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> list[Finding]:
+    """Return findings at INFO about parameters that cannot be measured, and what to do: at most one for each reason."""
+    trained = [
+        parameter for optimizer in optimizers for parameter in parameters_of(optimizer) if parameter.requires_grad
+    ]
+    findings = (_hidden(models, trained, step), _split(trained, step))
+    return [finding for finding in findings if finding is not None]
+
+
+def not_measured_inside(model: str, why: str, step: int) -> Finding:
+    """Return the finding that the inside of a model is not measured, and why."""
+    facts = NotMeasuredFacts(Unmeasured.INSIDE, model, why)
+    remedies = (Remedy(Action.NO_ACTION_FOR_UNMEASURED),)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
+
+
+def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Finding | None:
+    """Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze"""
+    owned = {id(parameter) for model in models for parameter in parameters_in(model)}
+    hidden = [parameter for parameter in trained if id(parameter) not in owned]
+    # Counting walks over all frozen objects: 0.1 s for a million.
+    if not hidden or not gc.get_freeze_count():
+        return None
+    facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(hidden), of_parameters=len(trained))
+    remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
+
+
+def _split(trained: Sequence[Tensor], step: int) -> Finding | None:
+    split = [parameter for parameter in trained if is_split(parameter)]
+    if not split:
+        return None
+    facts = NotMeasuredFacts(
+        Unmeasured.SPLIT_PARAMETERS,
+        parameters=len(split),
+        of_parameters=len(trained),
+        one_process=world_size() == 1,
+    )
+    remedies = (Remedy(Action.NO_ACTION_FOR_SHARDS),)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)

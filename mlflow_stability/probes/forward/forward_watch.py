@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls, running_calls
-from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.model_discovery import models_of
 from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, StepSplit
 from mlflow_stability.probes.probe import Guard
 

@@ -23,8 +23,8 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.loss_level.policy_samples import POLICY_SAMPLES
 from mlflow_stability.probes.loss_level.target_copies import MAX_WATCHED_MODULES, TargetCopy, target_copies
-from mlflow_stability.probes.objects import Kind, remembered
-from mlflow_stability.probes.objects.model_discovery import living, places_of
+from mlflow_stability.probes.model_discovery import living, places_of, remembered
+from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.probe import BaseProbe, ProbeContext, ProbeFactory, StepView, next_multiple
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_word
 from mlflow_stability.vocabulary.measured import Signal, SignalType

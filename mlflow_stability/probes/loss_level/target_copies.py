@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.gradient_norm import is_split
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
-from mlflow_stability.probes.objects.model_discovery import outermost, places_of
-from mlflow_stability.probes.tensors.gradient_norm import is_split
+from mlflow_stability.probes.model_discovery import outermost, places_of
 
 MAX_COPIES = 8
 MAX_WATCHED_MODULES = 64  # of one copy: a script may call a method that calls its parts

@@ -17,9 +17,9 @@ from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, Fea
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.setup import EvaluationMode, EvaluationModeFacts, LintFacts
+from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects.module_names import plain_name
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.vocabulary.result import Action, Finding, ModelFinding, Remedy, Severity
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")

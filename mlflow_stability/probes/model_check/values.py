@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.model_check.settings import first_names, model_finding, names_of, place_of
-from mlflow_stability.probes.objects.module_names import plain_name
+from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, LayerCheck, ModelFinding, Remedy, Severity
 
 Named = tuple[str, Tensor]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.flat_copies import flat_rows, turns_of_copies
+from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeFactory, StepView
-from mlflow_stability.probes.tensors.flat_copies import flat_rows, turns_of_copies
-from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of, on_device, scalars, widest
+from mlflow_stability.probes.tensor_sums import largest_of, nonzeros_of, on_device, scalars, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
@@ -27,8 +28,7 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     whole_norm,
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
-from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.tensor_sums import on_device, squares
+from mlflow_stability.probes.tensor_sums import on_device, squares
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

@@ -16,11 +16,11 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, Layers
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
-from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, on_device, scalars
+from mlflow_stability.probes.tensor_sums import flat_view, largest_of, nonzeros_of, on_device, scalars
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_from
 
 SIGNALS = (

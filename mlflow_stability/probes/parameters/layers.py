@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.objects.model_discovery import models_of
-from mlflow_stability.probes.objects.module_names import owners_of_parameters
-from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
-from mlflow_stability.probes.tensors.tensor_sums import on_device
+from mlflow_stability.probes.gradient_norm import is_split, parameters_of, world_size
+from mlflow_stability.probes.model_discovery import models_of
+from mlflow_stability.probes.module_names import owners_of_parameters
+from mlflow_stability.probes.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import Signal
 
 MAX_SIGNAL_SETS = 64

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.flat_copies import flat_copies, turns_of_copies
+from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.tensors.flat_copies import flat_copies, turns_of_copies
-from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.tensor_sums import nonzeros_of, on_device, scalars
+from mlflow_stability.probes.tensor_sums import nonzeros_of, on_device, scalars
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

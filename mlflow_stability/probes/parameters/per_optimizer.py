@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gradient_norm import few_values, norm_of_row, total_norm
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.step.readback import value_on_host
-from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row, total_norm
 
 
 @dataclass(frozen=True, slots=True)

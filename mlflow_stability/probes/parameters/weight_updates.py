@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.flat_copies import Piece, copies_and_rows, flat_copies, turns_of_copies
+from mlflow_stability.probes.gradient_norm import few_values, norm_of_row
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import (
@@ -29,9 +31,7 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     whole_norm,
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
-from mlflow_stability.probes.tensors.flat_copies import Piece, copies_and_rows, flat_copies, turns_of_copies
-from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row
-from mlflow_stability.probes.tensors.tensor_sums import on_device, squares, widest
+from mlflow_stability.probes.tensor_sums import on_device, squares, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

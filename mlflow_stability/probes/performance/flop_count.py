@@ -29,8 +29,8 @@ from torch.utils.flop_counter import flop_registry
 from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch, compiled, too_deep
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
-from mlflow_stability.probes.objects.model_discovery import parameters_in
-from mlflow_stability.probes.objects.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import parameters_in
+from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.performance.batch_shape import BatchShape, ShapeKey, shape_key
 
 

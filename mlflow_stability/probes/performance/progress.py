@@ -25,8 +25,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.objects.model_discovery import living, remembered, schedules_of
-from mlflow_stability.probes.objects.object_memory import Kind
+from mlflow_stability.probes.model_discovery import living, remembered, schedules_of
+from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.vocabulary.measured import SignalType

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
-from mlflow_stability.probes.objects.module_names import WRAPPERS
+from mlflow_stability.probes.module_names import WRAPPERS
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
 from mlflow_stability.probes.performance.flop_count import FlopTotals

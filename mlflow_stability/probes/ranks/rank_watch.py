@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gradient_norm import gradients_of, world_size
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges
@@ -32,7 +33,6 @@ from mlflow_stability.probes.ranks.sharded_norms import (
 )
 from mlflow_stability.probes.ranks.shards import MicroBatches, TrainingRanks, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.probes.tensors.gradient_norm import gradients_of, world_size
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (

@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_copies, share_out
+from mlflow_stability.probes.gradient_norm import parameters_of, total_norm
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects.model_discovery import holder_of_state, models_of, state_of
-from mlflow_stability.probes.objects.module_names import owners_of_parameters
+from mlflow_stability.probes.model_discovery import holder_of_state, models_of, state_of
+from mlflow_stability.probes.module_names import owners_of_parameters
 from mlflow_stability.probes.parameters.layers import LayerLayout
 from mlflow_stability.probes.parameters.weight_updates import BUFFERS, UpdateChunks
 from mlflow_stability.probes.ranks.rank_row import Layout
 from mlflow_stability.probes.ranks.shards import TrainingRanks, local_part
-from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies, share_out
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm
-from mlflow_stability.probes.tensors.tensor_sums import on_device, squares
+from mlflow_stability.probes.tensor_sums import on_device, squares
 
 # Values of gradients that are still to be summed over processes; more are not sent.
 MOST_PARTIAL = 2**16

@@ -17,14 +17,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.objects.model_discovery import living, models_of
+from mlflow_stability.probes.gradient_norm import is_of_one_rank, is_split, parameters_of, world_size
+from mlflow_stability.probes.model_discovery import living, models_of
 from mlflow_stability.probes.step.readback import values_on_host
-from mlflow_stability.probes.tensors.gradient_norm import (
-    is_of_one_rank,
-    is_split,
-    parameters_of,
-    world_size,
-)
 
 # Each new number of losses a step is a look through Python's objects: some tenths of a second for a million of them.
 MAX_LOOKS = 8

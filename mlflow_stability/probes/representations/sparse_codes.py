@@ -28,7 +28,7 @@ from torch.nn import Module
 from torch.nn.functional import pad
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
-from mlflow_stability.probes.tensors.tensor_sums import HALVES, on_device, widest
+from mlflow_stability.probes.tensor_sums import HALVES, on_device, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

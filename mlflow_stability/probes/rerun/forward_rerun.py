@@ -23,7 +23,7 @@ from torch.nn.modules import module as torch_module
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.thread_state import raised_by_script
-from mlflow_stability.probes.objects.module_names import unwrapped
+from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.rerun.writable_state import WritableState, is_of_torch
 from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 

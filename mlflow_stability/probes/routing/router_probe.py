@@ -28,7 +28,7 @@ from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.routing.expert_groups import Candidate, ExpertGroup, expert_groups
 from mlflow_stability.probes.sampled_forward_probe import PassHooks, SampledForwardProbe
-from mlflow_stability.probes.tensors.tensor_sums import on_device
+from mlflow_stability.probes.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
+from mlflow_stability.probes.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.readback import Parcel, value_on_host
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.probes.tensors.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 
 MAX_FOLLOWED = 16
 """Optimizers that are followed, the newest ones; a script may make one for every sample."""

@@ -25,9 +25,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.objects.model_discovery import outermost, parameters_in, remembered
-from mlflow_stability.probes.objects.module_names import plain_name
-from mlflow_stability.probes.objects.object_memory import Kind
+from mlflow_stability.probes.model_discovery import outermost, parameters_in, remembered
+from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.vocabulary.measured import TRACK
 
 MAX_NAMED = 16

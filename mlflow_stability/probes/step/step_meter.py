@@ -19,9 +19,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.probes.gradient_norm import parameters_of, total_norm, whole_gradients_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects.model_discovery import ObjectScan
-from mlflow_stability.probes.objects.object_memory import ObjectMemory
+from mlflow_stability.probes.model_discovery import ObjectScan
+from mlflow_stability.probes.object_memory import ObjectMemory
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
@@ -47,7 +48,6 @@ from mlflow_stability.probes.step.step_capture import (
     take_scale,
 )
 from mlflow_stability.probes.step.step_count import StepCount, StepOrder
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
 
 _NUMBERS = (float, int)
 NORM = "gradient norm"

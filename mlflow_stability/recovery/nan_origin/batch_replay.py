@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.forward import compiled
 from mlflow_stability.probes.hooks import raised_by_script, torch_api
-from mlflow_stability.probes.objects import unwrapped
+from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.rerun import (
     MAX_SECONDS,
     NotRunAgain,

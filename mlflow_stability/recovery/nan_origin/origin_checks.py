@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource, TensorFacts
-from mlflow_stability.probes.objects import state_of
+from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, is_finite, word_of
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.tensors import gradients_of, total_norm
+from mlflow_stability.probes.gradient_norm import gradients_of, total_norm
 
 
 def broken_flag(

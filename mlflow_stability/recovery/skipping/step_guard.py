@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.tensors import parameters_of
+from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.recovery.skipping.broken_step import broken_flag, takes_found_inf
 from mlflow_stability.recovery.skipping.step_undo import (
     BufferUndo,

@@ -24,7 +24,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects import state_of
+from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.skipping.broken_step import local_part
 
 BUDGET = 64 * 2**20

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes.flat_copies import copy_budget
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.tensors import copy_budget
 
 _Key = tuple[Any, ...]
 _Pair = tuple[Tensor, Tensor]

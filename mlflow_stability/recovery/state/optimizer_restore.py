@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects import state_of
+from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.skipping.step_undo import PutBack, copy_bookkeeping
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.objects import state_of
+from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.state.host_copy import FiniteCheck, HostCopies, bytes_of
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 from mlflow_stability.recovery.state.value_tree import map_tensors

@@ -19,7 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from mlflow_stability.probes.objects import parameters_in, places_of
+from mlflow_stability.probes.model_discovery import parameters_in, places_of
 from mlflow_stability.recovery.state import TrainingParts, WeakTrainingParts, find_parts
 
 MOST_SEARCHES = 32

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, SmallerStepsFacts
 from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step import StepCapture
-from mlflow_stability.probes.tensors import gradients_of, parameters_of
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote

@@ -27,12 +27,13 @@ from mlflow_stability.kinds.reported.setup import (
     UnclearedFacts,
 )
 from mlflow_stability.probes.forward import ForwardObserver, unseen_parts
+from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model_lint
-from mlflow_stability.probes.objects import Kind, covering, outermost, places_of, remembered
+from mlflow_stability.probes.model_discovery import covering, outermost, places_of, remembered
+from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_words, plain_batch
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, autocast_now, group_settings
-from mlflow_stability.probes.tensors import parameters_of
+from mlflow_stability.probes.training_facts import MOST_GROUPS, MOST_OPTIMIZERS, autocast_now, group_settings
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 from mlflow_stability.vocabulary.result import Finding, Severity

@@ -16,7 +16,13 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.probes.run_facts import model_facts, optimizer_facts, scaler_facts, scheduler_facts, torch_facts
+from mlflow_stability.probes.training_facts import (
+    model_facts,
+    optimizer_facts,
+    scaler_facts,
+    scheduler_facts,
+    torch_facts,
+)
 from mlflow_stability.session.run_facts.secret_arguments import command_line
 from mlflow_stability.vocabulary.run import Fact
 

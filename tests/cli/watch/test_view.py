@@ -7,7 +7,7 @@ import pytest
 from findings import at_step
 from rich.console import Console
 
-from mlflow_stability.cli.watch.view import duration, status_line, view
+from mlflow_stability.cli.watch.command import duration, status_line, view
 from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.measured import Signal, StepReading

@@ -7,7 +7,7 @@ import pytest
 from diagnosis.cards import card_of_loss, diverging
 from diagnosis.histories import falling
 
-from mlflow_stability.diagnosis.baseline_gate import gate_of
+from mlflow_stability.diagnosis.compare import gate_of
 from mlflow_stability.vocabulary.result import RunCard
 from mlflow_stability.vocabulary.result.comparison import GateVerdict
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import SGD
 
 from mlflow_stability.kinds.catalog import documentation
-from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
-from mlflow_stability.probes.tensors.gradient_norm import is_split
+from mlflow_stability.probes.forward.forward_scheduler import unseen_parts
+from mlflow_stability.probes.gradient_norm import is_split
 from mlflow_stability.vocabulary.result import Severity
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.probes.objects.model_discovery import ObjectScan, living, models_of
+from mlflow_stability.probes.model_discovery import ObjectScan, living, models_of
 
 
 def test_the_outermost_module_that_owns_the_parameters_is_found() -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.objects import ObjectMemory
-from mlflow_stability.probes.objects.model_discovery import ObjectScan, remembered
-from mlflow_stability.probes.objects.object_memory import Kind
+from mlflow_stability.probes.model_discovery import ObjectScan, remembered
+from mlflow_stability.probes.object_memory import Kind, ObjectMemory
 
 Walks = list[int]
 

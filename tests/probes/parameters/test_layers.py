@@ -9,7 +9,7 @@ from probes.measured import backward, net
 from torch import nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
-from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.model_discovery import models_of
 from mlflow_stability.probes.parameters import layers as module
 from mlflow_stability.probes.parameters.layers import Layers
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
-from mlflow_stability.probes.objects import model_discovery
+from mlflow_stability.probes import model_discovery
 from mlflow_stability.probes.ranks import rank_watch
 
 STEPS, MICRO_BATCHES, FAILS_AT = 21, 4, 12

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from mlflow_stability.probes.performance.batch_shape import batch_words
-from mlflow_stability.probes.run_facts.training_facts import (
+from mlflow_stability.probes.training_facts import (
     autocast_now,
     model_facts,
     optimizer_facts,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.tensors.gradient_norm import total_norm
-from mlflow_stability.probes.tensors.tensor_sums import (
+from mlflow_stability.probes.gradient_norm import total_norm
+from mlflow_stability.probes.tensor_sums import (
     HALVES,
     MAX_BATCHED_VALUES,
     MIN_BATCHED_TENSORS,

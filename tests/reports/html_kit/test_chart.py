@@ -13,7 +13,7 @@ from reports.samples import broken, healthy, nan, spike
 
 from mlflow_stability.reports.drawn_curve import drawn_curves
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH
-from mlflow_stability.reports.html_kit.chart import MAX_NUMBER_ROWS, Chart, chart_of
+from mlflow_stability.reports.html_kit.pages import MAX_NUMBER_ROWS, Chart, chart_of
 from mlflow_stability.vocabulary.result import Sketch
 
 NUMBERS = re.compile(r"-?\d+\.\d")

@@ -19,7 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.probes.objects.object_memory import TYPES, Kind, ObjectMemory
+from mlflow_stability.probes.object_memory import TYPES, Kind, ObjectMemory
 
 
 def models_of(optimizers: Sequence[Optimizer]) -> list[Module]:

@@ -15,7 +15,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.tensors.tensor_sums import HALVES, LARGE, norms_of
+from mlflow_stability.probes.tensor_sums import HALVES, LARGE, norms_of
 
 _PLAIN = (Tensor, Parameter)
 # Called at every step for hundreds of parameters, so they are functions in C.
