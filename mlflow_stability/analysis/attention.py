@@ -22,9 +22,10 @@ from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.named_run import run_folder
 from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.figures.attention import LayerEntropy, attention_comparison, attention_entropy
-from mlflow_stability.figures.attention import attention_heatmap as draw
-from mlflow_stability.figures.run_page import Curve, curve_of, curve_of_values
+from mlflow_stability.figures.attention_comparison import attention_comparison
+from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_entropy
+from mlflow_stability.figures.attention_heatmap import attention_heatmap as draw
+from mlflow_stability.figures.curve import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
 from mlflow_stability.tracking.read import StoredAttention, attention_of_folder, attention_of_run

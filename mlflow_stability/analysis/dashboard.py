@@ -7,17 +7,9 @@ from collections import Counter
 
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.figures.run_page import (
-    MAX_CURVES,
-    QUANTITIES,
-    ROLLBACK,
-    Curve,
-    DashboardData,
-    Mark,
-    MarkSketch,
-    curve_of,
-)
-from mlflow_stability.figures.run_page.dashboard import dashboard as draw
+from mlflow_stability.figures.curve import Curve, curve_of
+from mlflow_stability.figures.dashboard import dashboard as draw
+from mlflow_stability.figures.dashboard_data import MAX_CURVES, QUANTITIES, ROLLBACK, DashboardData, Mark, MarkSketch
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments

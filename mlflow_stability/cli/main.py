@@ -41,7 +41,7 @@ class Commands(click.Group):
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
         "run": (".commands.run", "Run a training script with autolog(), without changing it."),
-        "watch": (".watch.command", "Watch a run while it trains: curves, findings, rollbacks, time left."),
+        "watch": (".watch", "Watch a run while it trains: curves, findings, rollbacks, time left."),
         "open": (".commands.open", "Open the report of a run in the browser."),
         "diagnose": (
             ".commands.diagnose",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from mlflow_stability.figures.dashboard_data import DashboardData
 from mlflow_stability.figures.layers.layer_grid import LayerGrid
-from mlflow_stability.figures.run_page.dashboard_data import DashboardData
 from mlflow_stability.vocabulary.discovery import modules_of
 from mlflow_stability.vocabulary.measured import LayerTable
 

@@ -19,7 +19,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.field_names import (
+from mlflow_stability.importers.csv_rows import NO_VALUE, cells_of, column_names, decimal_mark, is_number, rows_of
+from mlflow_stability.importers.field_names import (
     MIN_ABSOLUTE_TIME,
     counts_within_epochs,
     held_out_word,
@@ -32,9 +33,8 @@ from mlflow_stability.importers.assemble.field_names import (
     units_per_second,
     with_split,
 )
-from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent
-from mlflow_stability.importers.csv_rows import NO_VALUE, cells_of, column_names, decimal_mark, is_number, rows_of
+from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.log_content import LogContent
 from mlflow_stability.importers.log_text import lines_of, open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 

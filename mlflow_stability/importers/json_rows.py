@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from mlflow_stability.importers.assemble.field_names import (
+from mlflow_stability.importers.field_names import (
     MIN_ABSOLUTE_TIME,
     counts_within_epochs,
     held_out_in_row,
@@ -25,7 +25,7 @@ from mlflow_stability.importers.assemble.field_names import (
     units_per_second,
     with_split,
 )
-from mlflow_stability.importers.assemble.log_content import LogLine
+from mlflow_stability.importers.log_content import LogLine
 
 _MAX_DEPTH = 6
 _LONG_TEXT = 10_000

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.field_names import with_split
+from mlflow_stability.importers.field_names import with_split
 from mlflow_stability.importers.formats.event_file import is_event_file, read_event_files, read_split_event_files
 from mlflow_stability.importers.log_format import LogFile, formats
 from mlflow_stability.importers.log_text import encoding_of, error_reason, head_of, printable, printable_path

@@ -161,8 +161,8 @@ PROBES: tuple[ProbeFactory, ...] = (lambda context: ToyPeak(),)
 LOG_FORMAT = '''
 """Reads logs that begin with TOYLOG, with a loss a line."""
 
-from mlflow_stability.importers.assemble.log_content import LogContent
-from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.log_content import LogContent
+from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.run_page.curve import Curve, curve_of_values
+from mlflow_stability.figures.curve import Curve, curve_of_values
 from mlflow_stability.figures.style import our_style
 from mlflow_stability.vocabulary.measured import Signal
 

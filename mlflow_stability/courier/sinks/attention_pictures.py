@@ -52,7 +52,7 @@ def pictures_of(maps: Round, recording: int, step: int) -> list[LayerPicture]:
 
 def png_of(attention: AttentionMap, of: Round) -> bytes:
     """Draw a picture; the first one imports matplotlib."""
-    from mlflow_stability.figures.attention import attention_heatmap
+    from mlflow_stability.figures.attention_heatmap import attention_heatmap
     from mlflow_stability.figures.style import sharp_png
 
     drawn = min(MOST_LAYERS, len(of.files))

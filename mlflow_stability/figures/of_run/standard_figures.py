@@ -20,7 +20,7 @@ DUTY_CYCLES = (
 
 def draw_dashboard(data: FigureData) -> bytes:
     """Draw all curves below each other, with the findings marked."""
-    from mlflow_stability.figures.run_page.dashboard import dashboard
+    from mlflow_stability.figures.dashboard import dashboard
     from mlflow_stability.figures.style import png
 
     return png(dashboard(data.board()))

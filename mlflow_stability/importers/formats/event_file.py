@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from pathlib import Path
 
-from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent
+from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.log_content import LogContent
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import open_bytes
 from mlflow_stability.importers.wire_format import fields_of, signed, submessages, tf_records

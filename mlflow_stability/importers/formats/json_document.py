@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.field_names import is_epoch, split_word, step_name, step_rank, with_split
-from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent, LogLine
+from mlflow_stability.importers.field_names import is_epoch, split_word, step_name, step_rank, with_split
+from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import close_document, json_line, log_row, number_in, parse_value, row_lines
+from mlflow_stability.importers.log_content import LogContent, LogLine
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory

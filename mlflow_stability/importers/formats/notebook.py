@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.formats.json_document import Document, document_history, load_document, rows_history
 from mlflow_stability.importers.formats.text_log import TextLog
+from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import parse_value
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import MAX_LINE, all_states, clean_line, last_states, printable_path

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent, LogLine
+from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import json_line
+from mlflow_stability.importers.log_content import LogContent, LogLine
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import is_unfinished_bar, lines_of, open_text, with_points
 from mlflow_stability.importers.text.line_pattern import LinePatterns

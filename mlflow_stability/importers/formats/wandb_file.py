@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
-from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.formats.text_log import TextLog
+from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import number_in
+from mlflow_stability.importers.log_content import LogContent
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, open_bytes, printable
 from mlflow_stability.importers.text.messages import MessageReader

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlflow_stability.importers.assemble.log_content import LogContent, LogEvent
+from mlflow_stability.importers.log_content import LogContent, LogEvent
 from mlflow_stability.importers.log_text import printable
 from mlflow_stability.kinds.reported.endings import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Finding, Severity

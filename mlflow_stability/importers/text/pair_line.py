@@ -10,8 +10,8 @@ import math
 import re
 from functools import lru_cache
 
-from mlflow_stability.importers.assemble.field_names import is_epoch, step_rank
-from mlflow_stability.importers.assemble.log_content import LogLine
+from mlflow_stability.importers.field_names import is_epoch, step_rank
+from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TOTAL, LineParts, number_of
 from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mlflow_stability.importers.assemble.field_names import is_epoch, step_rank
-from mlflow_stability.importers.assemble.log_content import LogLine
+from mlflow_stability.importers.field_names import is_epoch, step_rank
 from mlflow_stability.importers.json_rows import log_row
+from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.vocabulary.text import LOSSES, split_words
 
 _RULE_CHARACTERS = frozenset("-+|=: \t")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from mlflow_stability.importers.assemble import log_content
-from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogLine
+from mlflow_stability.importers import log_content
 from mlflow_stability.importers.json_rows import number_in, parse_value
+from mlflow_stability.importers.log_content import Column, LogContent, LogLine
 from mlflow_stability.vocabulary.text import metric_meanings
 
 MAX_SHAPES = 1000

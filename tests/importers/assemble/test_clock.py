@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.importers.assemble.history import clock_of
-from mlflow_stability.importers.assemble.log_content import Column
+from mlflow_stability.importers.history import clock_of
+from mlflow_stability.importers.log_content import Column
 
 NAN = math.nan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.assemble.field_names import held_out_in_row, with_split
+from mlflow_stability.importers.field_names import held_out_in_row, with_split
 
 FIELDS = ["split", "mode", "phase", "Stage", "type", "set", "subset", "dataset", "partition", "data_split", "event"]
 WORDS = ["val", "valid", "Validation", "test", "eval", "validate", "validation set"]

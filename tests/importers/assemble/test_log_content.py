@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric
 
-from mlflow_stability.importers.assemble import log_content
-from mlflow_stability.importers.assemble.log_content import Column, LogContent
+from mlflow_stability.importers import log_content
+from mlflow_stability.importers.log_content import Column, LogContent
 
 MEGABYTE = 1024 * 1024
 READ = """
 import resource, sys
 from pathlib import Path
-from mlflow_stability.importers.assemble import log_content
+from mlflow_stability.importers import log_content
 from mlflow_stability.importers.open_log import read
 log_content.MAX_VALUES, log_content._MIN_THINNED_LENGTH = int(sys.argv[2]), 1000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

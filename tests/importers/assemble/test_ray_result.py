@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, metric
 
-from mlflow_stability.importers.assemble.field_names import metric_names
+from mlflow_stability.importers.field_names import metric_names
 
 N = range(1, 13)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.importers.assemble.log_content import LogLine
+from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.importers.text.line_pattern import LinePatterns
 from mlflow_stability.importers.text.pair_line import pair_line
 

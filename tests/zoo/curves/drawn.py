@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent
+from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.log_content import LogContent
 from mlflow_stability.vocabulary.run import RunHistory
 
 Floats = NDArray[np.float64]

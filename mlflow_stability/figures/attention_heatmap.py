@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from mlflow_stability.figures.attention.attention_cells import (
+from mlflow_stability.figures.attention_cells import (
     COLLAPSED,
     Floats,
     about,

@@ -21,9 +21,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from mlflow_stability.figures.attention.attention_cells import COLLAPSED
+from mlflow_stability.figures.attention_cells import COLLAPSED
+from mlflow_stability.figures.curve import Curve, fitted
 from mlflow_stability.figures.layers.layer_label import labels_of
-from mlflow_stability.figures.run_page.curve import Curve, fitted
 from mlflow_stability.figures.scale import number_text
 from mlflow_stability.figures.style import (
     BAD,

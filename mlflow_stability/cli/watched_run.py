@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import replace
 
-from mlflow_stability.figures.run_page import Curve, CurveSketch
+from mlflow_stability.figures.curve import Curve, CurveSketch
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Span

@@ -13,8 +13,8 @@ from matplotlib.gridspec import GridSpec
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.run_page.curve import Curve, fitted
-from mlflow_stability.figures.run_page.dashboard_data import (
+from mlflow_stability.figures.curve import Curve, fitted
+from mlflow_stability.figures.dashboard_data import (
     GRADIENT_NORM,
     MAX_CURVES,
     ROLLBACK,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogEvent
+from mlflow_stability.importers.log_content import Column, LogContent, LogEvent
 from mlflow_stability.importers.log_text import printable_path
 from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding, Span

@@ -19,11 +19,12 @@ from rich.text import Text
 from mlflow_stability.analysis.named_run import last_runs, run_id_of
 from mlflow_stability.cli.options import journal_root, last_option, tracking_uri_option
 from mlflow_stability.cli.output import present, result_console, speaks_unicode
-from mlflow_stability.cli.watch.watched_run import QUANTITIES, WatchedRun
+from mlflow_stability.cli.watched_run import QUANTITIES, WatchedRun
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.figures.run_page import GRADIENT_NORM, Curve, zone_of
+from mlflow_stability.figures.curve import Curve
+from mlflow_stability.figures.dashboard_data import GRADIENT_NORM, zone_of
 from mlflow_stability.journal.follower import JournalFollower, is_deleted, opening_if_readable
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import JOURNAL

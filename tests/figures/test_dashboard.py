@@ -11,8 +11,8 @@ import pytest
 from figures.drawings import curve, cut_off, overlapping_labels, pixels, texts
 
 import mlflow_stability
-from mlflow_stability.figures.run_page.dashboard import MAX_ROWS, dashboard
-from mlflow_stability.figures.run_page.dashboard_data import DashboardData, Mark
+from mlflow_stability.figures.dashboard import MAX_ROWS, dashboard
+from mlflow_stability.figures.dashboard_data import DashboardData, Mark
 from mlflow_stability.figures.style import BAD, png
 from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary.result import Severity
@@ -193,8 +193,8 @@ def test_pyplot_is_never_loaded_and_what_is_followed_live_loads_no_matplotlib_at
     code = (
         "import sys, mlflow_stability.courier.sinks.figure_sink, mlflow_stability.courier.sinks.table_sinks\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from mlflow_stability.figures.run_page.dashboard import dashboard\n"
-        "from mlflow_stability.figures.run_page.dashboard_data import DashboardData\n"
+        "from mlflow_stability.figures.dashboard import dashboard\n"
+        "from mlflow_stability.figures.dashboard_data import DashboardData\n"
         "dashboard(DashboardData('', '', ()))\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )

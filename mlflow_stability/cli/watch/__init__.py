@@ -1,1 +1,0 @@
-"""Follows a run while it trains, and shows how it is."""

@@ -1,1 +1,0 @@
-"""From rows to a run's history."""
