@@ -18,9 +18,13 @@ from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLeve
 RISE = 10.0
 """Minimum ratio of a loss, or of a gradient norm, to its baseline in adversarial training: a GAN whose learning rate is
 far too high has losses at 10 to 100 times their baseline, and nothing else shows it."""
-GRADIENT_RISE = 100.0
+REPLACING = 1.0
+"""Update, as a share of the weight norm, that leaves nothing of the initial weights."""
+RISE_REPLACED = 1.5
+"""Minimum ratio of a loss and its gradient norm to their first values after such an update."""
+GRADIENT_RISE = 1000.0
 """Minimum ratio of a gradient norm where the loss has no level for another reason: when a DQN copies its target, errors
-and gradients rise up to fifteenfold for some steps."""
+and gradients rise for some steps, usually up to fifteenfold, and a hundredfold at a first copy that comes late."""
 LOSS_RISE = 1000.0
 """Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
 LEAST_SIZE = 10.0

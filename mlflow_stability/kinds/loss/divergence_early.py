@@ -12,7 +12,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves
-from mlflow_stability.detectors.loss_level import RISE
+from mlflow_stability.detectors.loss_level import REPLACING, RISE, RISE_REPLACED
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import (
@@ -83,11 +83,11 @@ class DivergenceAtStart(Detector):
 
     What it sees: among the first {steps} steps, a loss and a gradient norm at {smallest_rise} times their first value
     or more. Either {huge_row} such steps in a row after an update of {huge_update} of the weight norm, or {large_row}
-    in a row after an update of {large_update}. After an update of {replacing_update} times the weight norm or more, a
-    ratio of {smallest_rise_replaced} in {large_row} steps in a row is enough. Nothing is reported without measured
-    updates: with tiny batches a low first loss looks the same. In adversarial training, such as a GAN, the ratio is
-    {smallest_rise_adversarial}; other losses whose level does not measure progress are not judged. Critical from
-    {smallest_rise:sure_power} times the first loss on.
+    in a row after an update of {large_update}. After an update of {loss_level.REPLACING} times the weight norm or
+    more, a ratio of {loss_level.RISE_REPLACED} in {large_row} steps in a row is enough. Nothing is reported without
+    measured updates: with tiny batches a low first loss looks the same. In adversarial training, such as a GAN, the
+    ratio is {smallest_rise_adversarial}; other losses whose level does not measure progress are not judged. Critical
+    from {smallest_rise:sure_power} times the first loss on.
 
     Why it matters: the run will not recover, or it will train on from weights that are far too large; only the initial
     weights come before it. The learning rate is too high.
@@ -114,10 +114,6 @@ class DivergenceAtStart(Detector):
     """Update, as a share of the weight norm, after which `large_row` steps are needed."""
     large_row: int = 8
     """Number of high steps in a row after a large update."""
-    replacing_update: float = 1.0
-    """Update, as a share of the weight norm, that leaves nothing of the initial weights."""
-    smallest_rise_replaced: float = 1.5
-    """Minimum ratio of loss and gradient norm to their first values after such an update."""
 
     kind = "divergence"
     instability = Instability.HARMFUL
@@ -158,7 +154,7 @@ class DivergenceAtStart(Detector):
         multiple = min(state.loss / state.first_loss, point.value / state.first_norm) if state.first_norm > 0 else inf
         state.row = state.row + 1 if multiple >= rise else 0
         state.onset = point.step if state.row == 1 else state.onset
-        is_above = point.has_level and multiple >= self.smallest_rise_replaced
+        is_above = point.has_level and multiple >= RISE_REPLACED
         state.lower_row = state.lower_row + 1 if is_above else 0
         state.lower_onset = point.step if state.lower_row == 1 else state.lower_onset
         return self._judge(state, point, rise)
@@ -167,8 +163,8 @@ class DivergenceAtStart(Detector):
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         row, onset = state.row, state.onset
         if row < needed or state.update < self.large_update:
-            row, onset, rise = state.lower_row, state.lower_onset, self.smallest_rise_replaced
-            if row < self.large_row or state.update < self.replacing_update:
+            row, onset, rise = state.lower_row, state.lower_onset, RISE_REPLACED
+            if row < self.large_row or state.update < REPLACING:
                 return None
         exceeds = rises_beyond(state.loss, state.first_loss, self.smallest_rise)
         facts = StartFacts(state.loss, state.first_loss, state.update, onset, row, rise, exceeds)

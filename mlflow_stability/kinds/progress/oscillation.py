@@ -213,9 +213,9 @@ class PeriodicLossRule(Rule):
     multiples have {share:percent} of the variance of the logarithm, beyond what noise has there; at least {periods}
     periods, which repeat without a trend: the line through them moves by less than the swing. Between the 10th and the
     90th percentile lies a factor of {mild} for INFO, and of {wide} for a warning, with a period of {short} points or
-    more, or from the first {from_start:percent} of the run on. Not where the logged learning rate and the loss
-    correlate at {with_rate} or more, nor where the loss is below {loss_fall.LEARNT:percent} of its start. Spikes and
-    rises that stay within the swing belong to it.
+    more, or from the first {from_start:percent} of the run on where its mean has not fallen by {progress:percent}. Not
+    where the logged learning rate and the loss correlate at {with_rate} or more, nor where the loss is below
+    {loss_fall.LEARNT:percent} of its start. Spikes and rises that stay within the swing belong to it.
 
     Why it matters: each step goes too far and the next ones come back, so that nothing is gained.
 
@@ -245,6 +245,8 @@ class PeriodicLossRule(Rule):
     """Period in points below which it is INFO: a few batches that come in turn look the same."""
     from_start: float = 0.2
     """Share of the run within which a loss with a shorter period must begin to swing to be a warning."""
+    progress: float = 0.5
+    """Minimum fall of the mean of such a loss that makes it INFO: batches in the same order swing, too."""
     with_rate: float = 0.5
     """Minimum correlation with the logarithm of the learning rate where the schedule explains it."""
 
@@ -266,7 +268,8 @@ class PeriodicLossRule(Rule):
             return None
         swing, at = wave.high - wave.low, wave.last - half
         first, end = _stretch(np.log(values), wave.last, wave.period, swing)
-        is_lasting = wave.period >= self.short or first <= self.from_start * len(values)
+        is_early = first <= self.from_start * len(values) and not self._progressed(values, part=slice(at, wave.last))
+        is_lasting = wave.period >= self.short or is_early
         is_wide = swing >= math.log(self.wide) and is_lasting
         distance = float(steps[wave.last - 1] - steps[at]) / (half - 1)
         facts = PeriodicLossFacts(
@@ -281,6 +284,11 @@ class PeriodicLossRule(Rule):
         severity = Severity.WARNING if is_wide else Severity.INFO
         recovered = end < len(values) - 1
         return self.finding(curve, severity, facts, steps[first], steps[end], recovered=recovered, of=PeriodicLoss)
+
+    def _progressed(self, values: Numbers, part: slice) -> bool:
+        """Return whether the mean of the loss is far below that of its first periods."""
+        begun = values[: 2 * math.ceil(self.short)]
+        return float(values[part].mean()) <= (1 - self.progress) * float(begun.mean())
 
     def _wave(
         self, curve: Curve, steps: NDArray[np.int64], values: Numbers, part: slice, rates: tuple[Curve, ...]

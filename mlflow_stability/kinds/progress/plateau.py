@@ -228,7 +228,8 @@ class Plateau(Detector):
 class PlateauRule(Rule):
     """The loss is still at its start, or stopped falling early.
 
-    What it sees: a whole curve of {fewest_points} points or more with one of three plateaus. Stuck at the start: it
+    What it sees: a whole curve of {fewest_points} points or more, {fewest_steps} where each is one optimizer step and
+    has a gradient norm, with one of three plateaus. Stuck at the start: it
     fell by less than {stuck_gain:percent} from its first points to its last ({validated_gain:percent} where a
     validation loss did not fall), and moved by at most {steady} nats, as at chance level (the logarithm of the number
     of classes, or the variance of the target). Stopped early: it started at chance level for many classes (a loss of
@@ -261,6 +262,8 @@ class PlateauRule(Rule):
 
     fewest_points: int = 10
     """Minimum number of points."""
+    fewest_steps: int = 30
+    """The same where each point is one optimizer step, as the gradient norms of all of them show."""
     stuck_gain: float = 0.03
     """Relative fall since the start below which nothing was gained."""
     possible_gain: float = 0.05
@@ -308,6 +311,8 @@ class PlateauRule(Rule):
         for curve in curves.losses or curves.validations:
             levels = None if curve.part or not curve.has_level else read_levels(curve)
             if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
+                continue
+            if len(levels.raw_x) < self.fewest_steps and any(len(n.steps) == len(curve.steps) for n in curves.norms):
                 continue
             if not _resumed(curve):
                 finding = self._judge(curve, levels, self._is_validation_stuck(curve, curves))

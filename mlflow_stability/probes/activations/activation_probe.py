@@ -210,7 +210,7 @@ class InputProbe(SampledForwardProbe):
         if self._calls > 1 or not isinstance(module, LAYERS):
             return
         with untracked():
-            tensor = output_tensor(args)
+            tensor = output_tensor(args[0] if args else None)  # of a packed sequence its data, never the hidden state
             if tensor is None or not tensor.is_floating_point() or tensor.dim() < 2:
                 return
             rows = 1 if isinstance(module, nn.RNNBase) and not module.batch_first and tensor.dim() == 3 else 0

@@ -94,6 +94,16 @@ def test_a_small_swing_and_a_short_period_late_in_the_run_are_information() -> N
         assert [one.severity for one in findings] == [Severity.INFO]
 
 
+@pytest.mark.parametrize("period", [2, 3])
+def test_a_few_batches_in_the_same_order_are_information_while_their_losses_fall(period: int) -> None:
+    falling = 0.3 + 6 * np.exp(-STEPS / 600)
+    losses = falling * np.where(STEPS % period == 0, 2.5, 1.0) * np.exp(noise(10, 0.01))
+    findings = [one for one in found(losses) if one.kind == "periodic_loss"]
+    assert [one.severity for one in findings] == [Severity.INFO]
+    stays = np.where(STEPS % period == 0, 2.5, 1.0) * np.exp(noise(10, 0.01))
+    assert [one.severity for one in found(stays) if one.kind == "periodic_loss"] == [Severity.WARNING]
+
+
 def test_a_loss_that_follows_its_schedule_is_not_called_periodic() -> None:
     rates = 1e-3 * (1 + 0.9 * np.sin(2 * np.pi * STEPS / 100))
     losses = 2.5 * (1 + 0.4 * np.sin(2 * np.pi * STEPS / 100)) + noise(6)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from diagnosis.histories import run_named
+from diagnosis.histories import metric_of, run_named, run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -104,3 +104,12 @@ def test_a_loss_that_fell_by_a_tenth_in_its_first_points_is_no_plateau(lifted: f
 @given(points=st.integers(10, 400), last=st.floats(0.01, 0.8), seed=st.integers(0, 1000))
 def test_a_loss_that_falls_steadily_to_its_end_is_never_a_plateau(points: int, last: float, seed: int) -> None:
     assert not found(noisy(np.geomspace(5.0, 5.0 * last, points), 0.005, seed))
+
+
+def test_a_few_optimizer_steps_do_not_show_a_plateau_and_as_many_epochs_do() -> None:
+    losses = [4.83, 4.64, 4.8, 4.81, 4.79, 4.82, 4.8, 4.78, 4.81, 4.8, 4.79, 4.82, 4.8, 4.79]
+    epochs, norms = metric_of("loss", losses), metric_of("grad_norm", [0.5] * len(losses))
+    assert [one.kind for one in PlateauRule().find(run_curves(run_of(epochs)))] == ["plateau"]
+    assert PlateauRule().find(run_curves(run_of(epochs, norms))) == []
+    longer = metric_of("loss", losses * 3), metric_of("grad_norm", [0.5] * 3 * len(losses))
+    assert [one.kind for one in PlateauRule().find(run_curves(run_of(*longer)))] == ["plateau"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from probes.looked_into import looked_into, unguarded
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from mlflow_stability.probes.activations.activation_probe import InputProbe
 
@@ -90,3 +91,19 @@ def test_integers_and_failed_passes_are_not_measured() -> None:
         looked_into(probe, nn.Sequential(nn.Linear(2, 3), Raises()), ROWS)
     assert list(probe.blocks()) == []
     assert measured(nn.Sequential(nn.Embedding(4, 2)), torch.zeros(3, dtype=torch.long)) == {}
+
+
+def test_the_input_of_a_recurrent_layer_is_not_its_hidden_state() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.rnn = nn.Embedding(4, 2), nn.GRU(2, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            lengths = torch.arange(8, 0, -1).clamp(max=5)
+            packed = pack_padded_sequence(self.embedding(tokens), lengths)
+            output: Tensor = self.rnn(packed, torch.zeros(1, 8, 3))[1]
+            return output
+
+    assert measured(Packed(), torch.zeros(5, 8, dtype=torch.long)) == {"input_spread@rnn": 0.0}
+    assert measured(Packed(), torch.arange(8).repeat(5, 1) % 4)["input_spread@rnn"] > 0
