@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,15 @@ class NotOptimizedFacts(NotTrainedFacts):
         return f"{self.which} have a gradient and are in no optimizer: no step changes them."
 
 
+class Reached(TextEnum):
+    """Which parameters the loss of a training depends on whose optimizer has no gradient at all."""
+
+    UNKNOWN = ""
+    NONE = "the loss depends on no parameter"
+    OTHERS = "the loss depends on other parameters only"
+    THEM = "the loss depends on them, so they were cleared before the step"
+
+
 @dataclass(frozen=True, slots=True)
 class NoGradientFacts(NotTrainedFacts):
     """Parameters that are in an optimizer and never had a gradient."""
@@ -51,10 +61,13 @@ class NoGradientFacts(NotTrainedFacts):
 
     steps: int
     """Number of steps."""
+    reached: Reached = Reached.UNKNOWN
+    """Which parameters the loss depends on, where that is known."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         are = "is" if self.tensors == 1 else "are"
-        return f"{self.which} {are} in the optimizer and had no gradient in {counted(self.steps, 'step')}."
+        why = f": {self.reached}" if self.reached else ""
+        return f"{self.which} {are} in the optimizer and had no gradient in {counted(self.steps, 'step')}{why}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +105,15 @@ class NoGradient(FindingType):
 
     What it sees: parameters in an optimizer that require a gradient and had none in any look at steps 1, 10, 20 and
     100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on;
-    fewer are not reported, such as an unused head. All of them count only where nothing wrote to them: then it is the
-    optimizer of another model, or gradients are cleared before the step.
+    fewer are not reported, such as an unused head. All of them count only where nothing wrote to them: then nothing
+    of the model reaches the loss, or it is the optimizer of another model, or gradients are cleared before the step.
+    The graph of a loss shows which, and it is reported at step 10.
 
     Why it matters: these parameters keep their initial values. The usual reason is a `detach()` or a `no_grad()`
     between them and the loss, or a module that `forward` does not use.
 
-    What to try: look for `detach()`, `no_grad()`, `.data`, `.item()` and conversions to NumPy between them and the
-    loss; set `requires_grad` to False where it is intended.
+    What to try: look for `detach()`, `no_grad()`, `argmax()`, `.data`, `.item()` and conversions to NumPy between them
+    and the loss; set `requires_grad` to False where it is intended.
 
     When it is wrong: features that are computed under `no_grad()` on purpose, experts that were never chosen, and parts
     that are trained later.
@@ -120,7 +134,12 @@ class NoGradient(FindingType):
     remedies = (Remedy(Action.LOOK_FOR_DETACH),)
 
 
-NO_GRADIENT_AT_ALL = (Remedy(Action.MAKE_OPTIMIZER_OF_MODEL), Remedy(Action.CALL_ZERO_GRAD_BEFORE_BACKWARD))
+NO_GRADIENT_AT_ALL: Mapping[Reached, tuple[Remedy, ...]] = {
+    Reached.UNKNOWN: (Remedy(Action.MAKE_OPTIMIZER_OF_MODEL), Remedy(Action.CALL_ZERO_GRAD_BEFORE_BACKWARD)),
+    Reached.NONE: NoGradient.remedies,
+    Reached.OTHERS: (Remedy(Action.MAKE_OPTIMIZER_OF_MODEL),),
+    Reached.THEM: (Remedy(Action.CALL_ZERO_GRAD_BEFORE_BACKWARD),),
+}
 """What to try where the optimizer never had a gradient."""
 
 

@@ -120,6 +120,8 @@ class FirstLook(BaseProbe):
                 self._emit(loss_over_pairs(loss, step))
                 self._chances.append(chance_loss(loss))
                 self._targets.note(loss)
+                if self._left_out.may_be_known:
+                    self._left_out.note_loss(loss)
                 self._emit(self._accumulation.note(loss, step))
 
     def due(self, step: int) -> bool:
@@ -169,8 +171,9 @@ class FirstLook(BaseProbe):
         models = self._models()
         for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0]):
             self._emit(finding)
-        if step >= NO_GRADIENT_STEP:
-            self._emit(self._left_out.without_gradient(models, seen, step))
+        if step >= NO_GRADIENT_STEP or self._left_out.is_known:
+            only_all = step < NO_GRADIENT_STEP
+            self._emit(self._left_out.without_gradient(models, seen, step, only_all=only_all))
 
     def _emit(self, finding: Finding | None) -> None:
         if finding is not None and finding.kind not in self._reported:

@@ -6,7 +6,7 @@ No value is read from a device: only whether a tensor has a gradient, and how of
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from mlflow_stability.kinds.first_look.not_trained import (
     NoGradientFacts,
     NotOptimized,
     NotOptimizedFacts,
+    Reached,
     UnregisteredFacts,
     UnregisteredModule,
 )
@@ -31,6 +32,7 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 
 OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient().share
 MAX_NAMES = 3
+MAX_GRAPH = 4096  # nodes of the graph of a loss
 _OF_TORCH = frozenset(vars(Module()))
 # Kind of holder, attribute, key in it, and the tensor.
 _Hidden: TypeAlias = tuple[Holder, str, str, Tensor]
@@ -45,6 +47,20 @@ class LeftOut:
         self._had_gradient: set[int] = set()
         # Version counters of parameters at the first look at them.
         self._first_versions: dict[int, int] = {}
+        self._reached = Reached.UNKNOWN
+
+    @property
+    def may_be_known(self) -> bool:
+        """Whether a loss may show why the optimizers have no gradient at all."""
+        return bool(self._first_versions) and not self._had_gradient and self._reached is Reached.UNKNOWN
+
+    @property
+    def is_known(self) -> bool:
+        return self._reached is not Reached.UNKNOWN
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Note which parameters a loss depends on."""
+        self._reached = _reached(loss, self._first_versions)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Note which parameters of an optimizer have a gradient, right before its step."""
@@ -78,8 +94,13 @@ class LeftOut:
             findings.append(Finding.at(facts, step, Severity.WARNING, remedies=NotOptimized.remedies))
         return [finding for finding in findings if finding is not None]
 
-    def without_gradient(self, models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Finding | None:
-        """Return a finding if a large part of these optimizers' parameters never had a gradient, and has no state."""
+    def without_gradient(
+        self, models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, *, only_all: bool = False
+    ) -> Finding | None:
+        """Return a finding if a large part of these optimizers' parameters never had a gradient, and has no state.
+
+        `only_all`: only if that holds for all of them.
+        """
         held = [
             (optimizer, tensor)
             for optimizer in optimizers
@@ -93,15 +114,36 @@ class LeftOut:
         ]
         share = _values(never) / max(1, _values(tensor for _, tensor in held))
         is_idle = len(never) == len(held)
+        if only_all and not is_idle:
+            return None
         if share < NO_GRADIENT or (is_idle and any(self._first_versions.get(id(t)) != t._version for t in never)):
             return None  # what changes without a gradient is trained in another way
-        facts = NoGradientFacts(len(never), share, _modules_of([("", tensor) for tensor in never], models), step)
-        remedies = NO_GRADIENT_AT_ALL if is_idle else NoGradient.remedies
+        names, reached = _modules_of([("", tensor) for tensor in never], models), self._reached
+        facts = NoGradientFacts(len(never), share, names, step, reached if is_idle else Reached.UNKNOWN)
+        remedies = NO_GRADIENT_AT_ALL[reached] if is_idle else NoGradient.remedies
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
 
     def _is_unchanged(self, tensor: Tensor) -> bool:
         reference, version = self._versions.get(id(tensor), (lambda: None, -1))
         return reference() is tensor and version == tensor._version
+
+
+# Which parameters the graph of a loss ends at; unknown for graphs that are too large to look at.
+def _reached(loss: Tensor, held: Container[int]) -> Reached:
+    waiting, seen, reached = [loss.grad_fn], set(), Reached.NONE
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MAX_GRAPH:
+            return Reached.UNKNOWN
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in held:
+            return Reached.THEM
+        reached = Reached.OTHERS if isinstance(leaf, nn.Parameter) else reached
+        waiting += [following for following, _ in node.next_functions]
+    return reached
 
 
 def _left_out(

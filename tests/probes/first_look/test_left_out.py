@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.first_look.not_trained import Holder, NoGradientFacts, NotOptimizedFacts, UnregisteredFacts
+from mlflow_stability.kinds.first_look.not_trained import (
+    Holder,
+    NoGradientFacts,
+    NotOptimizedFacts,
+    Reached,
+    UnregisteredFacts,
+)
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action
@@ -159,6 +165,38 @@ def test_an_optimizer_of_another_model_is_found_where_nothing_writes_to_it() -> 
     assert isinstance(finding.facts, NoGradientFacts)
     assert (finding.facts.tensors, finding.facts.share) == (2, 1.0)
     assert finding.remedies[0].action is Action.MAKE_OPTIMIZER_OF_MODEL
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reached", "action"),
+    [
+        ("detached", Reached.NONE, Action.LOOK_FOR_DETACH),
+        ("other model", Reached.OTHERS, Action.MAKE_OPTIMIZER_OF_MODEL),
+        ("cleared", Reached.THEM, Action.CALL_ZERO_GRAD_BEFORE_BACKWARD),
+    ],
+)
+def test_the_graph_of_the_loss_shows_why_an_optimizer_has_no_gradient(
+    mistake: str, reached: Reached, action: Action
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD((nn.Linear(4, 1) if mistake == "other model" else model).parameters(), lr=0.1)
+    look = LeftOut()
+    for _ in range(2):
+        out = model(torch.ones(3, 4))
+        loss = (out.detach().requires_grad_() if mistake == "detached" else out).sum()
+        if look.may_be_known:
+            look.note_loss(loss)
+        loss.backward()
+        if mistake == "cleared":
+            optimizer.zero_grad()
+        look.note_gradients(optimizer)
+        optimizer.step()
+    finding = look.without_gradient([model], [optimizer], 10, only_all=True)
+    assert finding is not None
+    assert isinstance(finding.facts, NoGradientFacts)
+    assert finding.facts.reached is reached
+    assert finding.message.endswith(f"had no gradient in 10 steps: {reached}.")
+    assert [remedy.action for remedy in finding.remedies] == [action]
 
 
 def test_a_training_without_gradients_is_not_reported() -> None:
