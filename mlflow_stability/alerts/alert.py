@@ -14,8 +14,8 @@ from string import Formatter
 from typing import Any, Literal
 
 from mlflow_stability.alerts.message import AlertMessage
-from mlflow_stability.alerts.metrics.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.alerts.rules import check_rules
+from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import (
     Accepts,

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.channels import Channel, open_channel
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.alerts.metrics.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.alerts.router import AlertRouter
+from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.vocabulary.argument import did_you_mean
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity, Text

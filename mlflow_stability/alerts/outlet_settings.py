@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from mlflow_stability.alerts.alert import Alert
-from mlflow_stability.alerts.metrics.mirrors import Mirror
+from mlflow_stability.alerts.mirrors import Mirror
 from mlflow_stability.vocabulary.result import Severity
 
 OUTLETS_VARIABLE = "_STABILITY_OUTLETS"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mlflow_stability.alerts.metrics.run_metrics import KNOWN_QUANTITIES
+from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, TYPES
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from mlflow_stability.alerts import Alert, AlertMessage, read_alerts
-from mlflow_stability.alerts.metrics import INSTALL, read_mirrors
+from mlflow_stability.alerts.exporters import INSTALL
+from mlflow_stability.alerts.mirrors import read_mirrors
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.session.autopilot import autopilot_config_of
 from mlflow_stability.session.detector_choice import chosen_detectors

@@ -403,7 +403,7 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
     assert "`toy_peak` | optimizer | toy | largest weight of the toy; every 5 steps; by layer, too |" in page
     code = (
         "import sys\n"
-        "from mlflow_stability.alerts.metrics.run_metrics import BY_QUANTITY, KNOWN_QUANTITIES\n"
+        "from mlflow_stability.alerts.run_metrics import BY_QUANTITY, KNOWN_QUANTITIES\n"
         "from mlflow_stability.tracking.keys import metric_key\n"
         "from mlflow_stability.tracking.thinning import chosen_signals\n"
         "from mlflow_stability.vocabulary.measured import Signal\n"

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 from architecture.repository import PACKAGE
 
-from mlflow_stability.alerts.metrics.run_metrics import EVENTS, EVERYTHING, STEP_DURATION
+from mlflow_stability.alerts.run_metrics import EVENTS, EVERYTHING, STEP_DURATION
 from mlflow_stability.manual.pages import options_page, signals_page
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.thinning import LOGGED_BY_THE_SCRIPT

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.alerts.metrics import TENSORBOARD, Mirror
-from mlflow_stability.alerts.metrics.mirrors import (
+from mlflow_stability.alerts.mirrors import (
+    TENSORBOARD,
     LayerHistogram,
+    Mirror,
     MirroredRun,
     Scalar,
     ScalarWriter,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mlflow_stability.alerts.exporters import OtelExporter
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.alerts.metrics import OTEL, RunMetrics
-from mlflow_stability.alerts.metrics.exporters import OtelExporter
+from mlflow_stability.alerts.mirrors import OTEL
+from mlflow_stability.alerts.run_metrics import RunMetrics
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.alert_outlet import AlertOutlet
 from mlflow_stability.courier.sinks.mirror_outlet import MirrorOutlet

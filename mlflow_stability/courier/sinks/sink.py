@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from mlflow_stability.alerts.metrics import PrometheusExporter
+from mlflow_stability.alerts.exporters import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.training_process import TrainingState

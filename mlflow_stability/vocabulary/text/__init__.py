@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.text.foreign_names import MAY_NAME_FINDING, kinds_in_line, unique_share_in
+from mlflow_stability.vocabulary.text.foreign_names import (
+    MAY_NAME_FINDING,
+    kinds_in_line,
+    resolve_kind,
+    similar_kinds,
+    unique_share_in,
+)
 from mlflow_stability.vocabulary.text.metric_names import (
     COARSE,
     FINE,
@@ -36,7 +42,6 @@ from mlflow_stability.vocabulary.text.recorded_keys import (
     read_key,
     topic_of,
 )
-from mlflow_stability.vocabulary.text.synonyms import resolve_kind, similar_kinds
 from mlflow_stability.vocabulary.text.terminal_row import new_row_prefix
 
 __all__ = [

@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers.ports import free_port
 from waiting import wait_until
 
-from mlflow_stability.alerts.metrics.mirrors import Mirror
-from mlflow_stability.alerts.metrics.run_metrics import EVERYTHING
+from mlflow_stability.alerts.mirrors import Mirror
 from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings
+from mlflow_stability.alerts.run_metrics import EVERYTHING
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
@@ -120,7 +120,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
 def test_a_port_that_is_taken_is_reported_once_and_used_when_it_is_free(
     root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlflow_stability.alerts.metrics.exporters.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("mlflow_stability.alerts.exporters.RETRY_SECONDS", 0.1)
     training = Training(root, sqlite_uri, interactive=True)
     train(training, 1, 10)
     with socket.socket() as taken:

@@ -6,7 +6,7 @@ import numpy as np
 from diagnosis.histories import falling, metric_of, run_named, run_of
 from findings import at_step, changed, over_steps
 
-from mlflow_stability.analysis.filter_kinds import filter_kinds
+from mlflow_stability.analysis.diagnose import filter_kinds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.probes.first_look.untied_weights import MAX_ROWS, copied_embeddings
+from mlflow_stability.probes.first_look.first_look import MAX_ROWS, copied_embeddings
 
 
 class Language(nn.Module):

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 from servers.ports import free_port
 
-from mlflow_stability.alerts.metrics import PrometheusExporter, RunMetrics
+from mlflow_stability.alerts.exporters import PrometheusExporter
+from mlflow_stability.alerts.run_metrics import RunMetrics
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import ACCEPTS
 

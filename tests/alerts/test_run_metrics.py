@@ -6,7 +6,7 @@ from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, EVERYTHING, RunMetrics
+from mlflow_stability.alerts.run_metrics import BUCKETS, EVERYTHING, RunMetrics
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Fact

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.expert_groups import Candidate, ExpertGroup, expert_groups
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
-from mlflow_stability.probes.routing.expert_groups import Candidate, ExpertGroup, expert_groups
 from mlflow_stability.probes.sampled_forward_probe import PassHooks, SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import Signal, SignalType

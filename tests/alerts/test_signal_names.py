@@ -8,7 +8,7 @@ import pytest
 from architecture.repository import ROOT
 from prometheus_client.validation import _validate_metric_name
 
-from mlflow_stability.alerts.metrics.run_metrics import EVERYTHING, FAMILIES, STEP_DURATION
+from mlflow_stability.alerts.run_metrics import EVERYTHING, FAMILIES, STEP_DURATION
 
 DASHBOARD = ROOT / "examples" / "grafana_dashboard.json"
 CATALOGUE = {

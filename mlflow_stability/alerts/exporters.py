@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from mlflow_stability.alerts.metrics.run_metrics import (
+from mlflow_stability.alerts.run_metrics import (
     BUCKETS,
     EVENTS,
     FAMILIES,

@@ -1,1 +1,0 @@
-"""Finds the routers of mixtures of experts, and measures which experts they choose."""
