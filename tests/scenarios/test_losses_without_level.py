@@ -118,3 +118,22 @@ def test_compiled_code_that_scores_actions_is_the_same_graph(tmp_path: Path) -> 
         counts.append(dict(torch._dynamo.utils.counters["stats"]))
     assert counts[0] == counts[1]
     assert counts[0]["unique_graphs"] == 1
+
+
+def test_a_policy_that_scores_its_samples_with_a_gradient_is_recognised_in_the_first_round(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    policy, states, advantages = torch.nn.Linear(3, 2), torch.randn(16, 3), torch.randn(16)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with flying(tmp_path) as flown:
+        choice = Categorical(logits=policy(states))
+        actions = choice.sample()
+        old = choice.log_prob(actions)
+        for _ in range(RECOGNISED_BY):
+            now = Categorical(logits=policy(states)).log_prob(actions)
+            loss = -((now - old.detach()).exp() * advantages).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    ((step, fact),) = facts(flown).items()
+    assert step <= RECOGNISED_BY
+    assert fact == LossLevel(NoLevel.POLICY)

@@ -1,7 +1,7 @@
 """Observes whether a training takes the log-probability of samples that its own model drew: a policy gradient.
 
 A policy samples without a gradient and takes the log-probability of that very sample, at once with a gradient
-(REINFORCE, actor-critic), or at once without and again later with one (PPO). A density model takes log-probabilities
+(REINFORCE, actor-critic), or at once and again later with one (PPO). A density model takes log-probabilities
 of data, a VAE draws samples with a gradient (`rsample`), and a model that generates text is trained on other tokens.
 
 Guarantees: results and exceptions are torch's own; compiled code contains nothing of this package; no sample is kept
@@ -37,9 +37,9 @@ class PolicySamples:
 
     def _begin(self) -> None:
         self.with_gradient = 0  # log-probabilities with a gradient of a sample of the same distribution
-        # Log-probabilities with a gradient of other values, in a class whose samples were scored without one.
+        # Log-probabilities with a gradient of other values, in a class whose samples were scored before.
         self.later = 0
-        # Classes in which log-probabilities of samples were taken without a gradient.
+        # Classes in which log-probabilities of samples were taken.
         self._scored: set[type] = set()
         # By identity of a distribution: itself and its last sample.
         self._last: OrderedDict[int, tuple[weakref.ref[Any], weakref.ref[Tensor]]] = OrderedDict()
@@ -69,6 +69,8 @@ class PolicySamples:
         if result.requires_grad:
             self.with_gradient += own
             self.later += not own and kind in self._scored
+            if own:
+                self._scored.add(kind)
         elif own and not torch.is_grad_enabled():
             self._scored.add(kind)
 
