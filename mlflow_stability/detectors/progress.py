@@ -29,6 +29,8 @@ RISEN = 1.3
 """Ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it."""
 MIN_LOST_SHARE = 0.1
 """Minimum share of the progress that a rise must undo."""
+MIN_LOST_SHARE_BELOW_ZERO = 0.5
+"""The same for a loss that has been below zero, of which no ratio says how far it rose."""
 
 
 @dataclass(slots=True)
@@ -51,9 +53,12 @@ class LossProgress:
 
     def trouble(self) -> LossTrouble | None:
         """Return what is wrong with the loss; None where nothing is, or it is too early to tell."""
-        if self.lowest == inf or self.lowest <= 0:
+        if self.lowest == inf:
             return None
         start, lost = median(self.first), self.mean - self.lowest
+        if self.lowest <= 0:
+            rose = lost > MIN_LOST_SHARE_BELOW_ZERO * (start - self.lowest) > 0
+            return LossTrouble(self.mean, self.lowest, start) if rose else None
         keeps_progress = lost < MIN_LOST_SHARE * (start_level(self.first) - self.lowest)
         if self.mean > RISEN * self.lowest and not keeps_progress:
             return LossTrouble(self.mean, self.lowest, start)
@@ -61,6 +66,12 @@ class LossProgress:
         if fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start:
             return None
         return LossTrouble(self.mean, None, start)
+
+    def is_falling(self) -> bool:
+        """Whether it has fallen, or may fall, and is near its lowest level."""
+        if self.lowest == inf or self.trouble():
+            return False
+        return self.lowest > 0 or self.mean - self.lowest < MIN_LOST_SHARE * (median(self.first) - self.lowest)
 
 
 @dataclass(slots=True)
@@ -91,7 +102,7 @@ class Losses:
     def is_falling(self, place: str) -> bool:
         """Whether the level of this loss is known, and nothing is wrong with it."""
         loss = self.by_place.get(place)
-        return loss is not None and 0 < loss.lowest < inf and not loss.trouble()
+        return loss is not None and loss.is_falling()
 
 
 @dataclass(slots=True)

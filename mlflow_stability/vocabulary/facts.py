@@ -251,6 +251,8 @@ class LossTrouble:
         """``loss 0.51, 1.4 times its lowest level``."""
         if self.lowest is None:
             return f"loss at {self.mean / self.start:.0%} of its start"
+        if self.lowest <= 0:
+            return f"loss {self.mean:.4g}, up from its lowest level of {self.lowest:.4g}"
         return f"loss {self.mean:.4g}, {self.mean / self.lowest:.3g} times its lowest level"
 
 

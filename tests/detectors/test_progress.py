@@ -45,6 +45,14 @@ def test_it_becomes_a_warning_where_the_loss_rises_again(kind: str) -> None:
     assert "times its lowest level" in worse.message
 
 
+@pytest.mark.parametrize(("back", "severities"), [(-80.0, [Severity.INFO]), (-20.0, [Severity.INFO, Severity.WARNING])])
+def test_a_loss_below_zero_has_risen_where_half_of_its_fall_is_lost(back: float, severities: list[Severity]) -> None:
+    losses = np.r_[np.linspace(5.0, -100.0, 150), np.full(150, back)]
+    found = judged("dead_units", loss=losses, **INSIDE["dead_units"])
+    assert [finding.severity for finding in found] == severities
+    assert ("up from its lowest level of -8" in found[-1].message) is (back > -50)
+
+
 @pytest.mark.parametrize("kind", INSIDE)
 def test_noise_of_a_falling_loss_is_no_rise(kind: str) -> None:
     losses = FALLS * np.exp(np.random.default_rng(0).normal(0, 0.3, STEPS))

@@ -52,6 +52,17 @@ def test_high_norms_without_a_consequence_are_information_while_the_loss_falls()
     assert [finding.severity for finding in findings] == [Severity.INFO] * 3
 
 
+def test_high_norms_are_information_while_a_loss_below_zero_falls() -> None:
+    high = at(norms, 500, 20.0, 6)
+    flat = -3 + np.random.default_rng(0).normal(0, 0.1, 800)
+    for losses, last in ((flat, Severity.WARNING), (5 - np.arange(800.0), Severity.INFO)):
+        findings = judged("gradient_explosion", loss=losses, grad_norm=high)
+        assert findings[-1].severity is last, losses[0]
+    turning = np.r_[5 - np.arange(510.0), np.full(290, -100.0)]
+    findings = judged("gradient_explosion", loss=turning, grad_norm=high)
+    assert [finding.severity for finding in findings] == [Severity.INFO, Severity.WARNING]
+
+
 @pytest.mark.parametrize("rises_at", [500, 530])
 def test_high_norms_become_a_warning_where_the_loss_gets_worse(rises_at: int) -> None:
     losses = at(decaying(800), rises_at, 2.0, 300)
