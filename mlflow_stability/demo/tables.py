@@ -1,4 +1,4 @@
-"""Small networks that learn from tables: regression by two optimizers, and classification."""
+"""Small networks that learn from tables: regression and classification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Optimizer
 
 from mlflow_stability.demo.training_loop import Batch, Task, cosine
 
@@ -50,11 +50,6 @@ def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer
 def regression_with_momentum(seed: int) -> Task:
     """Regression by SGD."""
     return regression(seed, nn.Tanh, SGD, lr=0.03, momentum=0.9)
-
-
-def regression_with_adam(seed: int) -> Task:
-    """Regression by Adam."""
-    return regression(seed, nn.ReLU, Adam, lr=3e-3)
 
 
 def classes(generator: Generator) -> Batch:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from scenarios.flying import Flown
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured import Series, StepReading
-from mlflow_stability.vocabulary.measured.signal import series_by_signal
+from mlflow_stability.vocabulary.measured import Series, Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Fact, Metric, RunHistory
 from mlflow_stability.vocabulary.text import Meaning, metric_meanings
@@ -29,6 +29,25 @@ def recorded_in(records: Sequence[Record]) -> RunHistory:
     events = tuple(each for each in records if isinstance(each, Finding))
     params = {f"stability.{each.key}": each.value for each in records if isinstance(each, Fact)}
     return RunHistory("run", "run", "recorded", "the full record", metrics, events, outcome="finished", params=params)
+
+
+def series_by_signal(readings: Iterable[StepReading]) -> dict[Signal, Series]:
+    """Turn step readings into one series for each signal, in order of first appearance."""
+    points: dict[Signal, list[tuple[int, float, int, float]]] = {}
+    for reading in readings:
+        for signal, value in zip(reading.signals, reading.values, strict=True):
+            points.setdefault(signal, []).append((reading.step, value, reading.attempt, reading.time))
+    series = {}
+    for signal, rows in points.items():
+        steps, values, attempts, times = zip(*rows, strict=True)
+        series[signal] = Series(
+            signal,
+            np.asarray(steps, np.int64),
+            np.asarray(values, np.float64),
+            np.asarray(attempts, np.int64),
+            np.asarray(times, np.float64),
+        )
+    return series
 
 
 def logged(flown: Flown, *quantities: str, every: int = 1) -> RunHistory:

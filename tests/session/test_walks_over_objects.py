@@ -26,7 +26,7 @@ Step = Callable[[int], None]
 
 
 def many_optimizers() -> Step:
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
     optimizers = [torch.optim.SGD(each.parameters(), lr=1e-4) for each in model]
 
     def step(_: int) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from mlflow_stability.demo.tables import regression_with_adam
-from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints
+from torch import nn
+from torch.optim import Adam
+
+from mlflow_stability.demo.tables import regression
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints, Task
 
 STEP = 231
+
+
+def regression_with_adam(seed: int) -> Task:
+    return regression(seed, nn.ReLU, Adam, lr=3e-3)
 
 
 class UnscaledInputs(FailurePoints):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,25 +85,6 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.steps)
-
-
-def series_by_signal(readings: Iterable[StepReading]) -> dict[Signal, Series]:
-    """Turn step readings into one series for each signal, in order of first appearance."""
-    points: dict[Signal, list[tuple[int, float, int, float]]] = {}
-    for reading in readings:
-        for signal, value in zip(reading.signals, reading.values, strict=True):
-            points.setdefault(signal, []).append((reading.step, value, reading.attempt, reading.time))
-    series = {}
-    for signal, rows in points.items():
-        steps, values, attempts, times = zip(*rows, strict=True)
-        series[signal] = Series(
-            signal,
-            np.asarray(steps, np.int64),
-            np.asarray(values, np.float64),
-            np.asarray(attempts, np.int64),
-            np.asarray(times, np.float64),
-        )
-    return series
 
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
