@@ -7,11 +7,12 @@ import shutil
 import signal
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked.processes import loaded
+from forked.processes import ForkServers, forking
 from hypothesis import settings
 from servers.mlflow_server import mlflow_server
 from servers.troubled_server import TroubledServer
@@ -61,14 +62,27 @@ def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         compiled.always_optimize_code_objects.clear()
 
 
-@pytest.fixture(scope="module")
-def forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The scripts of the module's `FORKED` start faster: what they import of torch is loaded once for all of them.
+@pytest.fixture(autouse=True, scope="session")
+def fork_servers() -> Iterator[ForkServers | None]:
+    """Inside, `forked.processes.start` forks processes that have imported what a program imports."""
+    with tempfile.TemporaryDirectory() as folder, forking(Path(folder)) as servers:
+        yield servers
 
-    So are the modules of its `PRELOADED`.
-    """
-    with loaded(*request.module.FORKED, modules=getattr(request.module, "PRELOADED", ())):
-        yield
+
+@pytest.fixture(autouse=True)
+def forked_couriers(
+    request: pytest.FixtureRequest, fork_servers: ForkServers | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainings of this process have couriers that are forked; not in fault tests, nor with `plain_couriers`."""
+    link = sys.modules.get("mlflow_stability.session.process.courier_link")
+    is_plain = request.node.get_closest_marker("fault") or "plain_couriers" in request.fixturenames
+    if link is not None and fork_servers is not None and not is_plain:
+        monkeypatch.setattr(link, "_LAUNCH", fork_servers)
+
+
+@pytest.fixture
+def plain_couriers() -> None:
+    """Couriers start as they do without tests."""
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
-"""Starts scripts as processes; those that are known before are forked from one that has loaded torch.
+"""Starts Python programs as processes; inside `forking()`, as forks of a process that has imported what they import.
 
-In: a command line, an environment, a directory. Out: a process, as `subprocess.Popen` has it. To load torch takes two
-to four seconds of CPU, and a process of a test trains for one: inside `loaded(...)`, what a script imports of torch is
-loaded once, and a fork runs the script. There are two to fork from, which take turns, so that the ranks of a training
-have different hash seeds, as they have outside.
+Input: a command line, an environment, a working directory. Output: a process, as `subprocess.Popen` has it. Importing
+torch and this package takes three seconds of CPU, MLflow two, and a program of a test runs for one. Each set of modules
+has two servers, used in turn, so that the ranks of a training have different hash seeds, as outside. Tests of how a
+process starts do not use this file.
 """
 
 from __future__ import annotations
@@ -21,128 +21,154 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
+
+from forked.fork_server import COURIERS, PYTHON, ROOM_FOR_COMMAND_LINE, launcher, program
 
 HERE = Path(__file__).parent
 SERVERS = 2
 STARTS_WITHIN = 120.0
-"""So many seconds the modules may take to load."""
+"""Longest time in seconds for the import of the modules."""
+TRAINING = ("torch", "torch._dynamo", "mlflow_stability.session.autolog")
+"""What each training imports; torch's first optimizer imports its compiler."""
+DELIVERY = (
+    "mlflow_stability.courier.follow_training",
+    "mlflow_stability.courier.run.conclusion",
+    "mlflow_stability.figures.run_page.dashboard",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "sqlalchemy.dialects.sqlite",
+)
+"""What couriers import."""
+LARGE = ("lightning", "mlflow", "pandas", "torch", "torchvision", "transformers")
+"""Packages that are imported once for all programs that import them at their top."""
 
 
 class Process(Protocol):
-    """What tests ask of a process."""
+    """What tests need of a process."""
 
     pid: int
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, if it has."""
+        """Exit code, once known."""
 
     def poll(self) -> int | None:
-        """The same, asked now."""
+        """Exit code, or None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """The same, once it has."""
+        """Wait for its end; return the exit code."""
 
     def communicate(self, input: None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002
-        """What it printed, once it has ended."""
+        """Wait for its end; return its output and errors."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, if it runs."""
 
     def kill(self) -> None:
         """End it."""
 
 
-class ForkServer:
-    """One process that has loaded what a script imports of torch."""
+class RefusedError(Exception):
+    """The server was started with other settings than the program asks for."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", "from fork_server import serve; exec(serve())", str(theirs.fileno()), *modules],
-                env={**os.environ, "PYTHONPATH": str(HERE)},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+
+class ForkServer:
+    """A process that has imported some modules, and forks itself; itself a fork of `base`, where that is given."""
+
+    def __init__(self, modules: Sequence[str], folder: Path, base: ForkServer | None = None) -> None:
+        self.address = str(folder / f"server-{os.getpid()}-{time.monotonic_ns()}")
+        command = ["-c", "from fork_server import serve; exec(serve())", self.address, *modules, ROOM_FOR_COMMAND_LINE]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+        read_end, self._held = os.pipe()
+        """The server ends with the second end of this pipe."""
+        if base is None:
+            self._process: Process = subprocess.Popen(
+                [sys.executable, *command], env=environment, stdin=read_end, start_new_session=True
             )
-        self._ended: dict[int, int] = {}
+        else:
+            self._process = base.start(command, environment, str(Path.cwd()), {0: read_end, 1: 1, 2: 2})
+        os.close(read_end)
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], directory: str, printed: IO[bytes] | None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+        files: Mapping[int, int],
+        read: Sequence[IO[bytes]] = (),
     ) -> ForkedProcess:
-        """A fork that runs this script."""
-        request = {"command": list(command), "environment": dict(environment), "directory": directory}
-        own = [tempfile.TemporaryFile() for _ in range(2 if printed is None else 0)]  # noqa: SIM115 - read at its end
-        files = [each.fileno() for each in own] if printed is None else [printed.fileno()] * 2
-        socket.send_fds(self._channel, [json.dumps(request).encode()], files)
-        started = None
-        until = time.monotonic() + STARTS_WITHIN
-        while started is None:
-            started = self._listen(until - time.monotonic())
-        return ForkedProcess(started, self, own)
-
-    def code_of(self, pid: int, seconds: float | None) -> int | None:
-        """How this process ended; None where it has not after so many seconds."""
-        until = None if seconds is None else time.monotonic() + seconds
-        while pid not in self._ended:
-            left = None if until is None else until - time.monotonic()
-            try:
-                self._listen(left if left is None else max(0.0, left))
-            except (TimeoutError, BlockingIOError):
-                return None
-        return self._ended[pid]
+        """Run a program in a fork; `files`: its open files by their numbers; `read`: those that it prints to."""
+        request: dict[str, Any] = {"command": list(command), "environment": dict(environment), "directory": directory}
+        request |= {"numbers": list(files), "detached": False}
+        connection = self.connect()
+        socket.send_fds(connection, [json.dumps(request).encode()], list(files.values()))
+        reply = json.loads(connection.recv(1 << 12) or "{}")
+        if "pid" not in reply:
+            connection.close()
+            raise RefusedError(reply)
+        return ForkedProcess(reply["pid"], connection, read)
 
     def close(self) -> None:
-        """End it, and all forks that are left."""
-        self._channel.close()
+        """End the server and all forks that still run."""
+        os.close(self._held)
         self._process.wait(STARTS_WITHIN)
+        Path(self.address).unlink(missing_ok=True)
 
-    def _listen(self, seconds: float | None) -> int | None:
-        """Take in one message; gives the number of a process that has started."""
-        self._channel.settimeout(seconds)
-        said = self._channel.recv(1 << 12)
-        if not said:
-            raise RuntimeError(f"the process that scripts are forked from has ended: {self._process.wait()}")
-        message = json.loads(said)
-        if "started" in message:
-            return int(message["started"])
-        self._ended[message["ended"]] = message["code"]
-        return None
+    def connect(self) -> socket.socket:
+        """Connect, once the modules have been imported."""
+        until = time.monotonic() + STARTS_WITHIN
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                connection.connect(self.address)
+            except OSError:
+                connection.close()
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"no fork server: {self._process.returncode}") from None
+                time.sleep(0.02)
+            else:
+                return connection
 
 
 class ForkedProcess:
-    """One script."""
+    """A program that runs in a fork."""
 
-    def __init__(self, pid: int, server: ForkServer, files: Sequence[IO[bytes]]) -> None:
+    def __init__(self, pid: int, connection: socket.socket, files: Sequence[IO[bytes]]) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._server, self._files, self._texts = server, files, ("", "")
+        self.connection, self.files, self._texts = connection, files, ("", "")
 
     def poll(self) -> int | None:
-        """How it ended, if it has."""
         return self._ask(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """How it ended, once it has."""
         code = self._ask(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return code
 
     def communicate(self, input: None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002
-        """What it printed, once it has ended."""
         self.wait(timeout)
         return self._texts
 
-    def kill(self) -> None:
-        """End it."""
+    def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def _ask(self, seconds: float | None) -> int | None:
         if self.returncode is None:
-            self.returncode = self._server.code_of(self.pid, seconds)
-            if self.returncode is not None:
-                texts = [*map(_text_of, self._files), "", ""]
-                self._texts = texts[0], texts[1]
+            self.connection.settimeout(seconds)
+            try:
+                reply = self.connection.recv(1 << 12)
+            except (TimeoutError, BlockingIOError):
+                return None
+            self.connection.close()
+            self.returncode = int(json.loads(reply)["code"]) if reply else -signal.SIGKILL
+            texts = [*map(_text_of, self.files), "", ""]
+            self._texts = texts[0], texts[1]
         return self.returncode
 
 
@@ -152,35 +178,105 @@ def _text_of(file: IO[bytes]) -> str:
         return file.read().decode()
 
 
-_servers: dict[str, Iterator[ForkServer]] = {}
+class ForkServers:
+    """The servers of a test session, started when first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ending = ExitStack()
+        self._bases: dict[tuple[str, ...], list[ForkServer]] = {}
+        self._turns: dict[tuple[str, ...], Iterator[ForkServer]] = {}
+        self._programs: dict[tuple[str, ...], Path] = {}
+        self._couriers: ForkServer | None = None
+
+    def of(self, base: tuple[str, ...], more: tuple[str, ...] = ()) -> ForkServer:
+        """A server that has imported these modules; one with `more` is a fork of one with the base alone."""
+        if base not in self._bases:
+            self._bases[base] = [self._opened(base) for _ in range(SERVERS)]
+        if base + more not in self._turns:
+            servers = [self._opened(more, each) if more else each for each in self._bases[base]]
+            self._turns[base + more] = itertools.cycle(servers)
+        return next(self._turns[base + more])
+
+    def program(self, base: tuple[str, ...], more: tuple[str, ...] = ()) -> Path:
+        """The path of a program that runs as `python` does, in forks."""
+        key = base + more
+        if key not in self._programs:
+            self._programs[key] = path = self._folder / f"python-{len(self._programs)}"
+            training = str(path if key == TRAINING else self.program(TRAINING))
+            addresses = [self.of(base, more).address for _ in range(SERVERS)]
+            path.write_text(program(addresses, {COURIERS: self.of_couriers(), PYTHON: training}), encoding="utf-8")
+            path.chmod(0o700)
+        return self._programs[key]
+
+    def of_couriers(self) -> str:
+        """The address of the server of couriers."""
+        if self._couriers is None:
+            self._couriers = self._opened(DELIVERY)
+            self._couriers.connect().close()
+        return self._couriers.address
+
+    def close(self) -> None:
+        self._ending.close()
+
+    def _opened(self, modules: tuple[str, ...], base: ForkServer | None = None) -> ForkServer:
+        server = ForkServer(modules, self._folder, base)
+        self._ending.callback(server.close)
+        return server
+
+    def __fspath__(self) -> str:
+        """As an argument of a command line: code of a launcher that has couriers forked."""
+        return launcher(self.of_couriers())
+
+
+_servers: ForkServers | None = None
 
 
 @contextmanager
-def loaded(*scripts: Path, modules: Sequence[str] = ()) -> Iterator[None]:
-    """Inside, these scripts are forked from processes that have loaded torch, what they import of it, and `modules`."""
-    with ExitStack() as ending:
-        for script in scripts if sys.platform == "linux" else ():
-            servers = [ForkServer(["torch", *torch_modules(script), *modules]) for _ in range(SERVERS)]
-            for each in servers:
-                ending.callback(each.close)
-            _servers[str(script)] = itertools.cycle(servers)
-            ending.callback(_servers.pop, str(script))
-        yield
+def forking(folder: Path) -> Iterator[ForkServers | None]:
+    """Inside, programs are forked; `folder` is for sockets. None where this system cannot."""
+    global _servers
+    _servers = ForkServers(folder) if sys.platform == "linux" else None
+    try:
+        yield _servers
+    finally:
+        if _servers is not None:
+            _servers.close()
+        _servers = None
+
+
+def python(base: tuple[str, ...] = TRAINING, *more: str) -> str:
+    """The path of a program that runs as `sys.executable` does, and has imported these modules."""
+    return str(_servers.program(base, more)) if _servers is not None else sys.executable
 
 
 def start(
-    script: Path,
+    script: Path | str,
     *arguments: str,
     environment: Mapping[str, str],
     directory: Path | None = None,
     printed: IO[bytes] | None = None,
     python: str = sys.executable,
+    modules: Sequence[str] = TRAINING,
 ) -> Process:
-    """A process that runs this script, in a session of its own; ``printed``: where all goes that it prints."""
+    """Start a script, "-c" with code or "-m" with a module, in a session of its own.
+
+    `printed`: where all output goes. `modules`: what is imported before; of a script, also the large packages that it
+    imports at its top.
+    """
     place = str(directory or Path.cwd())
-    servers = _servers.get(str(script)) if python == sys.executable else None
-    if servers is not None:
-        return next(servers).start([str(script), *arguments], environment, place, printed)
+    if _servers is not None and python == sys.executable:
+        code = {"-c": arguments[:1], "-m": [""]}.get(str(script)) or [Path(script).read_text(encoding="utf-8")]
+        own = [] if printed else [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - read at its end
+        out, errors = own or [printed, printed]
+        files = {1: out.fileno(), 2: errors.fileno()}
+        around = {COURIERS: _servers.of_couriers(), PYTHON: str(_servers.program(TRAINING)), **environment}
+        server = _servers.of(tuple(modules), tuple(large_modules(*code)))
+        try:
+            return server.start([str(script), *arguments], around, place, files, own)
+        except RefusedError:
+            for each in own:
+                each.close()
     return subprocess.Popen(
         [python, str(script), *arguments],
         env=dict(environment),
@@ -193,12 +289,12 @@ def start(
     )
 
 
-def torch_modules(script: Path) -> list[str]:
-    """The modules of torch that a script imports when it begins."""
+def large_modules(text: str) -> list[str]:
+    """The modules of large packages that a program imports at its top."""
     found: list[str] = []
-    for node in ast.parse(script.read_text(encoding="utf-8")).body:
+    for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
             found += [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found.append(node.module)
-    return [each for each in dict.fromkeys(found) if each.split(".")[0] == "torch"]
+    return [each for each in dict.fromkeys(found) if each.split(".")[0] in LARGE]

@@ -18,8 +18,7 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import damage_of, listing
 from mlflow_stability.vocabulary.result import Finding
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name(each) for each in ("ddp_flight.py", "sharded_flight.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 OFFLINE = {"MLFLOW_STABILITY_OFFLINE": "1"}
 """Where nothing is read from the run, so that nobody needs to deliver it."""
 

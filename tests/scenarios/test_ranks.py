@@ -15,9 +15,8 @@ from mlflow_stability.kinds.reported.ranks import RankNonfinite, RankSlowStep, R
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Note
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 SCRIPT = str(Path(ranks_training.__file__))
-FORKED = [Path(SCRIPT)]
 
 
 def trained(processes: int, *arguments: str) -> list[Ended]:

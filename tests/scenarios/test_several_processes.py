@@ -16,9 +16,8 @@ from waiting import wait_until
 import mlflow_stability
 from mlflow_stability.tracking.recording_claim import recordings_in
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 HERE = Path(__file__).parent
-FORKED = [HERE / "ddp_training.py"]
 PACKAGE = Path(mlflow_stability.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, (PACKAGE, PACKAGE / "tests")))
 

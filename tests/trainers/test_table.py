@@ -18,8 +18,6 @@ HERE = [
     for trainer in trainers().values()
     if not (trainer.packages or trainer.alone or trainer.name in SHOWN_BY_ANOTHER)
 ]
-FORKED = [TRIAL]
-PRELOADED = ["lightning.pytorch", "lightning.fabric"]
 """Half of the rows import Lightning, which takes longer than their training."""
 MODES: tuple[Mode, ...] = ("bare", "watched", "rollback")
 NAN = float("nan")
@@ -32,7 +30,6 @@ TRACKS = {
 
 @pytest.mark.slow
 @pytest.mark.scenario
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("trainer", HERE, ids=lambda each: each.name)
 def test_a_trainer_is_recorded_as_it_is_and_rescued(trainer: Trainer, template_database: Path, tmp_path: Path) -> None:
     python = Path(sys.executable)

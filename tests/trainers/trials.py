@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from forked.processes import Process, start
+from forked.processes import TRAINING, Process, start
 from mlflow import MlflowClient
 from servers.ports import free_port
 from trainers.script import Mode, Trainer
@@ -28,6 +28,8 @@ from mlflow_stability.tracking.tag_names import is_recorded
 
 TESTS = Path(__file__).resolve().parents[1]
 TRIAL = TESTS / "trainers" / "trial.py"
+PRELOADED = (*TRAINING, "lightning.pytorch", "lightning.fabric")
+"""Half of the rows import Lightning, which takes longer than their training."""
 LONGEST = 300.0
 """So many seconds a trial may take."""
 LEARNING_RATE = "stability.trial.lr"
@@ -146,7 +148,15 @@ def _environments(processes: int, uri: str) -> list[dict[str, str]]:
 
 def _start(python: Path, arguments: list[str], folder: Path, environment: dict[str, str], out: Path) -> Process:
     with out.with_suffix(".printed").open("wb") as printed:
-        return start(TRIAL, *arguments, environment=environment, directory=folder, printed=printed, python=str(python))
+        return start(
+            TRIAL,
+            *arguments,
+            environment=environment,
+            directory=folder,
+            printed=printed,
+            python=str(python),
+            modules=PRELOADED,
+        )
 
 
 def _wait(started: list[Process]) -> str:

@@ -8,8 +8,7 @@ import pytest
 from probes.ranks.counted_collectives import STEPS
 from probes.ranks.launching import launch, recorded
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name("counted_collectives.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 
 def test_a_step_has_one_reduction_and_every_tenth_one_more_in_the_background(tmp_path: Path) -> None:

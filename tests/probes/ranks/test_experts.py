@@ -10,8 +10,7 @@ from probes.ranks.launching import launch, recorded
 
 STEPS, NAN_AT = 21, 12
 """As the script has them, which loads what warns."""
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name("expert_training.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("way", "mode"), [("ddp", "watched"), ("fsdp2", "watched"), ("ddp", "autopilot")])

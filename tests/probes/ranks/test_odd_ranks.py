@@ -10,8 +10,7 @@ from probes.ranks.odd_ranks import ODD_AT, STEPS
 
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name("odd_ranks.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 MODES = pytest.mark.parametrize("mode", ["watched", "autopilot"])
 SECONDS = 400.0
 """A busy machine takes its time to start processes."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from probes.ranks.launching import launch, recorded
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name("parallel_training.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 FLAT = {f"{quantity}@norm" for quantity in ("param_norm", "grad_norm", "update_norm")}
 """FSDP's flat parameters have no layers but their units: the normalisation is in that of the whole model."""
 PARTIAL = {"lr_ratio", "grad_norm@norm"}

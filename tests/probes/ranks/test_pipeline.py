@@ -12,8 +12,7 @@ from probes.ranks.pipeline_training import FAILS_AT, STEPS
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.vocabulary.run import Note
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name("pipeline_training.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 
 def trained(

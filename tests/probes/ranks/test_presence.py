@@ -10,8 +10,7 @@ from probes.ranks.one_watched import STEPS
 
 from mlflow_stability.probes.ranks.rank_exchange import VERDICT_SECONDS
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
-FORKED = [Path(__file__).with_name("one_watched.py")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 SECONDS = 400.0
 """A busy machine takes its time to start processes."""
 LONGEST_STEP = VERDICT_SECONDS / 2

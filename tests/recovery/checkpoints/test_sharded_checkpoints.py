@@ -38,7 +38,6 @@ from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.result import Severity
 
 TRAINING = str(Path(sharded_training.__file__))
-FORKED = [Path(TRAINING)]
 SECONDS = 300.0
 
 
@@ -58,7 +57,6 @@ def alone(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
 def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_path: Path) -> None:
     together(4, "save", "fsdp2", str(tmp_path))
@@ -80,7 +78,6 @@ def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
 def test_shards_in_two_directions_are_restored_where_nothing_is_split(tmp_path: Path) -> None:
     together(4, "save", "tensor_fsdp2", str(tmp_path))
@@ -88,7 +85,6 @@ def test_shards_in_two_directions_are_restored_where_nothing_is_split(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
 def test_if_one_rank_fails_to_write_no_rank_writes_and_none_waits(tmp_path: Path) -> None:
     first, second = launch(2, str(Path(rank_store_faults.__file__)), str(tmp_path / "c"), seconds=SECONDS)

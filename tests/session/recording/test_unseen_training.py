@@ -21,7 +21,6 @@ SAID = "and no optimizer step, so nothing is recorded"
 SCRIPT = Path(unseen.__file__)
 
 
-FORKED = [SCRIPT]
 FAILED = {"crashed": 1, "exited": 1, "left": 1, "interrupted": 130}
 TIMEOUT_SECONDS = 120
 
@@ -39,7 +38,6 @@ def output_of(kind: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("kind", "signs"),
     [
@@ -58,7 +56,6 @@ def test_an_undetected_training_is_reported_once_at_the_end_of_the_process(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kind", [*FAILED, "by_hand", "evaluation", "prediction", "compiled_step"])
 def test_nothing_is_reported_for_scripts_that_are_recorded_fail_or_do_not_train(tmp_path: Path, kind: str) -> None:
     assert SAID not in output_of(kind, tmp_path)
