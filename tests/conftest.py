@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import processes
 from forked.processes import ForkServers, forking
 from hypothesis import settings
 from servers.mlflow_server import mlflow_server
@@ -73,16 +74,16 @@ def fork_servers() -> Iterator[ForkServers | None]:
 def forked_couriers(
     request: pytest.FixtureRequest, fork_servers: ForkServers | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trainings of this process have couriers that are forked; not in fault tests, nor with `plain_couriers`."""
-    link = sys.modules.get("mlflow_stability.session.process.courier_link")
-    is_plain = request.node.get_closest_marker("fault") or "plain_couriers" in request.fixturenames
-    if link is not None and fork_servers is not None and not is_plain:
+    """Couriers of trainings in this process are forked; in fault tests and with `plain_start` nothing is."""
+    if request.node.get_closest_marker("fault") or "plain_start" in request.fixturenames:
+        monkeypatch.setattr(processes, "_servers", None)
+    elif fork_servers is not None and (link := sys.modules.get("mlflow_stability.session.process.courier_link")):
         monkeypatch.setattr(link, "_LAUNCH", fork_servers)
 
 
 @pytest.fixture
-def plain_couriers() -> None:
-    """Couriers start as they do without tests."""
+def plain_start() -> None:
+    """All processes of a test start as they do outside tests."""
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -12,6 +11,7 @@ from analysis.logs import diverging, falling, write_log
 from analysis.stored_runs import store_run
 from architecture.repository import ROOT
 from architecture.test_loading import loaded_by
+from forked.processes import DELIVERY, python
 from golden.sweep import write_sweep
 from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
@@ -336,7 +336,7 @@ def test_a_comparison_adds_nothing_to_the_runs_of_a_script_that_logs_all_by_itse
         "print(len(mlflow.search_runs(['0'])))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([python(DELIVERY), str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["True", "24", "25"], done.stderr
 
 
@@ -351,5 +351,5 @@ def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_u
         f"print(mlflow_stability.compare({runs!r}, tracking_uri={sqlite_uri!r}, remember=False).summary)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([python(DELIVERY), str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("12 runs:"), done.stderr

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from browser.chromium import Chromium, find_chromium
 from courier.staging import Training
 from findings import at_step
+from forked.processes import python
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
@@ -119,7 +119,7 @@ def test_the_url_of_the_last_line_opens_the_page_of_the_run(
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
     ended = subprocess.run(
-        [sys.executable, str(script)],
+        [python(), str(script)],
         env={**os.environ, "MLFLOW_TRACKING_URI": rest_server.replace("://", "://me:hunter2@")},
         cwd=tmp_path,
         capture_output=True,

@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from forked.processes import DELIVERY, Process, start
 
 import mlflow_stability
 from mlflow_stability.courier.journal_reader import JournalReader
@@ -66,21 +67,21 @@ class Training:
         self.process.kill()
         self.process.wait()
 
-    def start_courier(self, **environment: str) -> subprocess.Popen[bytes]:
+    def start_courier(self, **environment: str) -> Process:
         """A real courier for this training."""
         with (self.folder / COURIER_LOG).open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)],
-                env={
+            return start(
+                "-m",
+                "mlflow_stability.courier",
+                str(self.folder),
+                environment={
                     **os.environ,
                     "PYTHONPATH": str(Path(mlflow_stability.__file__).parent.parent),
                     "MLFLOW_TRACKING_URI": self.uri,
                     **environment,
                 },
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                printed=log,
+                modules=DELIVERY,
             )
 
 
@@ -111,7 +112,7 @@ def reading(step: int) -> StepReading:
     return StepReading(step, SIGNALS, (float(step), norm, 0.001, step + 0.5), 0, 1_700_000_000.0 + step / 8)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Process) -> None:
     """As the system would."""
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from forked.processes import python
 
 from mlflow_stability import diagnose, simulate
 from mlflow_stability.cli.main import run
@@ -23,6 +25,7 @@ HEALTHY_ENDS = ("healthy", "cannot_tell")
 def test_the_diagnosis_of_a_simulation_names_a_right_cause(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "bad-batch"  # the benchmark `simulations` has them all
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    monkeypatch.setattr(sys, "executable", python())
     done = simulate(name)
     assert done.found, f"{done.cause}: {done.diagnosis.verdict}"
     assert done.healthy_run_id != done.run_id
@@ -41,6 +44,7 @@ def test_whoever_practises_sees_the_curves_and_not_the_answer(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    monkeypatch.setattr(sys, "executable", python())
     assert run(["simulate", "missing-zero-grad", "--no-answer", "--steps", "300"]) == 0
     said = capsys.readouterr().out
     assert "What went wrong, and why?" in said

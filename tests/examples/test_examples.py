@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from architecture.repository import ROOT
+from forked.processes import python
 from waiting import wait_until
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -32,7 +32,7 @@ def test_an_example_runs_and_leaves_only_the_store_and_batches_of_spikes(
     example: Path, sqlite_uri: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, str(example)],
+        [python(), str(example)],
         env={**os.environ, "MLFLOW_TRACKING_URI": sqlite_uri, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -37,7 +38,7 @@ COURIERS = "FORKED_COURIERS"
 """Environment variable: the socket of the server from which couriers are forked."""
 AT_START = ("PYTHON", "MLFLOW_", "_MLFLOW_", "SQLALCHEMY_", "TORCH", "OMP_")
 LATER = (
-    *("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"),
+    *("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED", "PYTHONIOENCODING", "OMP_NUM_THREADS"),
     *("MLFLOW_STABILITY_", "MLFLOW_TRACKING_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", "MLFLOW_HTTP_REQUEST_"),
     *("MLFLOW_S3_", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"),
     *("TORCHELASTIC_", "TORCH_NCCL_"),
@@ -156,6 +157,14 @@ def _become(request: dict[str, Any], files: list[int], sockets: Iterable[socket.
     for file, number in zip(moved, request["numbers"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    for name in ("stdout", "stderr"):  # those of the server may be of another kind, such as a file for a pipe
+        old = getattr(sys, name)
+        plain = old.write_through  # PYTHONUNBUFFERED is set
+        file = open(old.fileno(), "wb", 0 if plain else -1, closefd=False)  # noqa: SIM115
+        lines = file.isatty() or name == "stderr"
+        new = io.TextIOWrapper(file, "utf-8", old.errors, line_buffering=lines, write_through=plain)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()

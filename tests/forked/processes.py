@@ -26,6 +26,7 @@ from typing import IO, Any, Protocol
 from forked.fork_server import COURIERS, PYTHON, ROOM_FOR_COMMAND_LINE, launcher, program
 
 HERE = Path(__file__).parent
+INTERPRETER = sys.executable
 SERVERS = 2
 STARTS_WITHIN = 120.0
 """Longest time in seconds for the import of the modules."""
@@ -83,7 +84,7 @@ class ForkServer:
         """The server ends with the second end of this pipe."""
         if base is None:
             self._process: Process = subprocess.Popen(
-                [sys.executable, *command], env=environment, stdin=read_end, start_new_session=True
+                [INTERPRETER, *command], env=environment, stdin=read_end, start_new_session=True
             )
         else:
             self._process = base.start(command, environment, str(Path.cwd()), {0: read_end, 1: 1, 2: 2})
@@ -247,7 +248,7 @@ def forking(folder: Path) -> Iterator[ForkServers | None]:
 
 def python(base: tuple[str, ...] = TRAINING, *more: str) -> str:
     """The path of a program that runs as `sys.executable` does, and has imported these modules."""
-    return str(_servers.program(base, more)) if _servers is not None else sys.executable
+    return str(_servers.program(base, more)) if _servers is not None else INTERPRETER
 
 
 def start(
@@ -256,7 +257,7 @@ def start(
     environment: Mapping[str, str],
     directory: Path | None = None,
     printed: IO[bytes] | None = None,
-    python: str = sys.executable,
+    python: str = INTERPRETER,
     modules: Sequence[str] = TRAINING,
 ) -> Process:
     """Start a script, "-c" with code or "-m" with a module, in a session of its own.
@@ -265,7 +266,7 @@ def start(
     imports at its top.
     """
     place = str(directory or Path.cwd())
-    if _servers is not None and python == sys.executable:
+    if _servers is not None and python == INTERPRETER:
         code = {"-c": arguments[:1], "-m": [""]}.get(str(script)) or [Path(script).read_text(encoding="utf-8")]
         own = [] if printed else [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - read at its end
         out, errors = own or [printed, printed]

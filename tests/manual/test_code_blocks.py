@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from architecture.repository import ROOT
+from forked.processes import python
 from manual.pages_and_blocks import PAGES, RUN, SHOWN, Block, blocks, prepared, printed, script
 
 CONSOLE = [block for page in PAGES for block in blocks(page) if block.language == "console"]
@@ -18,7 +18,7 @@ CONSOLE = [block for page in PAGES for block in blocks(page) if block.language =
 def test_the_python_of_a_page_runs_from_its_beginning_to_its_end(page: Path, sqlite_uri: str, tmp_path: Path) -> None:
     prepared(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", script(page)],
+        [python(), "-c", script(page)],
         env={**os.environ, "MLFLOW_TRACKING_URI": sqlite_uri, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
         cwd=tmp_path,
         capture_output=True,

@@ -6,12 +6,12 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from architecture.repository import ROOT
+from forked.processes import python
 from servers.alert_services import ChatServer
 from waiting import wait_until
 
@@ -45,7 +45,7 @@ ALERTS = """mlflow_stability.autolog(alerts=["env:HOOK", "console", Alert(
 def train(folder: Path, uri: str, words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     known = {**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": uri, **environment}
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=known, capture_output=True, text=True, timeout=200, check=False
+        [python(), *words], cwd=folder, env=known, capture_output=True, text=True, timeout=200, check=False
     )
 
 

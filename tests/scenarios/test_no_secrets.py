@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from urllib.parse import quote
 import pyarrow.parquet as pq
 import pytest
 from architecture.repository import ROOT
+from forked.processes import DELIVERY, TRAINING, python
 from mlflow import MlflowClient
 from servers.alert_services import ChatServer
 from servers.mlflow_server import mlflow_server
@@ -79,7 +79,13 @@ def call(folder: Path, words: list[str], environment: dict[str, str]) -> str:
     """Run a program; return what it printed."""
     known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=known, capture_output=True, text=True, timeout=250, check=False
+        [python(DELIVERY if "-m" in words else TRAINING), *words],
+        cwd=folder,
+        env=known,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
     )
     return done.stdout + done.stderr
 

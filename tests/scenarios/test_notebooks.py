@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
+from forked.processes import TRAINING, python
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -56,6 +58,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     )
+    monkeypatch.setattr(sys, "executable", python(TRAINING, "mlflow", "ipykernel.kernelapp"))
     client = NotebookClient(
         nbformat.v4.new_notebook(), timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked.processes import python
 from mlflow import MlflowClient
 from scenarios import restarted_training
 from scenarios.restarted_training import CHECKPOINT, DIES_AT, STEPS
@@ -27,7 +27,7 @@ def test_a_restarted_job_goes_on_in_the_same_run_which_says_which_rank_died(
 ) -> None:
     command = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(restarted_training.__file__)]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command, way, str(tmp_path / "journals")],
+        [python(), "-m", "torch.distributed.run", *command, way, str(tmp_path / "journals")],
         env={
             **os.environ,
             "MLFLOW_TRACKING_URI": sqlite_uri,

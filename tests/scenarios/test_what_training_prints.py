@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked.processes import python
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
@@ -47,7 +47,7 @@ def printed(folder: Path, *arguments: str) -> list[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(script), *arguments],
+        [python(), str(script), *arguments],
         cwd=folder,
         env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},
         capture_output=True,

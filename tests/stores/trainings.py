@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked.processes import python
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from waiting import wait_until
@@ -46,7 +46,7 @@ def run_trainings(
     for number, environment in enumerate(environments):
         own = folder / f"training-{number}"
         own.mkdir(parents=True)
-        command = [sys.executable, str(SCRIPT), str(steps), str(seconds_a_step)]
+        command = [python(), str(SCRIPT), str(steps), str(seconds_a_step)]
         process = subprocess.Popen(
             command,
             cwd=own,

@@ -9,7 +9,7 @@ import pytest
 from trainers.catalog import trainers
 from trainers.row import row_of, skipped
 from trainers.script import Mode, Trainer
-from trainers.trials import TRIAL, Noted, Series, run_trial
+from trainers.trials import Noted, Series, run_trial
 
 SHOWN_BY_ANOTHER = {"Lightning, manual"}
 """Rows of `python tests/trainers/table.py` alone: the GAN is optimized manually, too."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked.processes import DELIVERY, python
 from waiting import wait_until
 
 import mlflow_stability
@@ -33,9 +34,9 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def cli(*arguments: str, program: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments],
+        [program, *arguments],
         env={**os.environ, "PYTHONPATH": PACKAGE_ROOT, "COLUMNS": "80", **environment},
         capture_output=True,
         text=True,
@@ -55,7 +56,7 @@ def trainings_of(pid: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.scenario
 def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp_path: Path) -> None:
-    shown = cli("-m", "mlflow_stability", "demo", MLFLOW_TRACKING_URI=sqlite_uri)
+    shown = cli("-m", "mlflow_stability", "demo", program=python(DELIVERY), MLFLOW_TRACKING_URI=sqlite_uri)
     assert shown.returncode == 0, shown.stderr
     said = " ".join(shown.stdout.split())
     for part in (
@@ -91,7 +92,10 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
     (report,) = re.findall(r"^  (\S+/stability/report\.html)$", shown.stdout, re.MULTILINE)
     assert "Recovered" in (tmp_path / report).read_text(encoding="utf-8")
     assert f"mlflow-stability diagnose {run_id}" in shown.stdout
-    assert cli("-m", "mlflow_stability", "diagnose", run_id, MLFLOW_TRACKING_URI=sqlite_uri).returncode == 1
+    diagnosed = cli(
+        "-m", "mlflow_stability", "diagnose", run_id, program=python(DELIVERY), MLFLOW_TRACKING_URI=sqlite_uri
+    )
+    assert diagnosed.returncode == 1
     assert sorted(each.name for each in (tmp_path / ".mlflow-stability").iterdir()) == [".gitignore", "batches"]
     assert "rm -r .mlflow-stability" in shown.stdout
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
+from forked.processes import python
 
 from mlflow_stability.probes.performance.throughput import PEAKS, device_peak, peak_of
 
@@ -87,5 +87,5 @@ def test_every_row_has_a_source_and_wider_types_are_slower() -> None:
 def test_however_a_script_asks_for_shortened_products_it_is_known(said: str, answer: bool) -> None:
     asked = "from mlflow_stability.probes.performance.throughput import _tf32_is_on"
     code = f"import torch; {said}; {asked}; print(_tf32_is_on())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(answer)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked.processes import python
 from recovery.restorable import OPTIMIZERS, Training, bits
 from torch import nn
 
@@ -29,7 +30,7 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
     """Run a script of this folder in a process of its own; it prints one line of JSON."""
     root = Path(sys.modules["mlflow_stability"].__file__ or "").parent.parent
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[1] / name), *arguments],
+        [python(), str(Path(__file__).parents[1] / name), *arguments],
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,

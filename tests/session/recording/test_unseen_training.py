@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
 import pytest
 import torch
-from forked.processes import start
+from forked.processes import python, start
 from session import unseen
 
 import mlflow_stability
@@ -64,7 +63,7 @@ def test_nothing_is_reported_for_scripts_that_are_recorded_fail_or_do_not_train(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["crashed", "exited"])
 def test_the_run_command_does_not_report_a_failed_script_either(tmp_path: Path, kind: str) -> None:
-    command = [sys.executable, "-m", "mlflow_stability", "run", str(SCRIPT), kind, str(tmp_path / "journals")]
+    command = [python(), "-m", "mlflow_stability", "run", str(SCRIPT), kind, str(tmp_path / "journals")]
     done = subprocess.run(
         command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
     )

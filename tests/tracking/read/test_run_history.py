@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from architecture.repository import ROOT
 from findings import at_step
+from forked.processes import DELIVERY, python
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from servers.same_answer import SameAnswer
@@ -280,7 +280,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(troubled_server: Troub
         "    sys.exit(130)\n"
     )
     reading = subprocess.Popen(
-        [sys.executable, "-c", code, run_id, troubled_server.url], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [python(DELIVERY), "-c", code, run_id, troubled_server.url], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     wait_until(lambda: any("get-history" in path for path in troubled_server.requests))
     reading.send_signal(signal.SIGINT)
