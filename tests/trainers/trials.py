@@ -132,6 +132,7 @@ def _environments(processes: int, uri: str) -> list[dict[str, str]]:
         "MLFLOW_TRACKING_URI": uri,
         "MLFLOW_EXPERIMENT_NAME": "table",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
