@@ -125,12 +125,14 @@ def serve() -> CodeType:
 
 
 def _other_settings(wanted: dict[str, str], given: dict[str, str]) -> list[str]:
-    """Variables that Python, MLflow or torch reads at its start, and that this server had with another value."""
-    return [
+    """What Python, MLflow or torch reads at its start, and what this server had otherwise."""
+    others = [
         name
         for name in wanted.keys() | given.keys()
         if name.startswith(AT_START) and not name.startswith(LATER) and wanted.get(name, "") != given.get(name, "")
     ]
+    paths = filter(None, wanted.get("PYTHONPATH", "").split(os.pathsep))
+    return others + [each for each in paths if Path(each, "sitecustomize.py").exists()]  # Python runs it at its start
 
 
 def _report_ended(processes: dict[int, socket.socket | None]) -> None:

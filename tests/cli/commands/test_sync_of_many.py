@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from courier.staging import Training
-from forked.processes import DELIVERY, python
 from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
 from waiting import wait_until
@@ -107,7 +107,7 @@ def test_no_process_outlives_the_command(how: signal.Signals, troubled_server: T
 
 
 def sync_in_a_process(place: Path, *options: str) -> subprocess.Popen[bytes]:
-    command = [python(DELIVERY), "-m", "mlflow_stability", "sync", str(place), "--jobs", "2", *options]
+    command = [sys.executable, "-m", "mlflow_stability", "sync", str(place), "--jobs", "2", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
