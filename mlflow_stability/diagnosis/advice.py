@@ -53,6 +53,8 @@ JUDGED_BY_CURVES = frozenset(
 """Mistakes in the set-up that curves, batches or a schedule only suggest."""
 CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
 """Mistakes that are seen in the set-up itself."""
+RISING = NON_FINITE | {"divergence", "gradient_explosion"}
+"""What a higher learning rate makes worse."""
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
 
 
@@ -272,6 +274,8 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
     others = tuple(remedy for episode in sorted(serious, key=rank) for remedy in episode.remedies)
     if cause is not None and cause.name not in RATE_CAUSES and rules_out_rate(cause.ruled_out_causes):
         against, others = without_topics(against, RATE_TOPICS) or against, without_topics(others, RATE_TOPICS)
+    if any(episode.kind in RISING for episode in serious):
+        others = without_topics(others, {Topic.RAISE_RATE})
     if cause is not None and _comes_before(cause, certain):
         first = ()
     return one_of_each_topic(against, others, first)

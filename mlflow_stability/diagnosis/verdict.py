@@ -108,7 +108,9 @@ def outcome_of(
     if "overfitting" in lasting and not any(finding.severity is Severity.CRITICAL for finding in remaining):
         return "overfitted"
     if bad and _was_rescued(findings):
-        return RECOVERED if main is None or _is_back(main, bad, restored) else "diverged" if _rose(main) else "unstable"
+        if main is not None and _rose(main):
+            return "diverged"
+        return RECOVERED if main is None or _is_back(main, bad, restored) else "unstable"
     if bad:
         return "unstable"
     enough = measured and any(reading.points >= MIN_POINTS for reading in readings)

@@ -273,3 +273,17 @@ def verdict_after_rollback(since: int, height: float, course: Callable[[np.ndarr
         at_step(199 - since, "rollback", Severity.INFO, facts=back),
     )
     return diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
+
+
+def test_a_training_that_ended_above_its_start_has_not_recovered() -> None:
+    reading = replace(READING, first_level=4.73, last_level=5.43, best=4.7)
+    infinite = episode("inf_detected", 2, Severity.CRITICAL)
+    assert outcome_of([infinite, back_to(0, 5)], [reading], "", measured=True, main=reading) == "diverged"
+
+
+def test_a_higher_learning_rate_is_not_advised_where_the_loss_overflowed() -> None:
+    losses = np.r_[4.73, np.inf, 5.43 + np.random.default_rng(0).normal(0, 0.002, 298)]
+    rates = metric_of("learning_rate", np.full(300, 1e-3))
+    advised = [str(remedy) for remedy in diagnosis_of(run_of(metric_of("loss", losses), rates)).remedies]
+    assert advised
+    assert [one for one in advised if one.startswith("Raise the learning rate")] == []
