@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from forked import processes
+from forked.fork_server import LINK
 from forked.processes import ForkServers, forking
 from hypothesis import settings
 from servers.mlflow_server import mlflow_server
@@ -77,7 +78,7 @@ def forked_couriers(
     """Couriers of trainings in this process are forked; in fault tests and with `plain_start` nothing is."""
     if request.node.get_closest_marker("fault") or "plain_start" in request.fixturenames:
         monkeypatch.setattr(processes, "_servers", None)
-    elif fork_servers is not None and (link := sys.modules.get("mlflow_stability.session.process.courier_link")):
+    elif fork_servers is not None and (link := sys.modules.get(LINK)):
         monkeypatch.setattr(link, "_LAUNCH", fork_servers)
 
 

@@ -33,7 +33,8 @@ LARGEST = 1 << 17
 """Largest request in bytes; most of it is the environment."""
 MOST_FILES = 32
 """Largest number of open files in a request."""
-_LINK = "mlflow_stability.session.process.courier_link"
+LINK = "mlflow_stability.session.courier_link"
+"""Module that starts couriers."""
 COURIERS = "FORKED_COURIERS"
 """Environment variable: the socket of the server from which couriers are forked."""
 AT_START = ("PYTHON", "MLFLOW_", "_MLFLOW_", "SQLALCHEMY_", "TORCH", "OMP_")
@@ -183,7 +184,7 @@ def _become(request: dict[str, Any], files: list[int], sockets: Iterable[socket.
     for name in ("numpy", "torch"):
         if name in sys.modules:
             sys.modules[name].random.seed()
-    if (address := os.environ.get(COURIERS)) and (link := sys.modules.get(_LINK)):
+    if (address := os.environ.get(COURIERS)) and (link := sys.modules.get(LINK)):
         link._LAUNCH = launcher(address)
     del sys.modules[__name__]
     del sys.modules["__main__"].__dict__["serve"]

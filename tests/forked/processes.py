@@ -35,7 +35,7 @@ TRAINING = ("torch", "torch._dynamo", "mlflow_stability.session.autolog")
 DELIVERY = (
     "mlflow_stability.courier.follow_training",
     "mlflow_stability.courier.run.conclusion",
-    "mlflow_stability.figures.run_page.dashboard",
+    "mlflow_stability.figures.dashboard",
     "mlflow.store.tracking.sqlalchemy_store",
     "sqlalchemy.dialects.sqlite",
 )

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
-from forked.processes import ForkedProcess, ForkServers, Process, large_modules, python, start
+from forked.fork_server import LINK
+from forked.processes import DELIVERY, TRAINING, ForkedProcess, ForkServers, Process, large_modules, python, start
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks of a process with torch")]
@@ -159,3 +161,8 @@ def test_a_forked_courier_delivers_outlives_its_training_and_is_no_child_of_it(
 def test_large_packages_that_a_program_imports_at_its_top_are_imported_before() -> None:
     text = "import json\nfrom torch import nn\nimport torch.distributed as dist\n\ndef f():\n    import torch.fx\n"
     assert large_modules(text) == ["torch", "torch.distributed"]
+
+
+@pytest.mark.parametrize("module", [LINK, *TRAINING, *DELIVERY])
+def test_modules_that_servers_name_exist(module: str) -> None:
+    assert find_spec(module) is not None
