@@ -265,7 +265,7 @@ def test_pictures_that_are_refused_or_cannot_be_drawn_are_reported_once_and_give
     assert len(shelf.pictures) == 6
     assert sum("no images here" in line for line in caplog.messages) == 1
     keep(tmp_path, [1500, 2000])
-    monkeypatch.setattr("mlflow_stability.figures.attention_heatmap", lambda *_: 1 / 0)
+    monkeypatch.setattr("mlflow_stability.figures.attention_heatmap.attention_heatmap", lambda *_: 1 / 0)
     with caplog.at_level(logging.WARNING):
         drive(both(tmp_path, shelf))
     assert sum("ZeroDivisionError" in line for line in caplog.messages) == 1
