@@ -43,6 +43,7 @@ LATER = (
     *("MLFLOW_STABILITY_", "MLFLOW_TRACKING_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", "MLFLOW_HTTP_REQUEST_"),
     *("MLFLOW_S3_", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"),
     *("TORCHELASTIC_", "TORCH_NCCL_"),
+    "_MLFLOW_LIGHTNING_AUTOLOGGING_TMP_DIR",  # which MLflow sets in a test that logs a fit of Lightning
 )
 """Beginnings of those of these variables that are read later, or that all servers are started with."""
 PYTHON = "FORKING_PYTHON"

@@ -92,6 +92,15 @@ def test_code_and_modules_run_as_plain_ones(command: tuple[str, ...], tmp_path: 
     assert plain.stdout
 
 
+def test_a_variable_that_was_set_since_does_not_keep_a_server_with_more_modules_from_starting(
+    fork_servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_servers.of(TRAINING).connect().close()
+    monkeypatch.setenv("MLFLOW_OF_AN_EARLIER_TEST", "1")
+    server = fork_servers.of(TRAINING, ("torch.distributed",))
+    assert server.start(["-c", "pass"], server._environment, str(tmp_path), {}).wait(60) == 0
+
+
 def test_a_program_with_other_settings_is_not_forked(tmp_path: Path) -> None:
     code = "import sys; print('torch' in sys.modules)"
     for warnings, is_forked in (("", True), ("error", False)):
