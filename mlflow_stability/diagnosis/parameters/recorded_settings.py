@@ -20,7 +20,8 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
 MAX_NORM = frozenset({"max_norm", "max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad_norm", "clip_grad"})
-MOMENTUM = frozenset({"momentum"})
+MOMENTUM = re.compile(r"(?:stability\.)?(?:(?:optim\w*|opt|sgd)(?:_\d+)?[./])?(?:group_\d+[./])?momentum")
+"""Momentum of an optimizer: `ema.momentum` and `bn.momentum` are others."""
 OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim", "opt"})
 ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
 """Optimizers that divide by a running average of squared gradients."""
@@ -72,7 +73,8 @@ def settings_of(history: RunHistory) -> RecordedSettings:
     """Return the recorded settings."""
     decays = _numbers(history.params, WEIGHT_DECAY)
     norms = [norm for norm in _numbers(history.params, MAX_NORM) if norm > 0]
-    momenta = [momentum for momentum in _numbers(history.params, MOMENTUM) if 0 <= momentum < 1]
+    own = {key: value for key, value in history.params.items() if MOMENTUM.fullmatch(key.lower())}
+    momenta = [momentum for momentum in _numbers(own, frozenset({"momentum"})) if 0 <= momentum < 1]
     changes = history.events or ()
     decay_changed = any(is_of_option(event, "weight_decay") for event in changes)
     clipping_changed = any(is_of_setting(event, Setting.CLIPPING_NORM) for event in changes)

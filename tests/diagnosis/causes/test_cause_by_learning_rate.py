@@ -14,6 +14,7 @@ from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import episode_context
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.panel import replay
@@ -128,6 +129,21 @@ def test_a_rate_is_too_high_for_unusual_momentum_that_has_not_yet_added_up(
         assert (cause.name, cause.certainty) == ("learning_rate_too_high", "possible")
         assert "SGD with momentum 0.999 rarely tolerates learning rates above 0.001." in cause.statement
         assert cause.remedies[0].target == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("key", "momentum"),
+    [
+        ("momentum", 0.999),
+        ("stability.momentum", 0.999),
+        ("stability.optimizer_1.momentum", 0.999),
+        ("optim/momentum", 0.999),
+        ("ema.momentum", None),
+        ("model/bn_momentum", None),
+    ],
+)
+def test_only_the_momentum_of_an_optimizer_is_taken(key: str, momentum: float | None) -> None:
+    assert settings_of(run_of(metric_of("loss", [1.0, 2.0]), params={key: "0.999"})).momentum == momentum
 
 
 def test_a_warm_restart_is_a_jump_for_neither_the_cause_nor_the_detector() -> None:
