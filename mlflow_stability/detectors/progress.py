@@ -68,7 +68,7 @@ class LossProgress:
         return LossTrouble(self.mean, None, start)
 
     def is_falling(self) -> bool:
-        """Whether it has fallen, or may fall, and is near its lowest level."""
+        """Whether nothing is wrong with it; of one that was below zero, whether it is near its lowest level."""
         if self.lowest == inf or self.trouble():
             return False
         return self.lowest > 0 or self.mean - self.lowest < MIN_LOST_SHARE * (median(self.first) - self.lowest)
