@@ -80,15 +80,15 @@ class ForkServer:
         self.address = str(folder / f"server-{os.getpid()}-{time.monotonic_ns()}")
         command = ["-c", "from fork_server import serve; exec(serve())", self.address, *modules, ROOM_FOR_COMMAND_LINE]
         own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-        self._environment: Mapping[str, str] = own if base is None else base._environment  # so that it is not refused
+        self.environment: Mapping[str, str] = own if base is None else base.environment  # so that it is not refused
         read_end, self._held = os.pipe()
         """The server ends with the second end of this pipe."""
         if base is None:
             self._process: Process = subprocess.Popen(
-                [INTERPRETER, *command], env=self._environment, stdin=read_end, start_new_session=True
+                [INTERPRETER, *command], env=self.environment, stdin=read_end, start_new_session=True
             )
         else:
-            self._process = base.start(command, self._environment, str(Path.cwd()), {0: read_end, 1: 1, 2: 2})
+            self._process = base.start(command, self.environment, str(Path.cwd()), {0: read_end, 1: 1, 2: 2})
         os.close(read_end)
 
     def start(

@@ -98,7 +98,7 @@ def test_a_variable_that_was_set_since_does_not_keep_a_server_with_more_modules_
     fork_servers.of(TRAINING).connect().close()
     monkeypatch.setenv("MLFLOW_OF_AN_EARLIER_TEST", "1")
     server = fork_servers.of(TRAINING, ("torch.distributed",))
-    assert server.start(["-c", "pass"], server._environment, str(tmp_path), {}).wait(60) == 0
+    assert server.start(["-c", "pass"], server.environment, str(tmp_path), {}).wait(60) == 0
 
 
 def test_a_program_with_other_settings_is_not_forked(tmp_path: Path) -> None:
