@@ -79,7 +79,8 @@ class ForkServer:
     def __init__(self, modules: Sequence[str], folder: Path, base: ForkServer | None = None) -> None:
         self.address = str(folder / f"server-{os.getpid()}-{time.monotonic_ns()}")
         command = ["-c", "from fork_server import serve; exec(serve())", self.address, *modules, ROOM_FOR_COMMAND_LINE]
-        own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+        paths = filter(None, [str(HERE), os.environ.get("PYTHONPATH")])  # an empty one is the present directory
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self.environment: Mapping[str, str] = own if base is None else base.environment  # so that it is not refused
         read_end, self._held = os.pipe()
         """The server ends with the second end of this pipe."""
