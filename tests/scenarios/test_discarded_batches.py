@@ -259,3 +259,34 @@ def test_no_gradient_is_kept_alive(watched: Watched) -> None:
         set_to_none(model.parameters())
     gc.collect()
     assert all(each() is None for each in gradients)
+
+
+def test_a_loss_that_backward_runs_on_twice_is_recorded_once(watched: Watched) -> None:
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    truth: list[float] = []
+    for number, batch in enumerate(batches(6)):
+        loss = mse(model, batch)
+        loss.backward(retain_graph=number % 3 == 0)
+        if number % 3 == 0:
+            loss.backward()
+        truth.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [row["loss"] for row in watched.rows()] == pytest.approx(truth)
+    assert [row["micro_batches"] for row in watched.rows()] == [1] * 6
+
+
+def test_a_loss_that_backward_runs_on_again_after_its_gradients_were_discarded_is_kept(watched: Watched) -> None:
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    truth: list[float] = []
+    for batch in batches(4):
+        loss = mse(model, batch)
+        loss.backward(retain_graph=True)
+        set_to_none(model.parameters())
+        loss.backward()
+        truth.append(loss.item())
+        optimizer.step()
+        set_to_none(model.parameters())
+    assert [row["loss"] for row in watched.rows()] == pytest.approx(truth)

@@ -21,6 +21,7 @@ from mlflow_stability.diagnosis.causes.catalog import (
     ruled_out,
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
+from mlflow_stability.diagnosis.parameters.recorded_settings import may_follow_scale
 from mlflow_stability.kinds.first_look.batches import (
     InputScale,
     LabelRange,
@@ -37,6 +38,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
     LossBroadcast,
     LossInput,
     LossInputFacts,
+    LossSum,
 )
 from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized, UnregisteredModule
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
@@ -73,7 +75,9 @@ PREVENT_LEARNING = (
     StrongDropout,
 )
 """Mistakes that keep a training from learning, the most direct first."""
-RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, AccumulationSum, OneClass)
+SUMS = frozenset((AccumulationSum.kind, LossSum.kind))
+"""Kinds that make steps larger, except those of an optimizer that scales its own."""
+RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, LossSum, AccumulationSum, OneClass)
 """Mistakes that make a loss rise, or fall without end, the most direct first."""
 ONSET_STEPS = 64
 """Maximum number of steps between changed data and a divergence: twice what the baseline of its detector needs."""
@@ -115,7 +119,8 @@ def _lets_loss_grow(finding: Finding) -> bool:
 
 def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> CheckResult:
     for finding in findings:
-        if finding.severity >= Severity.WARNING or finding.kind == AccumulationSum.kind:
+        is_sum = finding.kind in SUMS and may_follow_scale(context.history)
+        if finding.severity >= Severity.WARNING or is_sum:
             return cause_found(
                 "setup",
                 finding.message,

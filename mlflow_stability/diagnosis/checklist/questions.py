@@ -106,9 +106,9 @@ QUESTIONS: dict[str, Question] = {
     "noise": ask("Does the loss oscillate rather than fall?", finding_or_none("oscillation", "slow_progress")).by_hand(
         "Lower the learning rate to a tenth for 200 steps: if the loss falls at once, the rate was too high."
     ),
-    "reduction": ask("Is the loss a mean, and not a sum?", change("loss", "loss", rise=10.0)).by_hand(
-        "Halve the batch size: the loss and the gradient norm of a mean stay, those of a sum are halved."
-    ),
+    "reduction": ask(
+        "Is the loss a mean, and not a sum?", findings("loss_sum"), change("loss", "loss", rise=10.0)
+    ).by_hand("Halve the batch size: the loss and the gradient norm of a mean stay, those of a sum are halved."),
     "validation": ask(
         "Does the validation loss follow the training loss?", findings("overfitting"), best_validation
     ).by_hand("Validate often enough to see the best step, on data that was never trained on."),

@@ -158,6 +158,11 @@ def is_sgd(history: RunHistory) -> bool:
     return bool(names) and all(name.lower() == "sgd" for name in names)
 
 
+def may_follow_scale(history: RunHistory) -> bool:
+    """Whether steps may be as large as the gradients: SGD, or an optimizer that is not named and is not Adam."""
+    return is_sgd(history) if optimizers_of(history) else not is_adam(history)
+
+
 def is_adam(history: RunHistory) -> bool | None:
     """Whether any optimizer is of the Adam family; None: not known."""
     names = optimizers_of(history)

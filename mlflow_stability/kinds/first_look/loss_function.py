@@ -1,4 +1,4 @@
-"""Loss functions that get the wrong input, and losses above chance level."""
+"""Loss functions that get the wrong input, losses that are sums, and losses above chance level."""
 
 from __future__ import annotations
 
@@ -145,6 +145,53 @@ class LossBroadcast(FindingType):
     question = "Do prediction and target have the same shape?"
     check_by_hand = "Print the shapes of prediction and target: they must be equal."
     remedies = (Remedy(Action.MATCH_SHAPES),)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSumFacts(Facts):
+    """A loss that is a sum over a batch."""
+
+    kind: ClassVar[str] = "loss_sum"
+
+    values: int
+    """Number of values in the sum."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        return (
+            f"The loss is the sum of {self.values:,} values, and nothing divides it: gradients are {self.values:,} "
+            "times those of the mean."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum(FindingType):
+    """The loss is a sum over the batch, not a mean.
+
+    What it sees: in the graphs of the first losses, a loss function with `reduction="sum"`, or a sum of squared or
+    absolute differences, over {least} values or more, that nothing divides. INFO, for the learning rate may be set for
+    the sum; the cause of a divergence, except with optimizers that scale their own steps. Compiled losses are not seen.
+
+    Why it matters: gradients grow with the number of values. Under SGD the steps do, too, and a usual learning rate is
+    as many times too high.
+
+    What to try: average the loss, or divide the learning rate by the number of values.
+
+    When it is wrong: a learning rate that is set for the sum.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+    """
+
+    least: int = 8
+    """Minimum number of values."""
+
+    kind = "loss_sum"
+    of_setup = True
+    noun = "a loss that is a sum"
+    order = 1148
+    severities = (Severity.INFO,)
+    question = "Is the loss a mean over the batch?"
+    check_by_hand = "Halve the batch: the loss and the gradient norm of a mean stay, those of a sum are halved."
+    remedies = (Remedy(Action.AVERAGE_LOSS),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,48 @@ class AccumulationSum(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatedBackwardFacts(Facts):
+    """Several backward passes from one loss."""
+
+    kind: ClassVar[str] = "repeated_backward"
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        return (
+            f"backward() runs twice on the same loss in each {unit}: parameters that it reaches both times get twice "
+            "the gradient."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedBackward(FindingType):
+    """backward() runs several times on the same loss.
+
+    What it sees: {steps} steps in a row in which a backward pass begins at the same tensor as the one before it. The
+    loss is recorded once. Losses that a loss scaler multiplied are not compared.
+
+    Why it matters: gradients add up, so that steps of SGD are as many times larger, and the graph is computed again.
+
+    What to try: call `backward()` once on each loss.
+
+    When it is wrong: passes with `inputs=`, each for other parameters.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html
+    """
+
+    steps: int = 3
+    """Number of steps in a row."""
+
+    kind = "repeated_backward"
+    of_setup = True
+    noun = "a repeated backward pass"
+    order = 1147
+    severities = (Severity.INFO,)
+    question = "Does backward() run once on each loss?"
+    check_by_hand = "Count the calls of backward() in a step, and look for retain_graph=True."
+    remedies = (Remedy(Action.CALL_BACKWARD_ONCE),)
+
+
+@dataclass(frozen=True, slots=True)
 class EqualWeightsFacts(Facts):
     """Weights without any difference."""
 

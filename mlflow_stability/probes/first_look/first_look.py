@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.left_out import LeftOut
-from mlflow_stability.probes.first_look.loss_graph import chance_loss, loss_input, loss_over_pairs
+from mlflow_stability.probes.first_look.loss_graph import chance_loss, loss_input, loss_over_pairs, loss_sum
 from mlflow_stability.probes.first_look.module_settings import (
     Accumulation,
+    SameLoss,
     SharedParameters,
     strong_decay,
     strong_dropout,
@@ -96,7 +97,7 @@ class FirstLook(BaseProbe):
         self._until = FIRST_STEPS  # last step whose losses are examined
         self._targets, self._precision = Targets(), Precision()
         self._weights: list[Block] = []  # of the first step
-        self._accumulation, self._shared = Accumulation(), SharedParameters()
+        self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
         self._left_out = LeftOut()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
@@ -123,11 +124,13 @@ class FirstLook(BaseProbe):
                     return
                 self._emit(loss_input(loss, self._models(), step))
                 self._emit(loss_over_pairs(loss, step))
+                self._emit(loss_sum(loss, step))
                 self._chances.append(chance_loss(loss))
                 self._targets.note(loss)
                 if self._left_out.may_be_known:
                     self._left_out.note_loss(loss)
                 self._emit(self._accumulation.note(loss, step))
+                self._emit(self._same_loss.note(loss, step))
 
     def due(self, step: int) -> bool:
         return step in _DUE

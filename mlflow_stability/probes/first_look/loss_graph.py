@@ -15,6 +15,8 @@ from mlflow_stability.kinds.first_look.loss_function import (
     LossBroadcastFacts,
     LossFunction,
     LossInputFacts,
+    LossSum,
+    LossSumFacts,
     remedies_for,
 )
 from mlflow_stability.probes.module_names import plain_name
@@ -49,7 +51,7 @@ UNEXPECTED: Mapping[LossFunction, frozenset[Activation]] = {
     LossFunction.BINARY_CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU)),
     LossFunction.NLL: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
 }
-MEAN = 1  # ``reduction="mean"`` in a node
+NONE, MEAN, SUM = 0, 1, 2  # ``reduction="mean"`` in a node
 CLASSES_DIM = 1  # of the input of `nll_loss`
 MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
     Activation.SOFTMAX: (nn.Softmax, nn.Softmax2d),
@@ -176,6 +178,48 @@ def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
         if name in COMBINING or name in OF_A_DIFFERENCE:
             waiting += inputs
     return None
+
+
+# Nodes of a sum of losses.
+ADDING = frozenset(("Add", "Sub"))
+# Nodes whose input has a value for each example.
+PER_EXAMPLE = frozenset((*LOSSES, "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss"))
+PER_CLASS = frozenset(("NllLoss", "NllLoss2D"))
+
+
+def loss_sum(loss: Tensor, step: int) -> Finding | None:
+    """Return a finding if this loss, or a term of it, is a sum over many values that nothing divides."""
+    waiting, looked_at = [loss.grad_fn], 0
+    while waiting and looked_at < MAX_NODES:
+        node = waiting.pop(0)
+        if node is None:
+            continue
+        looked_at += 1
+        values = _values_of_sum(node)
+        if values >= LossSum().least:
+            return Finding.at(LossSumFacts(values), step, Severity.INFO, remedies=LossSum.remedies)
+        if node_name(node) in ADDING:
+            waiting += [following for following, _ in node.next_functions]
+    return None
+
+
+def _values_of_sum(node: Any) -> int:
+    """Return the number of values that a node adds up, if each is a loss; else 0."""
+    name = node_name(node)
+    source: Any = node.next_functions[0][0] if node.next_functions else None
+    if name in PER_EXAMPLE and getattr(node, "_saved_reduction", None) == SUM:
+        shape = _shape(source)
+        if name in PER_CLASS and len(shape) > 1:
+            shape = (shape[0], *shape[2:])
+        return math.prod(shape) if shape else 0
+    if name != "Sum":
+        return 0
+    source_name = node_name(source)
+    is_loss = source_name in PER_EXAMPLE and getattr(source, "_saved_reduction", None) == NONE
+    if source_name in OF_A_DIFFERENCE:
+        is_loss = node_name(source.next_functions[0][0]) == "Sub"
+    shape = _shape(source)
+    return math.prod(shape) if is_loss and shape else 0
 
 
 def _pairs(node: Any, name: str, inputs: list[Any]) -> LossBroadcastFacts | None:

@@ -15,6 +15,8 @@ from mlflow_stability.kinds.first_look.settings import (
     AccumulationSum,
     OptimizedTwice,
     OptimizedTwiceFacts,
+    RepeatedBackward,
+    RepeatedBackwardFacts,
     StrongDropout,
     StrongDropoutFacts,
 )
@@ -129,6 +131,29 @@ def _shared(optimizer: Optimizer, stepped: _Stepped) -> OptimizedTwiceFacts | No
 
 def _values(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
+
+
+class SameLoss:
+    """Backward passes that begin at the same loss as the one before them."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[weakref.ref[Tensor], int] | None = None  # the last loss, and its version counter
+        self._step = self._last = self._in_a_row = 0
+        self._passes = 1
+
+    def note(self, loss: Tensor, step: int) -> Finding | None:
+        """Count one loss; return a finding after enough steps in a row."""
+        before, self._newest = self._newest, (weakref.ref(loss), loss._version)
+        is_same = before is not None and before[0]() is loss and before[1] == loss._version
+        self._passes = self._passes + 1 if is_same and step == self._step else 1
+        self._step = step
+        if self._passes != 2:
+            return None
+        self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
+        self._last = step
+        if self._in_a_row != RepeatedBackward().steps:
+            return None
+        return Finding.at(RepeatedBackwardFacts(), step, Severity.INFO, remedies=RepeatedBackward.remedies)
 
 
 class Accumulation:

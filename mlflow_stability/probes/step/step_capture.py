@@ -73,6 +73,8 @@ class StepCapture:
     loss_scale: Tensor | None = None
     owner: Any = None
     """The recording of the capture."""
+    newest: tuple[weakref.ref[Tensor], int] | None = None
+    """The loss of the newest backward pass, and its version counter."""
     scaler: Any = None
     """The loss scaler that scaled a loss of this capture."""
     unscaled = False
@@ -118,6 +120,13 @@ class StepCapture:
     def sure_losses(self) -> list[Tensor | float]:
         """The losses whose gradients were certainly not discarded."""
         return self.losses[self.unsure :] if self.unsure else self.losses
+
+    def repeats(self, loss: Tensor) -> bool:
+        """Return whether the backward pass before began at this loss as well, and its gradients were kept."""
+        before, self.newest = self.newest, (weakref.ref(loss), loss._version)
+        if before is None or before[0]() is not loss or before[1] != loss._version:
+            return False
+        return bool(self.losses) and not self.discards
 
     def discard(self, owner: object, parameters: Iterable[Tensor]) -> None:
         """Note that the gradients of these parameters were discarded."""

@@ -85,6 +85,7 @@ class StepMeter:
         """The optimizers of this training, by identity."""
         self._order, self._steps = StepOrder(), StepCount()
         self._losses_before = self._evaluating = 0
+        self._counted = True  # the newest backward pass; not one from the same loss as the pass before
         self._evaluated = False
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
         self._unscaled_loss: UnscaledLoss | None = None
@@ -130,14 +131,16 @@ class StepMeter:
             self._held.note(Moment.STEP_BEGINS)
             if self._ranks.is_on:
                 self._ranks.backward_began()
-        capture.micro_batches += 1
+        self._counted = not (type(tensors) is Tensor and capture.repeats(tensors))
+        capture.micro_batches += self._counted
         self._losses_before = len(capture.losses)
         if capture.clips:
             capture.clips.clear()  # the optimizer will get more than the clipped gradients
         plain = capture.scaler is None and self._unscaled_loss is None
         if plain and type(tensors) is Tensor and tensors.is_cpu and tensors.numel() == 1:
-            capture.losses.append(cpu_value(tensors))  # the usual case on the host
-        else:
+            if self._counted:
+                capture.losses.append(cpu_value(tensors))  # the usual case on the host
+        elif self._counted:
             self._take_losses(capture, tensors, self._unscaled_loss)
         if len(capture.losses) > MAX_LOSSES:
             capture.condense()
@@ -160,7 +163,7 @@ class StepMeter:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
         capture, again = self.capture, self._evaluating and self._evaluated
         if not capture.has_stepped and not again and capture.micro_batches:
-            capture.micro_batches -= 1
+            capture.micro_batches -= self._counted
             del capture.losses[self._losses_before :]
 
     def zeroed(self, owner: Optimizer | Module) -> None:

@@ -361,6 +361,8 @@ class Action(Enum):
     CALL_ZERO_GRAD_BEFORE_BACKWARD = "Call optimizer.zero_grad() before backward(), not between backward() and step()."
     LOWER_DROPOUT = "Use 1 - p for the dropout: 0.1 to 0.5 is usual."
     DIVIDE_LOSS = "Divide the loss by the number of micro-batches before backward()."
+    AVERAGE_LOSS = 'Average the loss, reduction="mean", or divide the learning rate by the number of values.'
+    CALL_BACKWARD_ONCE = "Call backward() once on each loss; divide the learning rate if the sum is meant."
     USE_ADAMW = "Use AdamW with a weight decay of 0.01 to 0.1, or lower that of Adam to 1e-4 or less."
     SCALE_TARGETS_TO_ACTIVATION = "Scale the targets to the range of the last activation, or leave that activation out."
     INITIALISE_AT_RANDOM = "Initialise weights at random: nn.init.kaiming_normal_ or the defaults of PyTorch."

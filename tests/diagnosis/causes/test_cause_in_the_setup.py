@@ -10,7 +10,14 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.first_look.batches import InputScale, InputScaleFacts
-from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.loss_function import (
+    Activation,
+    LossFunction,
+    LossInput,
+    LossInputFacts,
+    LossSum,
+    LossSumFacts,
+)
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.first_look.precision import (
     GradientUnderflow,
@@ -90,6 +97,16 @@ def test_summed_gradients_are_the_cause_of_a_divergence_though_they_are_informat
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", summed.message)
     assert diagnosis_of(run_of(metric_of("loss", falling(COUNT)), events=[summed])).outcome == "healthy"
+
+
+@pytest.mark.parametrize(("optimizer", "is_cause"), [("SGD", True), ("Adam", False), ("RMSprop", False)])
+def test_a_loss_that_is_a_sum_is_the_cause_of_a_divergence_under_sgd_alone(optimizer: str, is_cause: bool) -> None:
+    summed = Finding.at(LossSumFacts(64), 1, Severity.INFO, remedies=LossSum.remedies)
+    history = run_of(metric_of("loss", RISING), events=[summed], params={"optimizer": optimizer})
+    diagnosis = diagnosis_of(history)
+    cause = diagnosis.cause
+    assert (cause is not None and cause.statement == summed.message) == is_cause
+    assert (Action.AVERAGE_LOSS in [remedy.action for remedy in diagnosis.remedies]) == is_cause
 
 
 def measured(**curves: np.ndarray) -> RunHistory:

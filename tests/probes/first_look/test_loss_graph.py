@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInputFacts
+from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInputFacts, LossSumFacts
 from mlflow_stability.probes.first_look import FirstLook
-from mlflow_stability.probes.first_look.loss_graph import loss_input
+from mlflow_stability.probes.first_look.loss_graph import loss_input, loss_sum
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 CLASSES = 6
@@ -186,3 +186,44 @@ def test_the_first_losses_of_a_resumed_training_are_checked() -> None:
     step = 510
     look.at_loss(RIGHT["logits"]())
     assert switched == [False]
+
+
+SUMS: dict[str, tuple[Callable[[], Tensor], int]] = {
+    "cross entropy": (lambda: functional.cross_entropy(outputs(16, CLASSES), LABELS.repeat(4), reduction="sum"), 16),
+    "pixels": (
+        lambda: functional.cross_entropy(
+            outputs(2, CLASSES, 3, 3), torch.zeros(2, 3, 3, dtype=torch.long), reduction="sum"
+        ),
+        18,
+    ),
+    "squares": (lambda: functional.mse_loss(outputs(), SHARES, reduction="sum"), 4 * CLASSES),
+    "squares by hand": (lambda: (outputs() - SHARES).pow(2).sum(), 4 * CLASSES),
+    "absolute differences": (lambda: functional.l1_loss(outputs(), SHARES, reduction="sum"), 4 * CLASSES),
+    "each example": (lambda: functional.mse_loss(outputs(), SHARES, reduction="none").sum(), 4 * CLASSES),
+    "one of two terms": (
+        lambda: functional.mse_loss(outputs(), SHARES, reduction="sum") + outputs().mean(),
+        4 * CLASSES,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_loss_that_is_a_sum_is_found_with_its_number_of_values(name: str) -> None:
+    make, values = SUMS[name]
+    finding = loss_sum(make(), 1)
+    assert finding is not None
+    assert (finding.severity, finding.facts) == (Severity.INFO, LossSumFacts(values))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: functional.mse_loss(outputs(), SHARES),
+        lambda: functional.mse_loss(outputs(), SHARES, reduction="sum") / 4,
+        lambda: functional.cross_entropy(outputs(), LABELS, reduction="sum"),
+        lambda: torch.stack([functional.mse_loss(outputs(), SHARES) for _ in range(9)]).sum(),
+    ],
+    ids=["a mean", "divided", "four values", "nine losses"],
+)
+def test_other_losses_are_no_sums_over_a_batch(make: Callable[[], Tensor]) -> None:
+    assert loss_sum(make(), 1) is None

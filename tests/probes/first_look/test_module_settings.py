@@ -15,7 +15,7 @@ from mlflow_stability.kinds.first_look.settings import (
     OptimizedTwiceFacts,
     StrongDropoutFacts,
 )
-from mlflow_stability.probes.first_look.module_settings import Accumulation, SharedParameters, strong_dropout
+from mlflow_stability.probes.first_look.module_settings import Accumulation, SameLoss, SharedParameters, strong_dropout
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
@@ -102,3 +102,25 @@ def test_means_that_nothing_divides_are_found_once() -> None:
 )
 def test_other_accumulation_is_not_reported(make: Callable[[], Tensor], passes: int) -> None:
     assert accumulated(make, passes) == []
+
+
+def repeated(*losses_of_steps: list[Tensor]) -> list[Finding]:
+    same = SameLoss()
+    found = [same.note(loss, step) for step, losses in enumerate(losses_of_steps, 2) for loss in losses]
+    return [finding for finding in found if finding is not None]
+
+
+def test_two_passes_from_one_loss_in_three_steps_are_found_once() -> None:
+    losses = [mean() for _ in range(5)]
+    (finding,) = repeated(*([loss, loss] for loss in losses))
+    assert (finding.kind, finding.severity, finding.step) == ("repeated_backward", Severity.INFO, 4)
+    assert repeated(*([loss, mean()] for loss in losses)) == []
+    assert repeated(*([loss, loss] if number % 2 else [loss] for number, loss in enumerate(losses))) == []
+
+
+def test_a_loss_that_the_script_adds_to_is_another_one() -> None:
+    same, losses = SameLoss(), [mean() for _ in range(5)]
+    for step, loss in enumerate(losses):
+        assert same.note(loss, step) is None
+        loss += mean()
+        assert same.note(loss, step) is None
