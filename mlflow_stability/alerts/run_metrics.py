@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.vocabulary.measured import StepReading, signal_types
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Fact
-from mlflow_stability.vocabulary.text import SECTIONS
+from mlflow_stability.vocabulary.text import TOPICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ SIGNALS = tuple(
         *(signal.quantity, signal.exported, signal.short_meaning, signal.unit, signal.counter),
         *(signal.exported_type, signal.by_device),
     )
-    for signal in sorted(signal_types().values(), key=lambda signal: SECTIONS.index(signal.section))
+    for signal in sorted(signal_types().values(), key=lambda signal: TOPICS.index(signal.topic))
     if signal.exported
 )
 """Every exported signal of a whole model, with the name in its own declaration."""

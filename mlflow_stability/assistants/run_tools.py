@@ -17,7 +17,7 @@ from mlflow_stability.analysis.diagnose import concluded, history_of
 from mlflow_stability.analysis.named_run import last_runs
 from mlflow_stability.diagnosis.checklist import checklist_of
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.manual.references import explained_names, section
+from mlflow_stability.manual.references import explained_names, reference
 from mlflow_stability.reports.brief import brief, brief_finding
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats.json import json_value
@@ -125,7 +125,7 @@ class RunTools:
         What it means, how it is detected, what to do, when it is wrong, its thresholds.
         """
         key = name.strip().lower().replace("-", "_").replace(" ", "_")
-        text = section(key)
+        text = reference(key)
         if text is None:
             names = explained_names()
             near = did_you_mean(key, names) or f" There are {', '.join(names)}."

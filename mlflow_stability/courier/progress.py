@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.journal.layout import DELIVERED, STATUS
-from mlflow_stability.tracking.keys import SECTION
+from mlflow_stability.tracking.keys import PREFIX
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class Delivered:
     """A run was requested, and no answer has come."""
     number: int | None = None
     """Number of the recording in its run."""
-    section: str = SECTION
+    prefix: str = PREFIX
+    """First part of its metric keys."""
     offset: int = 0
     """Added to its steps."""
     metrics_until: int = 0
@@ -83,7 +84,9 @@ class Delivered:
     def read(cls, folder: Path) -> Delivered:
         """Continue what was delivered before, if anything was."""
         names = {field.name for field in fields(cls)} - {"folder"}
-        return cls(folder, **{name: value for name, value in read_page(folder / DELIVERED).items() if name in names})
+        page = read_page(folder / DELIVERED)
+        page.setdefault("prefix", page.get("section", PREFIX))  # its name before 1.0
+        return cls(folder, **{name: value for name, value in page.items() if name in names})
 
     def run(self) -> dict[str, str]:
         """Return what the training may print of the run."""

@@ -12,7 +12,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType, rendered
 from mlflow_stability.vocabulary.result import Remedy, Severity
 
-SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
+PARAGRAPHS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
 """The paragraphs of a docstring, after its first sentence."""
 
 
@@ -60,8 +60,8 @@ class FindingDocumentation:
 def documentation_of(finding_type: type[FindingType]) -> FindingDocumentation:
     """Read the documentation of a class."""
     sentence, *paragraphs = (inspect.getdoc(finding_type) or "").split("\n\n")
-    sections = dict(" ".join(paragraph.split()).split(": ", 1) for paragraph in paragraphs if ": " in paragraph)
-    sees, why, try_, wrong, reference = (sections.get(title, "") for title in SECTIONS)
+    texts = dict(" ".join(paragraph.split()).split(": ", 1) for paragraph in paragraphs if ": " in paragraph)
+    sees, why, try_, wrong, reference = (texts.get(title, "") for title in PARAGRAPHS)
     thresholds = _thresholds(finding_type)
     own_thresholds = ""
     if issubclass(finding_type, Detector) and thresholds:

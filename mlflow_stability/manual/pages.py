@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.measured import signal_types
 from mlflow_stability.vocabulary.presets import PRESETS
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Settings
-from mlflow_stability.vocabulary.text import MAIN_CHARTS, SECTIONS
+from mlflow_stability.vocabulary.text import MAIN_CHARTS, TOPICS
 
 FOLDER = Path(__file__).parent
 _CODE_MAP = FOLDER.parent / "README.md"
@@ -77,10 +77,10 @@ def signals_page() -> str:
 
 def _signal_rows(interval: str) -> Iterator[str]:
     yield f"<!-- signals: {interval} -->\n\n| signal | section | unit | what it is |\n| --- | --- | --- | --- |\n"
-    for section in SECTIONS:
+    for topic in TOPICS:
         for signal in signal_types().values():
-            if (signal.section, signal.interval) == (section, interval):
-                place = "first" if signal.quantity in MAIN_CHARTS else section
+            if (signal.topic, signal.interval) == (topic, interval):
+                place = "first" if signal.quantity in MAIN_CHARTS else topic
                 unit = _UNITS.get(signal.unit, re.sub(r"[{}]", "", signal.unit))
                 meaning = signal.meaning + ("; by layer, too" if signal.by_layer else "")
                 yield f"| `{signal.quantity}` | {place} | {unit} | {meaning} |\n"

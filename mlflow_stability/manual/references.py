@@ -66,12 +66,12 @@ def causes() -> str:
 
 
 def explained_names() -> tuple[str, ...]:
-    """Return every finding and cause that `section` knows."""
+    """Return every finding and cause that `reference` knows."""
     return (*KINDS, *cause_catalog())
 
 
-def section(name: str) -> str | None:
-    """Return the section of one finding or cause; None for an unknown name."""
+def reference(name: str) -> str | None:
+    """Return the reference of one finding or cause; None for an unknown name."""
     page = findings() if name in KINDS else causes() if name in cause_catalog() else ""
     match = re.search(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     return None if match is None else _PICTURE.sub("", match[0]).strip() + "\n"

@@ -29,52 +29,35 @@ from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import PassHooks, SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import on_device
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "router_tokens",
         "tokens of the batch, of each router of a mixture of experts; every `layers_every_n_steps`, as those below",
-        "routing",
         unit="{token}",
-        interval="forward pass",
     ),
-    SignalType("router_experts", "experts of the router", "routing", interval="forward pass"),
-    SignalType("router_active", "to how many experts a token goes", "routing", interval="forward pass"),
+    SignalType("router_experts", "experts of the router"),
+    SignalType("router_active", "to how many experts a token goes"),
     SignalType(
-        "router_entropy",
-        "how certain the router is of each token: the mean entropy of its probabilities, 0 to 1",
-        "routing",
-        interval="forward pass",
+        "router_entropy", "how certain the router is of each token: the mean entropy of its probabilities, 0 to 1"
     ),
     SignalType(
         "router_load_entropy",
         "how even the shares are, as entropy: 0 where one expert gets all, 1 where all get the same; a metric, too",
-        "routing",
         every_place=True,
-        interval="forward pass",
     ),
-    SignalType("router_max_share", "largest share of an expert", "routing", interval="forward pass"),
+    SignalType("router_max_share", "largest share of an expert"),
     SignalType(
         "router_max_logit",
         "largest router logit, without the mean of its token's logits; a metric, too",
-        "routing",
         every_place=True,
         combined="max",
-        interval="forward pass",
     ),
-    SignalType(
-        "router_share",
-        "by expert (`blocks.3.moe.router.expert_0`): its share of the tokens' choices",
-        "routing",
-        interval="forward pass",
-    ),
-    SignalType(
-        "router_dropped",
-        "share of tokens, or of their choices, that no expert takes; where it can be seen",
-        "routing",
-        interval="forward pass",
-    ),
+    SignalType("router_share", "by expert (`blocks.3.moe.router.expert_0`): its share of the tokens' choices"),
+    SignalType("router_dropped", "share of tokens, or of their choices, that no expert takes; where it can be seen"),
+    topic="routing",
+    interval="forward pass",
 )
 
 # Of `describe_router` before the shares of the experts, in its order.

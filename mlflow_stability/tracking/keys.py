@@ -15,9 +15,9 @@ from hashlib import blake2b
 from mlflow_stability.vocabulary.measured import Signal, is_whole_model
 from mlflow_stability.vocabulary.text import LAYERS, read_key, topic_of
 
-SECTION = "stability"
+PREFIX = "stability"
 TOPICS_OF_FEW_PLACES = ("attention", "representations", "routing")
-"""Topics whose charts are in one section; any other quantity of layers has a section of its own."""
+"""Topics whose charts are in one section of MLflow's page; any other quantity of layers has one of its own."""
 LONGEST_KEY = 250  # what MLflow's stores take
 LONGEST_QUANTITY = 80
 # Places that are no modules, as those of a second training: an optimizer's parameter groups.
@@ -28,9 +28,9 @@ _UNFIT_IN_PLACE = re.compile(r"[^\w.\-]")
 _UNFIT_FOR_MLFLOW = re.compile(r"[^\w.\- /:]")
 
 
-def section_of(number: int) -> str:
-    """Return the section of the n-th recording that writes into a run at the same time: `stability`, `stability_2`."""
-    return SECTION if number <= 1 else f"{SECTION}_{number}"
+def prefix_of(number: int) -> str:
+    """Return how keys of the n-th recording that writes into a run at once begin: `stability`, `stability_2`."""
+    return PREFIX if number <= 1 else f"{PREFIX}_{number}"
 
 
 def is_group(place: str) -> bool:
@@ -38,26 +38,26 @@ def is_group(place: str) -> bool:
     return place != "" and (is_whole_model(place) or _GROUP.fullmatch(place) is not None)
 
 
-def metric_key(signal: Signal, section: str = SECTION) -> str:
+def metric_key(signal: Signal, prefix: str = PREFIX) -> str:
     """Return the metric key of a signal."""
     name, place = signal.quantity, signal.place
     quantity = _fitting(name, LONGEST_QUANTITY, _UNFIT_IN_QUANTITY)
     if not place:
-        return "/".join(filter(None, (section, topic_of(name), quantity)))
+        return "/".join(filter(None, (prefix, topic_of(name), quantity)))
     if is_whole_model(place):
-        return f"{section}/{_fitting(place, LONGEST_KEY - len(section) - len(quantity) - 2)}/{quantity}"
+        return f"{prefix}/{_fitting(place, LONGEST_KEY - len(prefix) - len(quantity) - 2)}/{quantity}"
     topic = topic_of(name)
     if is_group(place):
-        prefix = f"{section}/{topic or 'optimizer'}/{quantity}."
+        key = f"{prefix}/{topic or 'optimizer'}/{quantity}."
     elif topic in TOPICS_OF_FEW_PLACES:
-        prefix = f"{section}/{topic}/{quantity}."
+        key = f"{prefix}/{topic}/{quantity}."
     else:
-        prefix = f"{section}/{LAYERS}/{quantity}/"
-    return prefix + _fitting(place, LONGEST_KEY - len(prefix))
+        key = f"{prefix}/{LAYERS}/{quantity}/"
+    return key + _fitting(place, LONGEST_KEY - len(key))
 
 
 def parse_key(key: str) -> tuple[str, Signal] | None:
-    """Return the section and the signal of a metric key; None for keys of others."""
+    """Return the prefix and the signal of a metric key; None for keys of others."""
     parts = read_key(key)
     return None if parts is None else (parts[0], Signal(parts[1], parts[2]))
 

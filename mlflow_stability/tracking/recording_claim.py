@@ -1,4 +1,4 @@
-"""Reserve the number, section and step offset of a recording in a run.
+"""Reserve the number, key prefix and step offset of a recording in a run.
 
 Guarantees: the same recording always gets the same place; two recordings never share one, however many come at once; a
 process that counts from 1 again writes no step twice; a process that records again into the same run continues in its
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.tracking.keys import SECTION, section_of
+from mlflow_stability.tracking.keys import PREFIX, prefix_of
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.vocabulary.run import Opening
@@ -49,8 +49,8 @@ class RecordingTag:
     last_step: int = 0
     time: float = 0.0
     """When this was written."""
-    section: str = SECTION
-    """The prefix of its metric keys."""
+    prefix: str = PREFIX
+    """First part of its metric keys."""
     offset: int = 0
     """What was added to its steps, because the run had those already."""
     events: dict[str, int] = field(default_factory=dict)
@@ -90,8 +90,9 @@ def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:
             continue
         try:
             values = json.loads(text)
+            values.setdefault("prefix", values.get("section", PREFIX))  # its name before 1.0
             tag = RecordingTag(**{name: values[name] for name in values if name in names})
-        except (ValueError, TypeError, RecursionError):
+        except (AttributeError, ValueError, TypeError, RecursionError):
             continue
         if isinstance(tag.id, str) and isinstance(tag.number, int):
             recordings.append(tag)
@@ -138,7 +139,7 @@ def place_among(others: list[RecordingTag], number: int, opening: Opening, now: 
         pid=opening.pid,
         first_step=opening.first_step,
         time=now,
-        section=section_of(number + 1) if living else section_of(1),
+        prefix=prefix_of(number + 1) if living else prefix_of(1),
         offset=ended_at if opening.first_step <= ended_at else 0,
         job=opening.job,
         restarts=opening.restarts,

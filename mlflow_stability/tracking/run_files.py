@@ -34,7 +34,7 @@ REPORT_FOLDER = "stability"
 COMPARISON_NAME = "stability comparison"
 LONGEST_IMAGE_NAME = 90
 """MLflow's files are named by key, step, time and a number of 36 characters, and have 255 in all."""
-_UNFIT = re.compile(r"[^a-zA-Z0-9_\-.]")  # what MLflow takes, without what would be a folder or a section
+_UNFIT = re.compile(r"[^a-zA-Z0-9_\-.]")  # what MLflow takes, without what would be a folder
 # `<key>+step+<step>+timestamp+<milliseconds>+<uuid>+compressed.webp`, in older versions with % between them: the small
 # picture, which MLflow sends last. https://github.com/mlflow/mlflow/issues/21085
 # A / in a key is ~ there, in older versions #.
@@ -102,7 +102,7 @@ class RunCheckpoints:
         return get_artifact_repository(uri, tracking_uri=self._client.tracking_uri)
 
 
-def image_key(section: str, topic: str, number: int, name: str) -> str:
+def image_key(prefix: str, topic: str, number: int, name: str) -> str:
     """Return the key of a picture, `stability/attention/L00_blocks.0.attn`; unfit names get a short hash.
 
     The number comes first because MLflow cuts the title of a card after some twenty characters, and sorts cards by it.
@@ -111,7 +111,7 @@ def image_key(section: str, topic: str, number: int, name: str) -> str:
     if fit != name or len(fit) > LONGEST_IMAGE_NAME or not fit.strip("."):
         mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
         fit = f"{fit[: LONGEST_IMAGE_NAME - len(mark) - 1]}-{mark}".lstrip(".")
-    return f"{section}/{topic}/L{number:02d}_{fit}"
+    return f"{prefix}/{topic}/L{number:02d}_{fit}"
 
 
 class RunImages:
@@ -124,9 +124,9 @@ class RunImages:
         self.run_id = run_id
         self._client = client
 
-    def steps(self, section: str) -> set[int]:
-        """Return the steps that have a picture under a section: `stability/attention`."""
-        return {step for key, step, _ in self._logged if key.startswith(f"{section}/")}
+    def steps(self, topic: str) -> set[int]:
+        """Return the steps that have a picture of a topic: `stability/attention`."""
+        return {step for key, step, _ in self._logged if key.startswith(f"{topic}/")}
 
     def holds(self, key: str, step: int, time: float) -> bool:
         """Return whether there is a picture of this moment."""

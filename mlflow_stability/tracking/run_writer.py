@@ -32,14 +32,14 @@ from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured import Signal
 
 HEADING = "### Training stability: "
-"""Start of the section in a run's description; one or a few words follow."""
+"""Start of our summary in a run's description; one or a few words follow."""
 END = "*Kept up to date by mlflow-stability.*"
-"""End of the section."""
+"""End of that summary."""
 LONGEST_DESCRIPTION = 8000
 """What MLflow's stores keep of a description."""
 LONGEST_TAG = 5000  # what every store of MLflow takes without cutting
 MAX_REFUSALS = 3  # of one key, after which it is not sent again
-_SECTION = re.compile(rf"^{re.escape(HEADING)}.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
+_SUMMARY = re.compile(rf"^{re.escape(HEADING)}.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
 
 
 class RunWriter:
@@ -53,13 +53,13 @@ class RunWriter:
         self._keys: dict[tuple[str, Signal], str] = {}
         self._refusals: dict[str, int] = {}
 
-    def log(self, points: Sequence[Point], section: str) -> None:
+    def log(self, points: Sequence[Point], prefix: str) -> None:
         """Send points as metrics."""
         metrics = []
         for point in points:
-            key = self._keys.get((section, point.signal))
+            key = self._keys.get((prefix, point.signal))
             if key is None:
-                key = self._keys[section, point.signal] = metric_key(point.signal, section)
+                key = self._keys[prefix, point.signal] = metric_key(point.signal, prefix)
             if self._refusals.get(key, 0) < MAX_REFUSALS:
                 metrics.append(Metric(key, float(point.value), round(point.time * 1000), point.step))
         self._log(metrics)
@@ -78,10 +78,10 @@ class RunWriter:
         """Return all tags of the run, the user's too."""
         return dict(self._run().data.tags)
 
-    def describe(self, section: str) -> None:
-        """Put a section into the description of the run, in place of the one before."""
+    def describe(self, summary: str) -> None:
+        """Put a summary into the description of the run, in place of the one before."""
         before = self.tags().get(DESCRIPTION, "")
-        after = with_section(before, section)
+        after = with_summary(before, summary)
         if after != before:
             self._try_tag(RunTag(DESCRIPTION, after))  # an older store takes less
 
@@ -159,15 +159,15 @@ class RunWriter:
             raise RunNotFoundError(f"Run {self.run_id} was deleted; restore it to deliver the rest.")
 
 
-def description_section(headline: str, paragraphs: list[str]) -> str:
-    """Return a section for the description of a run."""
+def description_summary(headline: str, paragraphs: list[str]) -> str:
+    """Return a summary for the description of a run."""
     return "\n\n".join([HEADING + headline, *filter(None, paragraphs), END])
 
 
-def with_section(description: str, section: str) -> str:
-    """Return the description with the section; what the user wrote stays, and the section is shortened to fit."""
-    paragraphs = section.split("\n\n")
-    old = _SECTION.search(description)
+def with_summary(description: str, summary: str) -> str:
+    """Return the description with the summary; what the user wrote stays, and the summary is shortened to fit."""
+    paragraphs = summary.split("\n\n")
+    old = _SUMMARY.search(description)
     while True:
         text = "\n\n".join(paragraphs)
         if old is not None:

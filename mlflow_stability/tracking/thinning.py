@@ -22,29 +22,24 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.measured import Combined, Signal, SignalType, StepReading, type_of
+from mlflow_stability.vocabulary.measured import Combined, Signal, SignalType, StepReading, signals, type_of
 from mlflow_stability.vocabulary.text import MAIN_CHARTS
 
-SIGNALS = (
-    SignalType("loss_min", "least loss since the last point of the chart", "loss_statistics", interval="every step"),
+SIGNALS = signals(
+    SignalType("loss_min", "least loss since the last point of the chart", topic="loss_statistics"),
     SignalType(
         "loss_max",
         "largest loss since the last point of the chart, so that a spike of one step stays visible",
-        "loss_statistics",
-        interval="every step",
+        topic="loss_statistics",
     ),
-    SignalType(
-        "grad_norm_max", "largest gradient norm since the last point of the chart", "gradients", interval="every step"
-    ),
-    SignalType(
-        "step_time_max", "longest step since the last point of the chart", "timing", unit="s", interval="every step"
-    ),
+    SignalType("grad_norm_max", "largest gradient norm since the last point of the chart", topic="gradients"),
+    SignalType("step_time_max", "longest step since the last point of the chart", topic="timing", unit="s"),
     SignalType(
         "nonfinite_values",
         "losses and gradient norms that were NaN or infinite so far; charts do not show those",
-        "loss_statistics",
-        interval="every step",
+        topic="loss_statistics",
     ),
+    interval="every step",
 )
 
 LOGGED_BY_THE_SCRIPT = frozenset({"val_loss", "val_loss_step"})

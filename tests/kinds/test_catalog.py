@@ -24,7 +24,7 @@ from mlflow_stability.kinds.catalog import (
     name_of,
     read_detectors,
 )
-from mlflow_stability.kinds.documentation import SECTIONS
+from mlflow_stability.kinds.documentation import PARAGRAPHS
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary.result import Severity
 
@@ -59,7 +59,7 @@ def test_every_kind_is_documented_in_full(name: str) -> None:
 @pytest.mark.parametrize("judgement", [*EVERY, *SEEN_FROM_OUTSIDE], ids=DOCUMENTED)
 def test_a_docstring_has_exactly_these_paragraphs(judgement: type) -> None:
     paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
-    assert [each.partition(":")[0] for each in paragraphs[1:]] == list(SECTIONS)
+    assert [each.partition(":")[0] for each in paragraphs[1:]] == list(PARAGRAPHS)
 
 
 @pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name
 
-from mlflow_stability.tracking.keys import fitting_keys, metric_key, parse_key, section_of
+from mlflow_stability.tracking.keys import fitting_keys, metric_key, parse_key, prefix_of
 from mlflow_stability.vocabulary.measured import Signal, signal_types
-from mlflow_stability.vocabulary.text import LAYERS, MAIN_CHARTS, SECTIONS, chart_order
+from mlflow_stability.vocabulary.text import LAYERS, MAIN_CHARTS, TOPICS, chart_order
 from mlflow_stability.vocabulary.text.recorded_keys import KEYS, OLD_KEYS
 
 FIXTURES = Path(__file__).parents[2] / "mlruns_fixtures"
@@ -50,7 +50,7 @@ def test_main_charts_are_in_the_first_section_and_reports_keep_their_order():
 
 
 def test_no_section_is_called_like_a_main_chart():
-    assert not {*SECTIONS, LAYERS} & {*MAIN_CHARTS}
+    assert not {*TOPICS, LAYERS} & {*MAIN_CHARTS}
 
 
 def test_further_sections_say_what_they_hold():
@@ -108,9 +108,9 @@ def test_every_key_of_a_recorded_run_is_read():
     assert all({name, over_layers.sub("", name)} & set(signal_types()) for name in quantities)
 
 
-def test_a_second_recording_has_a_section_of_its_own():
-    assert section_of(1) == "stability"
-    assert parse_key(metric_key(Signal("loss"), section_of(2))) == ("stability_2", Signal("loss"))
+def test_a_second_recording_has_a_prefix_of_its_own():
+    assert prefix_of(1) == "stability"
+    assert parse_key(metric_key(Signal("loss"), prefix_of(2))) == ("stability_2", Signal("loss"))
 
 
 def test_the_keys_of_others_are_not_ours():

@@ -32,7 +32,7 @@ from mlflow_stability.reports.report_format import render
 from mlflow_stability.reports.run_sections import HEADINGS
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
-from mlflow_stability.tracking.run_writer import description_section
+from mlflow_stability.tracking.run_writer import description_summary
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended, number_text
@@ -170,7 +170,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     title = title_of(word, diagnosis.findings)
     # Two titles of verdicts are no outcomes: "Check the set-up" and "Stopped".
     headline = run_phrases.OUTCOMES.get(word, word) if title == word.capitalize() else title[0].lower() + title[1:]
-    return description_section(headline, paragraphs)
+    return description_summary(headline, paragraphs)
 
 
 def _verdict(diagnosis: Diagnosis) -> str:

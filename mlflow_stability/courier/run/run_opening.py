@@ -44,7 +44,7 @@ def open_run(
     delivered.number = place.number
     if (opening.resumed or opening.restarts) and place.state == "live":
         writer.resume()
-    delivered.section, delivered.offset = place.section, place.offset
+    delivered.prefix, delivered.offset = place.prefix, place.offset
     writer.set_tags(opening.tags)  # the name of the run may be one of them
     page = run_page(delivered.run_id, uri)
     delivered.run_name, delivered.command = page.name, page.command

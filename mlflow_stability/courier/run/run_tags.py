@@ -19,7 +19,7 @@ from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
 from mlflow_stability.tracking.recording_claim import RecordingTag, recordings_in, tag_name
-from mlflow_stability.tracking.run_writer import RunWriter, description_section
+from mlflow_stability.tracking.run_writer import RunWriter, description_summary
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import times
@@ -38,7 +38,7 @@ def live_description(story: RunSummary, findings: Counter[str]) -> str:
     paragraphs += (
         [f"**What to do:** {markdown(str(event.remedies[0]))}"] if event is not None and event.remedies else []
     )
-    return description_section(f"running, step {story.last_step:,}{back}, {how}", [*paragraphs, figures(story)])
+    return description_summary(f"running, step {story.last_step:,}{back}, {how}", [*paragraphs, figures(story)])
 
 
 def figures(story: RunSummary) -> str:
@@ -141,7 +141,7 @@ class RunTags:
             **self._facts,
             "recording": self._place.id,
             "recordings": max([self._number, *self._others]) + 1,
-            "section": self._place.section,
+            "section": self._place.prefix,
             "steps_added": self._place.offset,
             "notes": story.notes,
             "missing": "; ".join(missing),

@@ -163,7 +163,7 @@ class AttentionPictures(RunSink):
             return False
         if self._images is None:
             self._images = self._writer.images()
-        there = (self._images.steps(f"{self._delivered.section}/attention") - {BEGIN}) | (planned or set())
+        there = (self._images.steps(f"{self._delivered.prefix}/attention") - {BEGIN}) | (planned or set())
         reserved = 1 if planned is None else 0  # for the last of the training
         return self._step(maps) in there or len(there) < MOST_STEPS - reserved
 
@@ -188,7 +188,7 @@ class AttentionPictures(RunSink):
             attention = replace(attention, step=attention.step + self._offset)
             layer = attention.layer or "model"
             number = self._numbers.setdefault(layer, attention.layer_number)
-            key = image_key(self._delivered.section, "attention", number, layer)
+            key = image_key(self._delivered.prefix, "attention", number, layer)
             assert self._images is not None
             if self._images.holds(key, attention.step, picture.round.time):
                 return

@@ -82,7 +82,7 @@ _SQLITE_SHARE = 0.04
 class PointWriter(Protocol):
     """Writes points into a run."""
 
-    def log(self, points: Sequence[Point], section: str) -> None:
+    def log(self, points: Sequence[Point], prefix: str) -> None:
         """Send points; raises `StabilityError` if they were not taken."""
 
 
@@ -103,11 +103,11 @@ class DeliveryPace:
         """Return seconds until the next request; none in a hurry, when training waits or has ended."""
         return 0.0 if hurry else max(0.0, self._free_at - now)
 
-    def send(self, writer: PointWriter, points: Sequence[Point], section: str) -> None:
+    def send(self, writer: PointWriter, points: Sequence[Point], prefix: str) -> None:
         """Send a request and learn the store's rate from it."""
         began = time.monotonic()
         try:
-            writer.log(points, section)
+            writer.log(points, prefix)
         except StabilityError:
             self.batch = max(_SMALLEST_BATCH, self.batch // 2)  # perhaps it was too much at once
             raise
@@ -143,8 +143,8 @@ class Progress(Protocol):
         """What is added to steps."""
 
     @property
-    def section(self) -> str:
-        """The section of the recording."""
+    def prefix(self) -> str:
+        """First part of the metric keys of the recording."""
 
     def save(self) -> None:
         """Keep it."""
@@ -290,7 +290,7 @@ class MetricSink(TimedSink):
         batch = batches[0]
         points = batch.points[batch.sent : batch.sent + self._pace.batch]
         if points:
-            self._pace.send(self._writer, points, self._delivered.section)
+            self._pace.send(self._writer, points, self._delivered.prefix)
             batch.sent += len(points)
         if batch.sent < len(batch.points):
             return

@@ -76,9 +76,9 @@ class MirrorOutlet(Outlet):
     def full(self) -> bool:
         return self.done or self._busy or self._metrics.full
 
-    def log(self, points: Sequence[Point], section: str) -> None:
+    def log(self, points: Sequence[Point], prefix: str) -> None:
         self._open_writer().write(
-            [Scalar(metric_key(point.signal, section), point.step, point.value, point.time) for point in points]
+            [Scalar(metric_key(point.signal, prefix), point.step, point.value, point.time) for point in points]
         )
 
     def _open_writer(self) -> ScalarWriter:
@@ -97,7 +97,7 @@ class MirrorOutlet(Outlet):
                 [
                     histogram
                     for file in files
-                    for histogram in histograms_of(file, self._progress.section, self._progress.offset)
+                    for histogram in histograms_of(file, self._progress.prefix, self._progress.offset)
                 ]
             )
             self._progress.tables_until = step
@@ -196,8 +196,8 @@ class _Progress:
         return self._delivered.offset
 
     @property
-    def section(self) -> str:
-        return self._delivered.section
+    def prefix(self) -> str:
+        return self._delivered.prefix
 
     def save(self) -> None:
         self.of_writer = dict(self.saved())
@@ -219,14 +219,14 @@ def new_histograms(folder: Path, until: int, *, over: bool) -> Iterator[tuple[in
         yield step, list(of_step)
 
 
-def histograms_of(file: LayerTableFile, section: str, offset: int) -> list[LayerHistogram]:
+def histograms_of(file: LayerTableFile, prefix: str, offset: int) -> list[LayerHistogram]:
     """Return a histogram for each layer with finite values; none where the file is damaged or gone."""
     try:
         table, written = read_layer_table(file.path), file.path.stat().st_mtime
     except (JournalError, OSError) as error:
         _logger.warning("%s", error)
         return []
-    step, name = table.step + offset, f"{section}/histograms/{table.what}"
+    step, name = table.step + offset, f"{prefix}/histograms/{table.what}"
     return [
         LayerHistogram(f"{name}/{layer}", step, written, edges.tolist(), counts.tolist())
         for layer, edges, counts in zip(table.layers, table.edges, table.counts, strict=True)

@@ -123,7 +123,7 @@ class LayerSink(TableSink):
         if self._metrics:
             points = [point for file, table in tables for point in self._points(file, table)]
             for begin in range(0, len(points), _MOST_POINTS):
-                self._writer.log(points[begin : begin + _MOST_POINTS], self._delivered.section)
+                self._writer.log(points[begin : begin + _MOST_POINTS], self._delivered.prefix)
         self._until_step = files[-1].step
         write_page(self._page, {"until": self._until_step})
 

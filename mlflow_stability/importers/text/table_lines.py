@@ -1,6 +1,6 @@
 """Read printed tables: a `| key | value |` line for each number, or a header with rows of numbers beneath.
 
-Names in sections (`rollout/` above `ep_rew_mean`) get the section's name in front.
+Names in groups (`rollout/` above `ep_rew_mean`) get the group's name in front.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeyValueTable:
 
     def __init__(self) -> None:
         self._row: dict[str, object] = {}
-        self._section = ""
+        self._group = ""
 
     def take(self, line: str) -> tuple[bool, LogLine | None]:
         """Return whether the line belongs to a table, and the row that it completes."""
@@ -39,10 +39,10 @@ class KeyValueTable:
         if _number(key) is not None or _is_header((key, value)):  # a table of two columns
             return False, self.complete()
         if key.endswith("/") and not value:
-            self._section = key
+            self._group = key
             return True, None
         completed = None
-        name = f"{self._section}{key}" if not key.startswith(self._section) else key
+        name = f"{self._group}{key}" if not key.startswith(self._group) else key
         if name in self._row:  # a table without a rule between its rows
             completed = self.complete()
         self._row[name] = value
@@ -50,7 +50,7 @@ class KeyValueTable:
 
     def complete(self) -> LogLine | None:
         """Return the row as it is, and begin a new one."""
-        row, self._row, self._section = self._row, {}, ""
+        row, self._row, self._group = self._row, {}, ""
         read = log_row(row)
         read.form = "key_value_table"
         return read if read.values else None

@@ -38,17 +38,16 @@ from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import on_device
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 
-SIGNALS = (
-    SignalType("input_low", "lowest input of the first layer; every `layers_every_n_steps`", "activations"),
-    SignalType("input_high", "highest input of the first layer", "activations"),
-    SignalType("input_rms", "root mean square of the inputs of the first layer", "activations"),
+SIGNALS = signals(
+    SignalType("input_low", "lowest input of the first layer; every `layers_every_n_steps`"),
+    SignalType("input_high", "highest input of the first layer"),
+    SignalType("input_rms", "root mean square of the inputs of the first layer"),
     SignalType(
-        "input_spread",
-        "largest difference between rows of the input of the first layer; 0: all rows are the same",
-        "activations",
+        "input_spread", "largest difference between rows of the input of the first layer; 0: all rows are the same"
     ),
+    topic="activations",
 )
 MAX_SAMPLE = 2**16  # values of one output
 MAX_SAMPLES_TOGETHER = 2**22

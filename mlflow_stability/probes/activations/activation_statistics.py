@@ -25,83 +25,30 @@ from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm,
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
 from mlflow_stability.probes.tensor_sums import HALVES, flat_view, on_device
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
-    SignalType(
-        "activation_mean",
-        "mean of what each module puts out; every `layers_every_n_steps`, as those below",
-        "activations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "activation_std",
-        "standard deviation of what each module puts out",
-        "activations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "activation_min",
-        "least value that each module puts out",
-        "activations",
-        combined="min",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "activation_max",
-        "largest value that each module puts out",
-        "activations",
-        combined="max",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "activation_rms",
-        "root mean square of what each module puts out",
-        "activations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "activation_kurtosis",
-        "kurtosis of what each module puts out",
-        "activations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "activation_nonfinite",
-        "share of values that are not finite",
-        "activations",
-        interval="forward pass",
-        left_out="nan",
-    ),
+SIGNALS = signals(
+    SignalType("activation_mean", "mean of what each module puts out; every `layers_every_n_steps`, as those below"),
+    SignalType("activation_std", "standard deviation of what each module puts out"),
+    SignalType("activation_min", "least value that each module puts out", combined="min"),
+    SignalType("activation_max", "largest value that each module puts out", combined="max"),
+    SignalType("activation_rms", "root mean square of what each module puts out"),
+    SignalType("activation_kurtosis", "kurtosis of what each module puts out"),
+    SignalType("activation_nonfinite", "share of values that are not finite"),
     SignalType(
         "activation_saturation",
         "share of values at the ends of a tanh or sigmoid; its mean and largest are metrics, too",
-        "activations",
         summary=("mean", "max"),
-        interval="forward pass",
-        left_out="nan",
     ),
     SignalType(
         "activation_dead",
         "share of units that are never active in the batch; its mean and largest are metrics, too",
-        "activations",
         summary=("mean", "max"),
-        interval="forward pass",
-        left_out="nan",
     ),
-    SignalType(
-        "activation_dormant",
-        "share of units that are hardly active: a fortieth of their layer's mean",
-        "activations",
-        interval="forward pass",
-        left_out="nan",
-    ),
+    SignalType("activation_dormant", "share of units that are hardly active: a fortieth of their layer's mean"),
+    topic="activations",
+    interval="forward pass",
+    left_out="nan",
 )
 
 TANH_SATURATED = 0.999  # its slope there is a five-hundredth of that in the middle

@@ -28,31 +28,22 @@ from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.sampled_forward_probe import WatchedModules
 from mlflow_stability.probes.step.readback import Parcel
-from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType
+from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "attention_entropy",
         "by head: 0 where a query looks at one key, 1 at all alike; every `attention_every_n_steps`",
-        "attention",
-        interval="forward pass",
         left_out="nan",
     ),
-    SignalType(
-        "attention_max_logit",
-        "by head: the largest score that was not masked",
-        "attention",
-        combined="max",
-        interval="forward pass",
-        left_out="nan",
-    ),
+    SignalType("attention_max_logit", "by head: the largest score that was not masked", combined="max", left_out="nan"),
     SignalType(
         "collapsed_heads",
         "share of attention heads with collapsed entropy: below 0.05; a metric, too",
-        "attention",
-        interval="forward pass",
         exported="llm_collapsed_attention_heads",
     ),
+    topic="attention",
+    interval="forward pass",
 )
 
 MAX_DRAWN_HEADS = 32  # at even distances; the mean is over all heads

@@ -15,26 +15,23 @@ from torch import Tensor
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.loss_graph import loss_functions, mean_squared_error, node_name, source_of
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 
-SIGNALS = (
-    SignalType(
-        "class_low", "lowest class among the targets of a step; first steps, for cross entropy", "loss_statistics"
-    ),
-    SignalType("class_high", "highest class among the targets of a step; first steps", "loss_statistics"),
-    SignalType("targets_ignored", "share of targets with the value of `ignore_index`; first steps", "loss_statistics"),
-    SignalType("label_low", "lowest target of a binary cross entropy; first steps", "loss_statistics"),
-    SignalType("label_high", "highest target of a binary cross entropy; first steps", "loss_statistics"),
+SIGNALS = signals(
+    SignalType("class_low", "lowest class among the targets of a step; first steps, for cross entropy"),
+    SignalType("class_high", "highest class among the targets of a step; first steps"),
+    SignalType("targets_ignored", "share of targets with the value of `ignore_index`; first steps"),
+    SignalType("label_low", "lowest target of a binary cross entropy; first steps"),
+    SignalType("label_high", "highest target of a binary cross entropy; first steps"),
     SignalType(
         "targets_unreachable",
         "share of targets outside of what the last activation gives; first steps, for squared errors",
-        "loss_statistics",
     ),
     SignalType(
         "target_variance",
         "loss of a model that answers the mean of each batch's targets; first steps, for a mean squared error alone",
-        "loss_statistics",
     ),
+    topic="loss_statistics",
 )
 CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
 LABELS = (Signal("label_low", ""), Signal("label_high", ""))

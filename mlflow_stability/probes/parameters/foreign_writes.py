@@ -22,21 +22,19 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import on_host_if_there
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "foreign_writes",
         "in-place writes to weights between steps, by other code than the optimizer; looked at in three steps of ten",
-        "optimizer",
-        left_out="zero",
     ),
     SignalType(
         "foreign_update",
         "change of some weights between two steps, by other code, over their norm; around every tenth step",
-        "optimizer",
-        left_out="zero",
     ),
+    topic="optimizer",
+    left_out="zero",
 )
 QUANTITIES = ("foreign_writes", "foreign_update")
 STEPS_IN_A_ROW = 3  # scripts count steps from 0 or from 1

@@ -29,33 +29,27 @@ from mlflow_stability.probes.parameters.per_optimizer import (
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import on_device, squares
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
-        "param_norm",
-        "L2 norm of the weights",
-        "optimizer",
-        exported="llm_parameter_norm",
-        by_layer=True,
-        combined="norm",
+        "param_norm", "L2 norm of the weights", topic="optimizer", exported="llm_parameter_norm", combined="norm"
     ),
     SignalType(
         "grad_param_ratio",
         "gradient norm over the norm of the weights",
-        "gradients",
+        topic="gradients",
         exported="llm_gradient_parameter_ratio",
-        by_layer=True,
         left_out="nan",
     ),
     SignalType(
         "lr_ratio",
         "learning rate times gradient norm over the norm of the weights",
-        "optimizer",
+        topic="optimizer",
         exported="llm_learning_rate_ratio",
-        by_layer=True,
         left_out="nan",
     ),
+    by_layer=True,
 )
 
 RATIOS = ("grad_param_ratio", "lr_ratio")

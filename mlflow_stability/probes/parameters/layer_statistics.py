@@ -21,29 +21,22 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, Layers
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensor_sums import flat_view, largest_of, nonzeros_of, on_device, scalars
-from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_from
+from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_from, signals
 
-SIGNALS = (
-    SignalType("gradient_mean", "mean of the gradients of each layer", "gradients", interval="by layer"),
-    SignalType("gradient_std", "standard deviation of the gradients of each layer", "gradients", interval="by layer"),
+SIGNALS = signals(
+    SignalType("gradient_mean", "mean of the gradients of each layer", topic="gradients"),
+    SignalType("gradient_std", "standard deviation of the gradients of each layer", topic="gradients"),
     SignalType(
-        "gradient_abs_max",
-        "largest absolute value of the gradients of each layer",
-        "gradients",
-        interval="by layer",
-        combined="max",
+        "gradient_abs_max", "largest absolute value of the gradients of each layer", topic="gradients", combined="max"
     ),
-    SignalType("gradient_zeros", "share of zeros of the gradients of each layer", "gradients", interval="by layer"),
-    SignalType("weight_mean", "mean of the weights of each layer", "optimizer", interval="by layer"),
-    SignalType("weight_std", "standard deviation of the weights of each layer", "optimizer", interval="by layer"),
+    SignalType("gradient_zeros", "share of zeros of the gradients of each layer", topic="gradients"),
+    SignalType("weight_mean", "mean of the weights of each layer", topic="optimizer"),
+    SignalType("weight_std", "standard deviation of the weights of each layer", topic="optimizer"),
     SignalType(
-        "weight_abs_max",
-        "largest absolute value of the weights of each layer",
-        "optimizer",
-        interval="by layer",
-        combined="max",
+        "weight_abs_max", "largest absolute value of the weights of each layer", topic="optimizer", combined="max"
     ),
-    SignalType("weight_zeros", "share of zeros of the weights of each layer", "optimizer", interval="by layer"),
+    SignalType("weight_zeros", "share of zeros of the weights of each layer", topic="optimizer"),
+    interval="by layer",
 )
 
 MAX_SAMPLE = 16_384  # values of a layer

@@ -32,35 +32,26 @@ from mlflow_stability.probes.parameters.per_optimizer import (
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import on_device, squares, widest
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
-    SignalType(
-        "momentum_norm",
-        "L2 norm of the optimizer's momentum",
-        "optimizer",
-        exported="llm_momentum_norm",
-        by_layer=True,
-        combined="norm",
-    ),
+SIGNALS = signals(
+    SignalType("momentum_norm", "L2 norm of the optimizer's momentum", exported="llm_momentum_norm", combined="norm"),
     SignalType(
         "update_norm",
         "L2 norm of what a step changed, taken from copies within `memory_budget`",
-        "optimizer",
         exported="llm_update_norm",
-        by_layer=True,
         combined="norm",
         of_steps_taken=True,
     ),
     SignalType(
         "update_ratio",
         "update norm over the norm of the weights: 1e-4 to 1e-2 is usual",
-        "optimizer",
         exported="llm_update_ratio",
-        by_layer=True,
         of_steps_taken=True,
         left_out="nan",
     ),
+    topic="optimizer",
+    by_layer=True,
 )
 
 BUFFERS = ("exp_avg", "momentum_buffer")

@@ -24,21 +24,13 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.performance.step_timing import ACCELERATED
 from mlflow_stability.probes.probe import BaseProbe, Guard
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
-    SignalType(
-        "communication_time",
-        "time of a step in exchanges between ranks, under DDP and FSDP; every 100 steps",
-        "timing",
-        unit="s",
-    ),
-    SignalType(
-        "communication_exposed_time",
-        "how much of it no computation hides, under DDP; every 100 steps",
-        "timing",
-        unit="s",
-    ),
+SIGNALS = signals(
+    SignalType("communication_time", "time of a step in exchanges between ranks, under DDP and FSDP; every 100 steps"),
+    SignalType("communication_exposed_time", "how much of it no computation hides, under DDP; every 100 steps"),
+    topic="timing",
+    unit="s",
 )
 
 EVERY_STEPS = 100

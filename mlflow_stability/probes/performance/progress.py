@@ -29,18 +29,16 @@ from mlflow_stability.probes.model_discovery import living, remembered, schedule
 from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "progress",
         "share of the training that is done, 0 to 1, where a schedule or a trainer knows the number of steps",
-        "throughput",
         exported="llm_training_progress",
     ),
-    SignalType(
-        "eta_seconds", "estimated time until the end", "throughput", exported="llm_training_remaining_seconds", unit="s"
-    ),
+    SignalType("eta_seconds", "estimated time until the end", exported="llm_training_remaining_seconds", unit="s"),
+    topic="throughput",
 )
 
 # The classes of trainers that know their total, if they are loaded.

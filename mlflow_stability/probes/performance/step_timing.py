@@ -21,28 +21,24 @@ import torch
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "data_time",
         "time of a step that waited for data; the mean over these steps, as those below",
-        "timing",
         exported="llm_data_seconds",
-        unit="s",
     ),
-    SignalType("forward_time", "time of a step in forward passes", "timing", exported="llm_forward_seconds", unit="s"),
+    SignalType("forward_time", "time of a step in forward passes", exported="llm_forward_seconds"),
     SignalType(
         "backward_time",
         "time of a step in backward passes; communication is part of where it happens",
-        "timing",
         exported="llm_backward_seconds",
-        unit="s",
     ),
-    SignalType(
-        "optimizer_time", "time of a step in the optimizer", "timing", exported="llm_optimizer_seconds", unit="s"
-    ),
-    SignalType("own_time", "time of a step in mlflow-stability", "timing", exported="llm_recording_seconds", unit="s"),
+    SignalType("optimizer_time", "time of a step in the optimizer", exported="llm_optimizer_seconds"),
+    SignalType("own_time", "time of a step in mlflow-stability", exported="llm_recording_seconds"),
+    topic="timing",
+    unit="s",
 )
 
 

@@ -30,7 +30,7 @@ from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
 from mlflow_stability.probes.performance.flop_count import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,53 +121,40 @@ def _tf32_is_on() -> bool:
     return bool(matmul.allow_tf32)
 
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
-        "steps_per_second",
-        "steps per second over the last 10, evaluation and checkpoints included",
-        "throughput",
-        unit="{step}/s",
+        "steps_per_second", "steps per second over the last 10, evaluation and checkpoints included", unit="{step}/s"
     ),
-    SignalType("steps_per_second_mean", "steps per second over the last 100 steps", "throughput", unit="{step}/s"),
+    SignalType("steps_per_second_mean", "steps per second over the last 100 steps", unit="{step}/s"),
     SignalType(
         "tokens_per_second",
         "tokens per second; from the model's first input: integers in two dimensions are tokens",
-        "throughput",
         unit="{token}/s",
         exported="llm_tokens_per_second",
     ),
-    SignalType("tokens_per_second_mean", "tokens per second over the last 100 steps", "throughput", unit="{token}/s"),
+    SignalType("tokens_per_second_mean", "tokens per second over the last 100 steps", unit="{token}/s"),
     SignalType(
         "samples_per_second",
         "samples per second: rows of the model's first input",
-        "throughput",
         unit="{sample}/s",
         exported="llm_samples_per_second",
     ),
+    SignalType("samples_per_second_mean", "samples per second over the last 100 steps", unit="{sample}/s"),
     SignalType(
-        "samples_per_second_mean", "samples per second over the last 100 steps", "throughput", unit="{sample}/s"
-    ),
-    SignalType(
-        "tokens_processed",
-        "tokens trained on",
-        "throughput",
-        unit="{token}",
-        exported="llm_tokens_processed_total",
-        counter=True,
+        "tokens_processed", "tokens trained on", unit="{token}", exported="llm_tokens_processed_total", counter=True
     ),
     SignalType(
         "tflops",
         "model TFLOPs per second, counted in one forward pass of the training",
-        "throughput",
         unit="TFLOP/s",
         exported="llm_model_tflops",
     ),
     SignalType(
         "mfu",
         "share of the device's peak FLOPs, 0 to 1, where the peak is known",
-        "throughput",
         exported="llm_model_flops_utilization",
     ),
+    topic="throughput",
 )
 
 

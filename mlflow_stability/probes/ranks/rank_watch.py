@@ -33,13 +33,14 @@ from mlflow_stability.probes.ranks.sharded_norms import (
 )
 from mlflow_stability.probes.ranks.shards import MicroBatches, TrainingRanks, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 
-SIGNALS = (
-    SignalType("loss_ranks_mean", "mean of the losses of all ranks", "loss_statistics"),
-    SignalType("loss_ranks_min", "least loss of all ranks", "loss_statistics", combined="min"),
-    SignalType("loss_ranks_max", "largest loss of all ranks", "loss_statistics", combined="max"),
-    SignalType("loss_ranks_argmax", "rank of the largest loss", "loss_statistics"),
+SIGNALS = signals(
+    SignalType("loss_ranks_mean", "mean of the losses of all ranks"),
+    SignalType("loss_ranks_min", "least loss of all ranks", combined="min"),
+    SignalType("loss_ranks_max", "largest loss of all ranks", combined="max"),
+    SignalType("loss_ranks_argmax", "rank of the largest loss"),
+    topic="loss_statistics",
 )
 
 LEAVE_SECONDS = 2.0  # longest wait for the last row of a process that leaves

@@ -35,11 +35,13 @@ from mlflow_stability.probes.representations.sparse_codes import (
 )
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.step.readback import Readback, value_on_host
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 
-SIGNALS = (
-    SignalType("sdr_input_ratio", "share of inputs that differ", "representations", interval="forward pass"),
-    SignalType("sdr_temperature", "parameter or buffer of that name", "representations", interval="forward pass"),
+SIGNALS = signals(
+    SignalType("sdr_input_ratio", "share of inputs that differ"),
+    SignalType("sdr_temperature", "parameter or buffer of that name"),
+    topic="representations",
+    interval="forward pass",
 )
 
 INPUTS, TEMPERATURE = "sdr_input_ratio", "sdr_temperature"

@@ -17,30 +17,18 @@ import math
 import torch
 from torch import Tensor
 
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "effective_rank",
         "directions in which outputs differ, by entropy; of `representations`, every `sdr_check_interval`",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
     ),
-    SignalType(
-        "stable_rank",
-        "in how many directions it differs, by norms",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "mean_cosine",
-        "how alike what it puts out is: the mean cosine of two rows",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
+    SignalType("stable_rank", "in how many directions it differs, by norms"),
+    SignalType("mean_cosine", "how alike what it puts out is: the mean cosine of two rows"),
+    topic="representations",
+    interval="forward pass",
+    left_out="nan",
 )
 
 QUANTITIES = ("effective_rank", "stable_rank", "mean_cosine")

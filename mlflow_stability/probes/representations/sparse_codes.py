@@ -29,92 +29,28 @@ from torch.nn.functional import pad
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
 from mlflow_stability.probes.tensor_sums import HALVES, on_device, widest
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
-SIGNALS = (
-    SignalType(
-        "sdr_rows",
-        "sparse binary codes of the batch; of `representations`, every `sdr_check_interval`",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType("sdr_width", "bits of a code", "representations", interval="forward pass", left_out="nan"),
-    SignalType(
-        "sdr_active_bits", "bits that are on, of a code", "representations", interval="forward pass", left_out="nan"
-    ),
-    SignalType(
-        "sdr_unique_ratio", "share of codes that differ", "representations", interval="forward pass", left_out="nan"
-    ),
-    SignalType("sdr_bit_usage", "share of bits in use", "representations", interval="forward pass", left_out="nan"),
-    SignalType(
-        "sdr_duty_entropy",
-        "how often each bit is on, as entropy: 1 where all are alike",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_std",
-        "standard deviation of how often each bit is on",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_max",
-        "how often the most frequent bit is on",
-        "representations",
-        combined="max",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_dead_columns", "bits that are never on", "representations", interval="forward pass", left_out="nan"
-    ),
-    SignalType("sdr_overlap", "bits that two codes share", "representations", interval="forward pass", left_out="nan"),
-    SignalType(
-        "sdr_overlap_expected",
-        "bits that they would share by chance",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_p5",
-        "5th percentile of how often each bit is on",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_p25",
-        "25th percentile of how often each bit is on",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_p50",
-        "50th percentile of how often each bit is on",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_p75",
-        "75th percentile of how often each bit is on",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
-    SignalType(
-        "sdr_duty_p95",
-        "95th percentile of how often each bit is on",
-        "representations",
-        interval="forward pass",
-        left_out="nan",
-    ),
+SIGNALS = signals(
+    SignalType("sdr_rows", "sparse binary codes of the batch; of `representations`, every `sdr_check_interval`"),
+    SignalType("sdr_width", "bits of a code"),
+    SignalType("sdr_active_bits", "bits that are on, of a code"),
+    SignalType("sdr_unique_ratio", "share of codes that differ"),
+    SignalType("sdr_bit_usage", "share of bits in use"),
+    SignalType("sdr_duty_entropy", "how often each bit is on, as entropy: 1 where all are alike"),
+    SignalType("sdr_duty_std", "standard deviation of how often each bit is on"),
+    SignalType("sdr_duty_max", "how often the most frequent bit is on", combined="max"),
+    SignalType("sdr_dead_columns", "bits that are never on"),
+    SignalType("sdr_overlap", "bits that two codes share"),
+    SignalType("sdr_overlap_expected", "bits that they would share by chance"),
+    SignalType("sdr_duty_p5", "5th percentile of how often each bit is on"),
+    SignalType("sdr_duty_p25", "25th percentile of how often each bit is on"),
+    SignalType("sdr_duty_p50", "50th percentile of how often each bit is on"),
+    SignalType("sdr_duty_p75", "75th percentile of how often each bit is on"),
+    SignalType("sdr_duty_p95", "95th percentile of how often each bit is on"),
+    topic="representations",
+    interval="forward pass",
+    left_out="nan",
 )
 
 QUANTITIES = tuple(signal.quantity for signal in SIGNALS)  # of `describe_codes`, in its order

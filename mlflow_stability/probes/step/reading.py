@@ -13,35 +13,34 @@ from torch import Tensor
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import LAYOUTS, UNCLIPPED, Signal, SignalType, shared_layout, signal_types
+from mlflow_stability.vocabulary.measured import (
+    LAYOUTS,
+    UNCLIPPED,
+    Signal,
+    SignalType,
+    shared_layout,
+    signal_types,
+    signals,
+)
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "loss",
         "sum of what was passed to `backward` in the step, before a `GradScaler` scales it",
-        "loss_statistics",
-        interval="every step",
+        topic="loss_statistics",
         exported="llm_training_loss",
     ),
-    SignalType(
-        "micro_batches",
-        "calls of `backward` for the step",
-        "optimizer",
-        interval="every step",
-        exported="llm_micro_batches",
-    ),
+    SignalType("micro_batches", "calls of `backward` for the step", topic="optimizer", exported="llm_micro_batches"),
     SignalType(
         "graph_replays",
         "replays of CUDA graphs in the step: what they compute runs no hook, its losses are not recorded",
-        "timing",
-        interval="every step",
+        topic="timing",
         left_out="zero",
     ),
     SignalType(
         "grad_norm",
         "L2 norm of all gradients, before clipping; after clipping where the recording notes so",
-        "gradients",
-        interval="every step",
+        topic="gradients",
         exported="llm_gradient_norm",
         by_layer=True,
         combined="norm",
@@ -49,33 +48,27 @@ SIGNALS = (
     SignalType(
         "grad_norm_clipped",
         "L2 norm of all gradients, after clipping; only where the script clips",
-        "gradients",
-        interval="every step",
+        topic="gradients",
         exported="llm_gradient_norm_clipped",
     ),
     SignalType(
         "learning_rate",
         "learning rate of the first parameter group, as the script set it; steps that are reduced after a rollback "
         "have `learning_rate_used` beside it; further groups are `learning_rate@group_1`, …",
-        "optimizer",
-        interval="every step",
+        topic="optimizer",
         exported="llm_learning_rate",
     ),
-    SignalType(
-        "loss_scale", "scale of the `GradScaler`", "optimizer", interval="every step", exported="llm_loss_scale"
-    ),
+    SignalType("loss_scale", "scale of the `GradScaler`", topic="optimizer", exported="llm_loss_scale"),
     SignalType(
         "skipped_steps",
         "steps that were skipped so far",
-        "optimizer",
+        topic="optimizer",
         unit="{step}",
-        interval="every step",
         exported="llm_skipped_steps_total",
         counter=True,
     ),
-    SignalType(
-        "step_time", "time from the end of one step to the end of the next", "timing", unit="s", interval="every step"
-    ),
+    SignalType("step_time", "time from the end of one step to the end of the next", topic="timing", unit="s"),
+    interval="every step",
 )
 
 COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, is not detected"

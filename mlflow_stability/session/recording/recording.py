@@ -39,27 +39,34 @@ from mlflow_stability.session.recording.deferred_detection import (
 )
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.measured import UNCLIPPED, AttentionMap, Signal, SignalType, StepReading, shared_layout
+from mlflow_stability.vocabulary.measured import (
+    UNCLIPPED,
+    AttentionMap,
+    Signal,
+    SignalType,
+    StepReading,
+    shared_layout,
+    signals,
+)
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Source
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "rollbacks",
         "rollbacks so far",
-        "optimizer",
+        topic="optimizer",
         unit="{rollback}",
-        interval="every step",
         exported="llm_rollbacks_total",
         counter=True,
     ),
     SignalType(
         "overhead_fraction",
         "share of the time that recording takes, every 100 steps",
-        "timing",
-        interval="every step",
+        topic="timing",
         exported="llm_recording_overhead_fraction",
     ),
+    interval="every step",
 )
 
 STEPS_WITHOUT_LOSS = 20

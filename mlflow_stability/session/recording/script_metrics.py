@@ -17,7 +17,7 @@ from typing import Any
 
 from mlflow_stability.probes.hooks import HookHandles
 from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 from mlflow_stability.vocabulary.text import metric_meanings
 
 Logged = tuple[Mapping[str, Any], int | None]
@@ -148,17 +148,15 @@ def _metrics(logged: Logged | None) -> Iterator[LoggedMetric]:
             yield LoggedMetric(None, str(name), value, step)
 
 
-SIGNALS = (
+SIGNALS = signals(
     SignalType(
         "val_loss",
         "validation loss logged last by the script or its trainer; in the record alone",
-        "loss_statistics",
-        interval="every step",
         exported="llm_validation_loss",
     ),
-    SignalType(
-        "val_loss_step", "step that the script gave with it", "loss_statistics", unit="{step}", interval="every step"
-    ),
+    SignalType("val_loss_step", "step that the script gave with it", unit="{step}"),
+    topic="loss_statistics",
+    interval="every step",
 )
 
 MOST_WAITING = 10_000

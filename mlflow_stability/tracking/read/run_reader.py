@@ -169,12 +169,12 @@ class RunReader:
         signals: dict[Signal, int] = {}
         rows: list[_Row] = []
         for key in self.metric_keys:
-            section, signal = parse_key(key) or ("", None)
+            prefix, signal = parse_key(key) or ("", None)
             if signal is None:
                 continue
             if quantities and (signal.place or signal.quantity not in (*quantities, _COUNT)):
                 continue
-            recording = int(section.rpartition("_")[2]) - 1 if "_" in section else 0
+            recording = int(prefix.rpartition("_")[2]) - 1 if "_" in prefix else 0
             with store_trouble(f"read metric {key}"):
                 history = self._client.get_metric_history(self.run_id, key)
             number = signals.setdefault(signal, len(signals))

@@ -39,7 +39,14 @@ from mlflow_stability.vocabulary.measured.signal import (
     parse_condition,
     shared_layout,
 )
-from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalType, modules_with, signal_types, type_of
+from mlflow_stability.vocabulary.measured.signal_type import (
+    Combined,
+    SignalType,
+    modules_with,
+    signal_types,
+    signals,
+    type_of,
+)
 
 __all__ = [
     "BINS",
@@ -75,5 +82,6 @@ __all__ = [
     "parse_condition",
     "shared_layout",
     "signal_types",
+    "signals",
     "type_of",
 ]

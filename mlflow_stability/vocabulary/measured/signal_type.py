@@ -1,25 +1,26 @@
-"""What each signal means: unit, section of MLflow's charts, names in other tools, how its layers combine.
+"""What each signal means: unit, topic of its charts, names in other tools, how its layers combine.
 
-Each file that measures signals declares them in a tuple called ``SIGNALS``. These files are parsed, not imported,
-because most of them load torch, and reading a run back never does. So a declaration holds literals alone.
+Each file that measures signals declares them in a tuple called ``SIGNALS``, where all share some fields by ``signals``.
+These files are parsed, not imported, because most of them load torch, and reading a run back never does. So a
+declaration holds literals alone.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking")
 """Where signals are measured."""
 Interval = Literal["every step", "every 10 steps", "by layer", "forward pass"]
 Combined = Literal["mean", "norm", "min", "max"]
 _PACKAGE = Path(__file__).parents[2]
-_DECLARATION = re.compile(r"^SIGNALS = \((?:\n.*?^\)|.*\)$)", re.MULTILINE | re.DOTALL)
+_DECLARATION = re.compile(r"^SIGNALS = (?:signals)?\((?:\n.*?^\)|.*\)$)", re.MULTILINE | re.DOTALL)
 _DERIVED = re.compile(r"_(?:mean|min|max)$")
 
 
@@ -31,8 +32,8 @@ class SignalType:
     """Its name in the record."""
     meaning: str
     """Description, as the manual and other tools show it."""
-    section: str
-    """Section of MLflow's charts, and of the manual's table."""
+    topic: str = ""
+    """Topic of its charts, which MLflow draws in one section, and of the manual's table."""
     unit: str = "1"
     """As OpenTelemetry writes units; ``1`` for plain numbers."""
     interval: Interval = "every 10 steps"
@@ -65,13 +66,18 @@ class SignalType:
         return f"{text[:1].upper()}{text[1:]}"
 
 
+def signals(*types: SignalType, **shared: Any) -> tuple[SignalType, ...]:
+    """Return the types with the fields that they share."""
+    return tuple([replace(signal, **shared) for signal in types])
+
+
 @lru_cache(maxsize=1)
 def signal_types() -> Mapping[str, SignalType]:
     """Return every declared signal by its quantity."""
     return {
         signal.quantity: signal
         for path, text in _sources()
-        if "\nSIGNALS = (" in text
+        if "\nSIGNALS = " in text
         for signal in _declared_in(path, text)
     }
 
@@ -95,14 +101,22 @@ def _sources() -> tuple[tuple[Path, str], ...]:
     return tuple((path, path.read_text(encoding="utf-8")) for path in paths)
 
 
-def _declared_in(path: Path, text: str) -> Iterator[SignalType]:
+def _declared_in(path: Path, text: str) -> tuple[SignalType, ...]:
     declaration = _DECLARATION.search(text)
     if declaration is None:
-        raise ValueError(f"{path}: SIGNALS is not a tuple of SignalType(...)")
+        raise ValueError(f"{path}: SIGNALS is neither a tuple of SignalType(...) nor signals(...)")
     (assigned,) = ast.parse(declaration[0]).body
     assert isinstance(assigned, ast.Assign)
-    assert isinstance(assigned.value, ast.Tuple)
-    for call in assigned.value.elts:
-        assert isinstance(call, ast.Call)
-        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
-        yield SignalType(*map(ast.literal_eval, call.args), **named)
+    if isinstance(assigned.value, ast.Tuple):
+        return tuple(map(_signal_in, assigned.value.elts))
+    assert isinstance(assigned.value, ast.Call)
+    return signals(*map(_signal_in, assigned.value.args), **_keywords_of(assigned.value))
+
+
+def _signal_in(call: ast.expr) -> SignalType:
+    assert isinstance(call, ast.Call)
+    return SignalType(*map(ast.literal_eval, call.args), **_keywords_of(call))
+
+
+def _keywords_of(call: ast.Call) -> dict[str, Any]:
+    return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}

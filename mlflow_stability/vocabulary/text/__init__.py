@@ -37,7 +37,7 @@ from mlflow_stability.vocabulary.text.phrases import (
 from mlflow_stability.vocabulary.text.recorded_keys import (
     LAYERS,
     MAIN_CHARTS,
-    SECTIONS,
+    TOPICS,
     chart_order,
     read_key,
     topic_of,
@@ -53,8 +53,8 @@ __all__ = [
     "LOSS_LIKE",
     "MAIN_CHARTS",
     "MAY_NAME_FINDING",
-    "SECTIONS",
     "TESTS",
+    "TOPICS",
     "TRAIN",
     "Meaning",
     "capitalised",

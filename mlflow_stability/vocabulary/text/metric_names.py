@@ -126,9 +126,9 @@ def read_name(name: str, losses: frozenset[str]) -> NameReading:
     """Read a name, taking the words in `losses` for a loss."""
     key = read_key(name)
     if key is not None:
-        section, quantity, place = key
-        if section != "stability":  # a further recording in the same run
-            place = "/".join(filter(None, (section, place)))
+        prefix, quantity, place = key
+        if prefix != "stability":  # a further recording in the same run
+            place = "/".join(filter(None, (prefix, place)))
         return NameReading(name, quantity, place, ours=True)
     layer = layer_metric(name)
     if layer is not None:

@@ -21,13 +21,13 @@ def opening(name, **fields):
 
 def test_the_first_recording_of_a_run_counts_as_it_is():
     place = place_among([], 0, opening("a"), time.time())
-    assert (place.section, place.offset) == ("stability", 0)
+    assert (place.prefix, place.offset) == ("stability", 0)
 
 
 def test_a_recording_next_to_a_running_one_has_its_own_section():
     known = [RecordingTag("a", state="live", last_step=50, time=time.time())]
-    assert place_among(known, 1, opening("b"), time.time()).section == "stability_2"
-    assert place_among(known, 1, opening("b"), time.time() + 60).section == "stability"
+    assert place_among(known, 1, opening("b"), time.time()).prefix == "stability_2"
+    assert place_among(known, 1, opening("b"), time.time() + 60).prefix == "stability"
 
 
 def test_a_recording_after_ended_ones_continues_with_their_steps():
@@ -42,8 +42,8 @@ def test_a_recording_that_continues_one_of_the_same_process_stays_in_its_section
     beside = RecordingTag("x", 1, settled=True, state="live", last_step=70, time=now)
     continued = opening("b", first_step=51, earlier=["a"])
     place = place_among([before], 1, continued, now)
-    assert (place.section, place.offset) == ("stability", 0)
-    assert place_among([before, beside], 2, continued, now).section == "stability_3"
+    assert (place.prefix, place.offset) == ("stability", 0)
+    assert place_among([before, beside], 2, continued, now).prefix == "stability_3"
 
 
 def test_a_recording_waits_for_those_of_its_process_until_they_have_arrived():

@@ -7,7 +7,7 @@ from architecture.repository import PACKAGE
 
 from mlflow_stability.kinds.panel import BY_LAYER
 from mlflow_stability.vocabulary.measured.signal_type import FOLDERS, modules_with, signal_types, type_of
-from mlflow_stability.vocabulary.text.recorded_keys import MAIN_CHARTS, SECTIONS
+from mlflow_stability.vocabulary.text.recorded_keys import MAIN_CHARTS, TOPICS
 
 
 @pytest.mark.parametrize("name", modules_with("SIGNALS"))
@@ -23,7 +23,7 @@ def test_every_measuring_file_is_checked_and_no_signal_is_declared_twice() -> No
 
 
 def test_every_signal_has_a_section_that_there_is_and_the_first_charts_are_declared() -> None:
-    assert {each.section for each in signal_types().values()} <= set(SECTIONS)
+    assert {each.topic for each in signal_types().values()} <= set(TOPICS)
     assert set(MAIN_CHARTS) <= set(signal_types())
 
 
