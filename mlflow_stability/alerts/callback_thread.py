@@ -40,7 +40,6 @@ class StepCondition:
         self._is_reported = False
 
     def met(self, reading: StepReading) -> Finding | None:
-        """Return an event where the condition is met after this step."""
         values = self._values
         values.update({str(signal): value for signal, value in zip(reading.signals, reading.values, strict=True)})
         try:

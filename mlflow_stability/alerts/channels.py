@@ -32,8 +32,6 @@ class ChannelError(StabilityError):
 
 
 class Channel(Protocol):
-    """A destination of messages."""
-
     name: str
     """Name without anything secret."""
 

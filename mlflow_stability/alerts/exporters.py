@@ -43,7 +43,6 @@ class PrometheusExporter:
         self._reported = False
 
     def serve(self, metrics: RunMetrics) -> None:
-        """Add the metrics of a recording."""
         self._served = [*self._served, metrics]
 
     def keep_listening(self) -> None:
@@ -178,7 +177,6 @@ class OtelExporter:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the shutdown is complete."""
         return self._closing is not None and not self._closing.is_alive()
 
     def _end(self) -> None:
@@ -232,7 +230,6 @@ class _ReportedOnce(logging.Filter):
         self._reported = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record."""
         if record.levelno >= logging.WARNING and not self._reported:
             self._reported = True
             self._say(

@@ -23,8 +23,6 @@ _LATE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class RunLink:
-    """The run that an alert is about."""
-
     run_id: str
     """Empty while there is none, because the tracking server does not answer."""
     name: str = ""
@@ -73,7 +71,6 @@ class AlertMessage:
 
     @property
     def title(self) -> str:
-        """One line: severity, what, where."""
         return f"{self.severity.name}: {self.what}"
 
     @property

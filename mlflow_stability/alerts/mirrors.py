@@ -38,7 +38,6 @@ class Mirror:
 
     @property
     def key(self) -> str:
-        """Name in files."""
         return self.tool
 
 
@@ -107,8 +106,6 @@ class LayerHistogram:
 
 @dataclass(frozen=True, slots=True)
 class MirroredRun:
-    """The run of the numbers."""
-
     run_id: str
     name: str
     directory: str
@@ -122,8 +119,6 @@ class MirroredRun:
 
 
 class ScalarWriter(Protocol):
-    """Writer for one tool."""
-
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Write numbers durably, or raise `MirrorError`."""
 
@@ -133,8 +128,7 @@ class ScalarWriter(Protocol):
     def saved(self) -> Mapping[str, Any]:
         """Return what a new writer needs to continue after the last value, as plain JSON."""
 
-    def close(self) -> None:
-        """Finish writing."""
+    def close(self) -> None: ...
 
 
 FOLDER = "runs"
@@ -201,7 +195,6 @@ class TensorBoardWriter:
         return {"file": str(self._path), "size": self._path.stat().st_size}
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -251,5 +244,4 @@ class WandbWriter:
         return {}
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()

@@ -44,7 +44,6 @@ class OutletSettings:
     """Whether this is for recordings of other trainings; it then applies only to those that had alerts themselves."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self.channels or self.mirrors or self.prometheus_port)
 
     def text(self) -> str:

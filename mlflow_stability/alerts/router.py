@@ -39,8 +39,6 @@ BURST_SECONDS = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1
 
 @dataclass(slots=True)
 class _WaitingEvents:
-    """Events of one type that wait for their message."""
-
     count: int
     first_step: int
     last_step: int
@@ -53,8 +51,6 @@ class _WaitingEvents:
 
 
 class AlertRouter:
-    """The messages of one channel."""
-
     def __init__(self, rules: tuple[str, ...], floor: Severity, cooldown: float | None = None) -> None:
         self._rules = parse_rules(rules, floor)
         self._cooldown = cooldown

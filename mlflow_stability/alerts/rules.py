@@ -19,8 +19,6 @@ from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The parsed rules of one alert."""
-
     floor: Severity
     kinds: frozenset[str]
     """Empty: every type."""

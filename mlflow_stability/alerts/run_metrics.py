@@ -113,8 +113,6 @@ class Samples:
 
 @dataclass(slots=True)
 class RunMetrics:
-    """The metrics of one recording."""
-
     run_id: str = ""
     """Empty while the run is not known."""
     on_step_time: Callable[[float], None] | None = None
@@ -129,7 +127,6 @@ class RunMetrics:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, record: object) -> None:
-        """Take a record of the journal."""
         step_time = None
         with self._lock:
             if isinstance(record, StepReading):
@@ -144,7 +141,6 @@ class RunMetrics:
             self.on_step_time(step_time)
 
     def samples(self) -> Samples:
-        """Return the current metrics."""
         with self._lock:
             values = dict(self._values)
             for name, kinds in KINDS_OF_SPIKES.items():

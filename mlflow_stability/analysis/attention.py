@@ -207,7 +207,6 @@ def _save(picture: Picture, save_path: str | os.PathLike[str] | None) -> Picture
 
 
 def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:
-    """Return entropy over steps."""
     layers: dict[str, list[AttentionMap]] = {}
     for attention in sorted(maps, key=lambda attention: attention.step):
         layers.setdefault(attention.layer, []).append(attention)
@@ -222,7 +221,6 @@ def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:
 
 
 def _entropies_by_position(weights: Any) -> list[LayerEntropy]:
-    """Return entropy over the positions of the queries."""
     return [
         _layer_entropy(layer.layer, layer.positions, list(layer.entropy))
         for layer in entropy_by_position(weights, "run_id_or_path")

@@ -38,8 +38,6 @@ MOST_RUNS = 1000
 
 
 class NoneReadError(RunNotFoundError):
-    """Not one of the runs could be read."""
-
     def __init__(self, comparison: Comparison) -> None:
         several = f"None of the {len(comparison.unread)} runs could be read. " if len(comparison.unread) > 1 else ""
         super().__init__(f"{several}{comparison.unread[0].error}")

@@ -41,7 +41,6 @@ def dashboard(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None =
 
 
 def board_of(history: RunHistory, diagnosis: Diagnosis) -> DashboardData:
-    """Return the data of a run's page."""
     curves: list[Curve] = []
     left_out: Counter[str] = Counter()
     for quantity in QUANTITIES:

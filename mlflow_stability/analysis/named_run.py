@@ -129,7 +129,6 @@ def _described(run: FoundRun) -> str:
 
 
 def run_folder(run_id: str, tracking_uri: str | None = None) -> Path | None:
-    """Return the folder of this run in a store of files."""
     store = store_folder(tracking_uri)
     if store is None:
         return None

@@ -32,8 +32,6 @@ _SOURCE = Accepts("the id of an MLflow run or the path of a log", _source_name)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSource:
-    """One thing to diagnose."""
-
     source: str
     """As it was passed; the whole id of a run that was named by less."""
     path: Path | None

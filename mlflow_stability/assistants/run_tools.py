@@ -185,7 +185,6 @@ class RunTools:
         }
 
     def _read(self, run: str) -> tuple[RunHistory, Diagnosis]:
-        """Return a run and its diagnosis, from the cache where they were read recently."""
         now = time.monotonic()
         self._cache = {name: entry for name, entry in self._cache.items() if now - entry[0] < CACHE_SECONDS}
         if run not in self._cache:

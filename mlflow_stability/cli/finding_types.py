@@ -34,12 +34,10 @@ def checked_kind(typed: str, names: Sequence[str] = KINDS) -> str:
 
 
 def checked_kinds(_context: click.Context, _option: click.Parameter, typed: tuple[str, ...]) -> tuple[str, ...]:
-    """Check several kinds."""
     return tuple(map(checked_kind, typed))
 
 
 def checked_kind_if_any(_context: click.Context, _option: click.Parameter, typed: str | None) -> str | None:
-    """Check a kind."""
     return None if typed is None else checked_kind(typed)
 
 

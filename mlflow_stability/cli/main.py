@@ -75,7 +75,6 @@ class Commands(click.Group):
         return list(self.summaries)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        """Load a command."""
         if name not in self.summaries:
             return None
         module, _, attribute = self.summaries[name][0].partition(":")
@@ -142,7 +141,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> NoReturn:
-    """The entry point."""
     sys.exit(run())
 
 

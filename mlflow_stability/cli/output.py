@@ -26,12 +26,10 @@ DEFAULT_FORM = "rich"
 
 
 def result_console() -> Console:
-    """Return a console on stdout for the result."""
     return _limited(Console(highlight=False))
 
 
 def notes_console() -> Console:
-    """Return a console on stderr for progress and notes."""
     return _limited(Console(stderr=True, highlight=False))
 
 

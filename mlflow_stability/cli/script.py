@@ -31,8 +31,6 @@ _FAILED, _COULD_NOT, _INTERRUPTED = 1, 2, 130
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script with its arguments, and how to record it."""
-
     target: str
     """A path; with `is_module`, the name of a module or package."""
     arguments: tuple[str, ...]

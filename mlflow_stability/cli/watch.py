@@ -43,8 +43,6 @@ STORE_INTERVAL = 10.0
 
 
 class _JournalSource:
-    """The journal of one recording."""
-
     def __init__(self, folder: Path) -> None:
         self._run = WatchedRun(f"recording {folder.parent.name}")
         self._folder = folder
@@ -65,13 +63,10 @@ class _JournalSource:
         return self._run
 
     def is_removed(self) -> bool:
-        """Whether all of it was delivered, and it was removed."""
         return is_deleted(self._folder)
 
 
 class _StoreSource:
-    """A run in a tracking store."""
-
     def __init__(self, run_id: str, tracking_uri: str | None) -> None:
         self._run_id, self._uri = run_id, tracking_uri
         self._last: WatchedRun | None = None

@@ -24,8 +24,6 @@ PACE_READINGS = 100
 
 
 class WatchedRun:
-    """The state of one run."""
-
     def __init__(self, name: str = "", run_id: str | None = None) -> None:
         self.name = name
         self.run_id = run_id
@@ -54,7 +52,6 @@ class WatchedRun:
             self.ended = record.outcome.replace("_", " ")
 
     def curve(self, quantity: str) -> Curve:
-        """Return a quantity over the steps."""
         return self._curves[quantity].curve()
 
     def value(self, quantity: str) -> float | None:

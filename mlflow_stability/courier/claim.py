@@ -30,8 +30,6 @@ _SETTLE_SECONDS = 0.2
 
 
 class Claim:
-    """The right to deliver one session."""
-
     def __init__(self, folder: Path) -> None:
         self._file = folder / COURIER
         me = own_identity()

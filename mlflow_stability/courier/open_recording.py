@@ -93,7 +93,6 @@ class OpenRecording:
 
     @property
     def troubles(self) -> list[Backoff]:
-        """What is failing at the moment."""
         return [backoff for backoff in self._patience.values() if backoff.error]
 
     @property

@@ -113,8 +113,6 @@ _AT_LEAST_EVERY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CourierStatus:
-    """Status of the courier."""
-
     state: str
     """`starting`, `delivering`, `waiting` (for the store), `idle` or `done`."""
     waiting_records: int = 0

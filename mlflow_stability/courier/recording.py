@@ -32,8 +32,6 @@ NO_OUTLETS = OutletPlan()
 
 
 class Recording:
-    """One recording folder."""
-
     def __init__(
         self,
         folder: Path,
@@ -115,7 +113,6 @@ class Recording:
 
     @property
     def troubles(self) -> list[Backoff]:
-        """What is failing at the moment."""
         own = [self._patience] if self._patience.error else []
         return own + (self._open.troubles if self._open else [])
 

@@ -27,8 +27,6 @@ _LAST_LOOK = 0.25  # seconds; several of the looks of a training that waits
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Result of delivering a session."""
-
     session: Path
     run_ids: tuple[str, ...] = ()
     delivered: int = 0

@@ -34,8 +34,6 @@ _SILENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingProcess:
-    """The process that writes a journal."""
-
     identity: ProcessIdentity | None
     """None: the journal does not say which."""
     folder: Path
@@ -64,7 +62,6 @@ class TrainingProcess:
             return []
 
     def named(self) -> str:
-        """Describe it for people."""
         return "unknown process" if self.identity is None else f"process {self.identity.pid} on {self.identity.host}"
 
     def _life(self) -> ProcessStatus:

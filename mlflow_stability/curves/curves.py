@@ -85,7 +85,6 @@ class Curve:
 
     @property
     def has_level(self) -> bool:
-        """Whether its level measures progress."""
         return self.level.reason is None
 
     @property
@@ -94,7 +93,6 @@ class Curve:
         return max(1.0, float(self.steps[-1] - self.steps[0]) / max(1, len(self.steps) - 1))
 
     def of_points(self, low: int, high: int) -> Curve:
-        """Return the curve between two of its points."""
         return replace(self, steps=self.steps[low:high], values=self.values[low:high])
 
     @property
@@ -109,7 +107,6 @@ class Curve:
         return LEARNT * start_level(values[:FIRST_VALUES].tolist()) if len(values) and values.min() >= 0 else -np.inf
 
     def floor_above(self, level: float, noise: float) -> float:
-        """Return the floor for a rise from a level, with this noise in nats."""
         values = self.values[self.finite]
         reaches_below = len(values) == 0 or values.min() < 0
         return -np.inf if reaches_below else negligible_level(values[:FIRST_VALUES].tolist(), level, noise)
@@ -151,7 +148,6 @@ class RunCurves:
 
 
 def run_curves(history: RunHistory) -> RunCurves:
-    """Return the curves for rules."""
     starts = start_by_attempt(history)
     named = [metric for metric in history.metrics if not metric.meaning.is_known and not metric.meaning.bookkeeping]
     scores = {metric.meaning.quantity: None for metric in named if SCORE_WORDS.search(metric.name.lower())}
@@ -355,7 +351,6 @@ NORMAL_MAD = 1.4826
 
 
 def median_deviation(values: NDArray[np.float64]) -> float:
-    """Return the median absolute deviation from the median."""
     return float(np.median(np.abs(values - np.median(values))))
 
 

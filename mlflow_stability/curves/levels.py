@@ -25,8 +25,6 @@ MANY_VALUES = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Levels:
-    """A curve in blocks."""
-
     steps: NDArray[np.int64]
     """The first step of each block."""
     x: NDArray[np.float64]
@@ -143,5 +141,4 @@ def log_quantum(values: NDArray[np.float64]) -> float:
 
 
 def is_rounding(values: NDArray[np.float64], change: float) -> bool:
-    """Whether a change may be rounding in the log."""
     return change <= ROUNDING_STEPS * log_quantum(values) * (1 + 1e-9)

@@ -196,7 +196,6 @@ def _candidates_of_width(
     height: float,
     share_of_tail: float,
 ) -> Iterator[Bump]:
-    """Yield the candidates that are this number of blocks long."""
     beside = max(MIN_BESIDE, width, min(MAX_BESIDE, len(blocks) // 8))
     inside = _lower_median(np.lib.stride_tricks.sliding_window_view(blocks, width))
     padded = np.concatenate([np.full(beside, np.nan), blocks, np.full(beside, np.nan)])

@@ -85,8 +85,6 @@ EPOCHS_RATIO = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingSince:
-    """The training loss since a validation."""
-
     before: float
     """Median around that validation."""
     now: float
@@ -115,7 +113,6 @@ def training_since(training: Curve, validation: Curve, point: int) -> TrainingSi
 
 
 def _training_step(training: Curve, validation: Curve, step: int) -> float:
-    """Return the step of the training curve at this step of the validation curve."""
     spans = [float(curve.steps[-1] - curve.steps[0]) for curve in (training, validation)]
     shorter = (training, validation)[spans[1] < spans[0]]
     if shorter.distance > 1 or min(spans) <= 0 or max(spans) < EPOCHS_RATIO * min(spans):

@@ -66,7 +66,6 @@ class DemoFaults:
     """Step whose batch is padding alone: its loss is 0 / 0."""
 
     def factor(self, step: int) -> int:
-        """Return the factor of the learning rate at a step."""
         return LEARNING_RATE_FACTOR if self.first <= step <= self.last else 1
 
 

@@ -78,7 +78,6 @@ def lines(texts: Tensor, generator: Generator, count: int) -> Batch:
 
 
 def next_letter(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the cross-entropy of the next letter."""
     inputs, targets = batch
     return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 

@@ -132,7 +132,6 @@ class Autoencoder(nn.Module):
         self.encoder, self.decoder = SparseEncoder(), nn.Linear(BITS, COLUMNS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the rebuilt rows."""
         rebuilt: Tensor = self.decoder(self.encoder(x))
         return rebuilt
 

@@ -26,8 +26,6 @@ INTERRUPT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Training:
-    """A training, during and after it."""
-
     title: str
     options: tuple[str, ...] = ()
     losses: list[float] = field(default_factory=list)

@@ -48,7 +48,6 @@ def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer
 
 
 def regression_with_momentum(seed: int) -> Task:
-    """Regression by SGD."""
     return regression(seed, nn.Tanh, SGD, lr=0.03, momentum=0.9)
 
 

@@ -41,7 +41,6 @@ class PrintedLosses(list[float]):
 
 
 def failure_of(name: str, steps: int | None) -> Failure:
-    """Return the failure of a simulation."""
     module, _, attribute = SIMULATIONS[name][0].partition(":")
     failure: Any = getattr(importlib.import_module(f"mlflow_stability.demo.{module}"), attribute)
     return failure if isinstance(failure, Failure) else failure(steps or MIN_STEPS)

@@ -79,20 +79,16 @@ class FailurePoints:
         return share
 
     def batch(self, step: int, batch: Batch) -> Batch:  # noqa: ARG002
-        """Return the batch of a step, given that of the loader."""
         return batch
 
     def loss(self, step: int, loss: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the loss that goes backward."""
         return loss
 
     def clears_gradients(self, step: int) -> bool:  # noqa: ARG002
-        """Whether gradients are cleared after a step."""
         return True
 
 
 def loop(task: Task, trouble: FailurePoints, seed: int, notes: Notes) -> None:
-    """Train for all steps of the task."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1000)
     schedule, last_states = None, []
@@ -171,5 +167,4 @@ class Failure:
         self.train_task(self.task(seed), seed, ill=ill, notes=notes, steps=steps)
 
     def train_task(self, task: Task, seed: int, *, ill: bool, notes: Notes, steps: int | None = None) -> None:
-        """Train a task that was made before."""
         loop(replace(task, steps=steps or task.steps), self.trouble if ill else FailurePoints(), seed, notes)

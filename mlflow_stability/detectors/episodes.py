@@ -37,8 +37,6 @@ class EpisodeFilter:
 
 @dataclass(slots=True)
 class Aftermath:
-    """The values after an outlier."""
-
     step: int
     """The step of the outlier."""
     high: int = 1
@@ -55,14 +53,11 @@ class Aftermath:
         self.points.append((point.value, point.center, point.z))
 
     def medians(self) -> tuple[float, float, float]:
-        """Return the median value, baseline and σ."""
         values, levels, sigmas = zip(*self.points, strict=True)
         return median(values), median(levels), median(sigmas)
 
 
 class OutlierSeries(NamedTuple):
-    """Outliers that come often."""
-
     number: int
     since: int
     """The step of the first one."""
@@ -70,8 +65,6 @@ class OutlierSeries(NamedTuple):
 
 @dataclass(slots=True)
 class RecentOutliers:
-    """The steps of recent outliers."""
-
     steps: deque[int] = field(default_factory=deque)
 
     def take(self, step: int, needed: int, within: int) -> OutlierSeries | None:

@@ -35,8 +35,6 @@ MIN_LOST_SHARE_BELOW_ZERO = 0.5
 
 @dataclass(slots=True)
 class LossProgress:
-    """The running mean of one loss."""
-
     first: list[float] = field(default_factory=list)
     count: int = 0
     mean: float = 0.0

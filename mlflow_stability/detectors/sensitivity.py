@@ -36,7 +36,6 @@ def scale_thresholds(judgement: _T, factor: float) -> _T:
 
 
 def at_sensitivity(judgements: Iterable[_T], sensitivity: str) -> tuple[_T, ...]:
-    """Return all of them at this sensitivity."""
     return tuple(scale_thresholds(judgement, FACTORS[sensitivity]) for judgement in judgements)
 
 

@@ -292,7 +292,6 @@ def _is_certain_mistake(episode: Finding, deciding: Finding) -> bool:
 
 
 def _comes_before(cause: Cause, mistakes: Sequence[Finding]) -> bool:
-    """Return whether the remedies of a cause come before those of certain mistakes."""
     if cause.certain or cause.name == "setup":
         return True
     latest = max(map(first_step_of, mistakes), default=0)

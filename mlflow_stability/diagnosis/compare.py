@@ -266,7 +266,6 @@ def _higher_loss(card: RunCard, baseline: RunCard, siblings: Sequence[RunCard], 
 
 
 def _explained_difference(gap: Gap, siblings: Sequence[RunCard], max_p: float) -> tuple[float, str]:
-    """Return the difference that chance explains, and its source."""
     courses = [card.course for card in siblings if card.course is not None and not card.lost]
     read = [_level(course, gap.since, gap.step) for course in courses if course.logarithmic == gap.logarithmic]
     levels = [level for level in read if level is not None]

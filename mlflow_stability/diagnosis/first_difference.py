@@ -57,7 +57,6 @@ class _Parting:
 
 
 def first_difference_of(first: RunHistory, second: RunHistory) -> FirstDifference:
-    """Return where these two part."""
     curve, other = main_curve(first), main_curve(second)
     seeds, other_seeds = seeds_of(first.params), seeds_of(second.params)
     common = set(seeds) & set(other_seeds)

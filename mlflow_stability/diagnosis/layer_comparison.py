@@ -35,8 +35,6 @@ QUANTITY_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """Which column a step falls into."""
-
     zero: int
     """The step at which column 0 begins."""
     width: int
@@ -53,8 +51,6 @@ class StepColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCourse:
-    """One quantity of one run."""
-
     quantity: str
     layers: tuple[str, ...]
     cells: Cells
@@ -132,7 +128,6 @@ def layers_beside(
     columns: tuple[StepColumns, StepColumns],
     cards: tuple[RunCard, RunCard],
 ) -> tuple[LayerComparison, ...]:
-    """Return what both runs have by layer."""
     return tuple(
         _compare(first[quantity], second[quantity], columns, cards)
         for quantity in BY_LAYER

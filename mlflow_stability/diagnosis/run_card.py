@@ -31,7 +31,6 @@ FINAL_PARTS, MIN_FINAL_POINTS = 20, 3
 
 
 def run_card_of(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
-    """Return the card of one run."""
     with np.errstate(all="ignore"):
         return _card(history, diagnosis)
 

@@ -56,7 +56,6 @@ def entropy_height(entropy: ArrayLike) -> Floats:
 
 
 def entropy_at(height: ArrayLike) -> Floats:
-    """Return the entropy at this height."""
     from_middle = 2 * np.clip(np.asarray(height, np.float64), 0.0, 1.0) - 1
     squeezed: Floats = np.sign(from_middle) * (1 - (1 - np.abs(from_middle)) ** _STRETCH)
     return (1 + squeezed) / 2
@@ -91,8 +90,6 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LayerEntropy:
-    """The heads of one layer."""
-
     layer: str
     heads: tuple[int, ...]
     curves: tuple[Curve, ...]

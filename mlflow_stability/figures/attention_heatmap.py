@@ -58,8 +58,6 @@ class _Panel:
 
 @dataclass(frozen=True, slots=True)
 class _Mosaic:
-    """Where panels are, in inches."""
-
     columns: int
     rows: int
     width: float

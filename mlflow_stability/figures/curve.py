@@ -106,7 +106,6 @@ class CurveSketch:
         self._clear()
 
     def add(self, step: int, value: float, attempt: int) -> None:
-        """Add a point."""
         self._steps.append(step)
         self._values.append(value)
         self._attempts.append(attempt)

@@ -45,8 +45,6 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DashboardData:
-    """One run."""
-
     title: str
     subtitle: str
     curves: tuple[Curve, ...]
@@ -69,7 +67,6 @@ class MarkSketch:
         self._gap: dict[str, int] = {}
 
     def add_event(self, event: Finding, step: int) -> None:
-        """Add an event at this step of the run."""
         target = event.facts.target if isinstance(event.facts, RollbackFacts) else None
         moved = None if target is None else target + step - event.step
         self.add(Mark(event.kind, event.severity, step, step, target=moved))
@@ -85,7 +82,6 @@ class MarkSketch:
             self._gap[mark.kind], self._marks[mark.kind] = _thinned(marks)
 
     def marks(self) -> tuple[Mark, ...]:
-        """Return all marks."""
         return tuple(mark for marks in self._marks.values() for mark in marks)
 
 

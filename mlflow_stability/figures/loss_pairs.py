@@ -32,8 +32,6 @@ _LEFT, _RIGHT, _GAP = 0.75, 0.3, 0.6
 
 @dataclass(frozen=True, slots=True)
 class LossPair:
-    """One panel."""
-
     name: str
     conclusion: str
     """The findings, in a few words."""

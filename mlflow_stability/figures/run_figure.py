@@ -18,8 +18,6 @@ from mlflow_stability.vocabulary.measured import LayerTable
 
 
 class FigureData(Protocol):
-    """The data of one recording."""
-
     @property
     def subtitle(self) -> str:
         """The run, its steps and its state."""
@@ -33,9 +31,7 @@ class FigureData(Protocol):
         """Return whether a quantity of `RunFigure.by_layer` was measured."""
         ...
 
-    def grid(self, quantity: str) -> LayerGrid:
-        """Return this quantity by layer and step."""
-        ...
+    def grid(self, quantity: str) -> LayerGrid: ...
 
     def has_histograms(self, what: str) -> bool:
         """Return whether there are histograms of ``gradient`` or ``weight`` by layer."""
@@ -48,8 +44,6 @@ class FigureData(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFigure:
-    """One figure."""
-
     name: str
     """Of its file, without the ending."""
     draw: Callable[[FigureData], bytes]

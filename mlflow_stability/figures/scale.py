@@ -20,8 +20,6 @@ _SMALLEST, _LARGEST = 1e-250, 1e250  # beyond these the arithmetic of an axis ov
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The vertical scale of a panel."""
-
     logarithmic: bool
     bottom: float
     top: float
@@ -57,7 +55,6 @@ def scale_of(values: Floats, *, never_negative: bool = False) -> Scale | None:
 
 
 def apply(axes: Axes, scale: Scale) -> None:
-    """Give the axes this scale."""
     if scale.logarithmic:
         axes.set_yscale("log")
         decades = math.log10(scale.top) - math.log10(scale.bottom)

@@ -82,7 +82,6 @@ def column_names(header: Sequence[str]) -> list[str]:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell holds a number."""
     try:
         float(cell)
     except ValueError:

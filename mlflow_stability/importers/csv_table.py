@@ -67,7 +67,6 @@ class _Part:
         return self._parse(list(range(len(self.header))))
 
     def numbers(self, column: pd.Series) -> _Column:
-        """Return the values of a column of the table."""
         if column.dtype.kind in "iufb":
             values = column.to_numpy(np.float64)
             if not np.isnan(values).any():

@@ -73,7 +73,6 @@ def step_rank(name: str) -> int:
 
 
 def step_name(names: Iterable[str]) -> str | None:
-    """Return the name of the step among these."""
     return min((name for name in names if step_rank(name) >= 0), key=step_rank, default=None)
 
 
@@ -84,7 +83,6 @@ def counts_within_epochs(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_epoch(name: str) -> bool:
-    """Whether a name counts epochs."""
     return _main_words(name) in _EPOCHS
 
 

@@ -73,7 +73,6 @@ def json_line(line: str) -> LogLine | None:
 
 
 def log_row(row: Mapping[str, object]) -> LogLine:
-    """Return the values of one object."""
     values = dict(_flat(row))
     wanted = metric_names(tuple(values))
     if len(wanted) < len(values):

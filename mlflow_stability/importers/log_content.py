@@ -41,7 +41,6 @@ class Column:
         return len(self.rows)
 
     def append(self, row: int, step: float, epoch: float, value: float, time: float) -> None:
-        """Add one value."""
         self.rows.append(row)
         self.steps.append(step)
         self.epochs.append(epoch)
@@ -136,7 +135,6 @@ class LogContent:
     def add_row(
         self, row: int, values: Mapping[str, float], step: float = _UNKNOWN, epoch: float = _UNKNOWN, time: float = 0.0
     ) -> None:
-        """Add the values of one row."""
         for name, value in values.items():
             column = self.columns.get(name) or self._new(name)
             if column is not None:
@@ -153,7 +151,6 @@ class LogContent:
         epochs: NDArray[np.float64] | float = _UNKNOWN,
         times: NDArray[np.float64] | float = 0.0,
     ) -> None:
-        """Add many values of one metric."""
         column = self.columns.get(name) or self._new(name)
         if column is not None and len(rows):
             column.extend(rows, steps, epochs, values, times)
@@ -210,5 +207,4 @@ class LogLine:
 
     @property
     def has_step(self) -> bool:
-        """Whether it names its step."""
         return self.step == self.step

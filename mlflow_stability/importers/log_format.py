@@ -33,8 +33,6 @@ class RecognisedBy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file with a log, and how it begins."""
-
     path: Path
     head: bytes
     encoding: str | None
@@ -48,8 +46,6 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class LogFormat:
-    """One format."""
-
     name: str
     """As an error message lists it: "TensorBoard event files"."""
     recognised_by: RecognisedBy

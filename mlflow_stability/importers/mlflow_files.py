@@ -30,7 +30,6 @@ _OUTCOMES = {
 
 
 def is_mlflow_run(folder: Path) -> bool:
-    """Whether this is the folder of one run."""
     if _names_a_run(meta_of(folder)):
         return True
     return (folder / "metrics").is_dir() and ((folder / "params").is_dir() or _holds_points(folder / "metrics"))
@@ -56,7 +55,6 @@ def is_deleted(folder: Path) -> bool:
 
 
 def read_mlflow_run(folder: Path) -> RunHistory:
-    """Return the run in this folder with the complete histories of its metrics."""
     meta = meta_of(folder)
     content = LogContent(
         params=dict(_texts(folder / "params")),

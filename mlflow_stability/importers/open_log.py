@@ -111,8 +111,6 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
 
 
 class _FolderWalk:
-    """One walk through folders."""
-
     def __init__(self, read_file: Reader) -> None:
         self.failures: list[str] = []
         self.deleted: list[Path] = []
@@ -182,7 +180,6 @@ class _FolderWalk:
             self.failures.append(f"{printable_path(path)} could not be read: {reason}.")
 
     def notes(self) -> Iterator[str]:
-        """Yield what was left out."""
         if self.failures:
             others = "Another log" if len(self.failures) == 1 else f"{len(self.failures)} other logs"
             yield f"{others} beside it could not be read: {self.failures[0]}"
@@ -206,7 +203,6 @@ def _copies(entry: Path) -> frozenset[str]:
 
 
 def _may_be_a_log(file: Path) -> bool:
-    """Whether a file is worth opening."""
     if file.name.startswith(".") or file.name in _NO_LOGS or not file.is_file():
         return False
     ending = file.suffix.lower()

@@ -98,7 +98,6 @@ class JournalFollower:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Return all records of a finished journal."""
     follower = JournalFollower(path)
     records: list[Record] = []
     while entries := follower.read():

@@ -161,7 +161,6 @@ def session_folders(root: Path) -> list[Path]:
 
 
 def is_session(folder: Path) -> bool:
-    """Whether this is the folder of one training process."""
     return bool(recording_folders(folder)) or any((folder / name).exists() for name in (STATUS, RELEASED))
 
 

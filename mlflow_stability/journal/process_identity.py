@@ -36,8 +36,6 @@ _BOOT_DIGITS = 13
 
 
 class ProcessStatus(Enum):
-    """Whether a process still runs."""
-
     LIVES = "lives"
     GONE = "gone"
     UNKNOWN = "unknown"
@@ -61,7 +59,6 @@ class ProcessIdentity:
     """Its start by the wall clock, which older versions kept instead."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields that are set."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @property
@@ -271,8 +268,6 @@ MARK = "job"
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """A job of torchrun."""
-
     name: str
     restarts: int
     """Number of restarts of its processes."""

@@ -96,17 +96,14 @@ def _with_valid_unicode(value: Any) -> Any:
 
 
 def encode_layout(number: int, signals: Sequence[Signal]) -> bytes:
-    """Return the line that numbers a tuple of signals."""
     return frame(to_json(["layout", number, [[signal.quantity, signal.place] for signal in signals]]))
 
 
 def decode_layout(values: list[Any]) -> tuple[int, tuple[Signal, ...]]:
-    """Return the number and the signals of a layout line."""
     return values[1], tuple(Signal(quantity, place) for quantity, place in values[2])
 
 
 def encode_step(reading: StepReading, layout: int) -> bytes:
-    """Return the line of one capture."""
     values: Sequence[float | str] = reading.values
     if not math.isfinite(sum(reading.values)):  # one cheap test for all values; an overflow of the sum only costs time
         values = [value if math.isfinite(value) else repr(float(value)) for value in reading.values]

@@ -31,8 +31,6 @@ MIN_WRITES = 20
 
 @dataclass(frozen=True, slots=True)
 class SlowWrites:
-    """The cost of slow writes."""
-
     seconds: float
     """Mean duration of a slow write."""
     share: float
@@ -114,7 +112,6 @@ class FinalStatusPage:
         os.pwrite(self._fd, text.ljust(PAGE_BYTES - 1) + b"\n", 0)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 

@@ -34,8 +34,6 @@ _UNITS = {"1": "", "s": "seconds", "By": "bytes"}
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page."""
-
     name: str
     """What is typed after `mlflow-stability manual`, and the name of the file."""
     title: str
@@ -88,8 +86,6 @@ def _signal_rows(interval: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PresetRow:
-    """One option that presets set."""
-
     group: str
     name: str
     values: tuple[str, ...]
@@ -113,7 +109,6 @@ def preset_rows() -> Iterator[PresetRow]:
 
 
 def presets_page() -> str:
-    """Return the page of presets."""
     lines = ["# Presets", "", "`autolog(preset=NAME)` gives other defaults, with or without `rollback=True`:", ""]
     lines += [f"- `{preset.name}`: {preset.meaning}" for preset in PRESETS.values()]
     for group in (WITHOUT_ROLLBACK, WITH_ROLLBACK):

@@ -56,7 +56,6 @@ def findings() -> str:
 
 
 def causes() -> str:
-    """Return the page of causes."""
     lines = ["# Causes reference", "", INTRODUCTION_TO_CAUSES]
     for cause in cause_catalog().values():
         lines += ["", f"## {cause.name}", "", cause.meaning, ""]
@@ -116,7 +115,6 @@ def _severity(about: FindingDocumentation) -> str:
 
 
 def rule_paragraph(rule: type[Rule], title: str) -> str:
-    """Return a paragraph of a rule's docstring."""
     paragraphs = (" ".join(text.split()) for text in (inspect.getdoc(rule) or "").split("\n\n"))
     return next((text.removeprefix(f"{title}: ") for text in paragraphs if text.startswith(f"{title}: ")), "")
 

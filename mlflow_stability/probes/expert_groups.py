@@ -50,7 +50,6 @@ class ExpertGroup:
 
 
 def expert_groups(root: Module, names: Mapping[Module, str]) -> list[ExpertGroup]:
-    """Return the groups of a model that have a candidate."""
     parents = {child: module for module in Module.modules(root) for child in module._modules.values() if child}
     groups = []
     for module in Module.modules(root):

@@ -41,7 +41,6 @@ class ObjectMemory:
         self._found: dict[Kind, _Found] = {}
 
     def keep(self, kind: Kind, objects: Sequence[Any]) -> None:
-        """Remember all objects of this kind that there are at the moment."""
         if not _counts_references():
             return
         try:

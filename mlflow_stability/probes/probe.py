@@ -18,8 +18,6 @@ from mlflow_stability.vocabulary.settings import Settings
 
 
 class StepView(NamedTuple):
-    """One optimizer of a capture."""
-
     optimizer: Optimizer
     step: int
     layers: Layers
@@ -76,9 +74,7 @@ class Probe(Protocol):
         """Runs when gradients are complete and not used yet, once for each optimizer of the capture."""
         ...
 
-    def after_step(self, view: StepView) -> None:
-        """Runs right after that optimizer's step."""
-        ...
+    def after_step(self, view: StepView) -> None: ...
 
     def blocks(self, step: int) -> Sequence[Block]:
         """Return the measurements of a capture that is over."""
@@ -126,8 +122,6 @@ class ForwardProbe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
-    """What a recording offers to its probes."""
-
     settings: Settings
     guard: Guard
     models: Callable[[], Sequence[Module]]
@@ -171,8 +165,7 @@ class BaseProbe:
     def before_step(self, _view: StepView) -> None:
         """Runs when gradients are complete and not used yet."""
 
-    def after_step(self, _view: StepView) -> None:
-        """Runs right after the step."""
+    def after_step(self, _view: StepView) -> None: ...
 
     def blocks(self, _step: int) -> Sequence[Block]:
         """Return the measurements of a capture that is over."""
@@ -191,11 +184,9 @@ class PeriodicProbe(BaseProbe):
         self._periods = periods
 
     def due(self, step: int) -> bool:
-        """Return whether this step is due."""
         return 0 in [step % period for period in self._periods]
 
     def next_due(self, step: int) -> int:
-        """Return the next step that is due."""
         return next_multiple(step, *self._periods)
 
 

@@ -53,16 +53,13 @@ class Probes:
 class BrokenSteps(Protocol):
     """Inspects steps whose gradient norm is not finite."""
 
-    def inspect_step(self, step: int, optimizers: Sequence[Optimizer]) -> None:
-        """Runs before such a step."""
+    def inspect_step(self, step: int, optimizers: Sequence[Optimizer]) -> None: ...
 
     def taken(self, step: int) -> None:
         """Runs after such a step that was not skipped."""
 
 
 class ProbeScheduler:
-    """The probes of one recording."""
-
     def __init__(
         self,
         guard: Guard,
@@ -254,11 +251,9 @@ class NoProbes:
 
     step = 0
 
-    def backward_began(self, tensors: Any) -> None:
-        """Nothing to do."""
+    def backward_began(self, tensors: Any) -> None: ...
 
-    def backward_ended(self) -> None:
-        """Nothing to do."""
+    def backward_ended(self) -> None: ...
 
     def before_step(
         self,
@@ -269,24 +264,18 @@ class NoProbes:
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
         kept_for: int = 0,
-    ) -> None:
-        """Nothing to do."""
+    ) -> None: ...
 
-    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
-        """Nothing to do."""
+    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None: ...
 
     def end(self, _begins_step: bool = True) -> tuple[Sequence[Block], Sequence[Table]]:
-        """Nothing was measured."""
         return (), ()
 
-    def pass_over(self) -> None:
-        """Nothing to do."""
+    def pass_over(self) -> None: ...
 
-    def forget(self) -> None:
-        """Nothing to do."""
+    def forget(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to do."""
+    def close(self) -> None: ...
 
 
 class _GuardedProbe:
@@ -318,5 +307,4 @@ def _own(probe: Probe, name: str) -> Callable[..., Any] | None:
     return None if getattr(body, "__func__", None) is getattr(BaseProbe, name) else body
 
 
-def _nothing_held() -> None:
-    """For probes that have nothing to forget."""
+def _nothing_held() -> None: ...

@@ -84,24 +84,19 @@ class PassHooks:
         self._watched.append(MODULE_CALLS.observe(module, _Hook(self, after=body)))
 
     def remove(self) -> None:
-        """Remove all functions."""
         while self._watched:
             self._watched[-1].remove()  # first, because Ctrl-C may come in between
             del self._watched[-1:]
 
     @property
     def is_on(self) -> bool:
-        """Whether the pass is still running."""
         return bool(self._watched)
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing."""
+def _nothing(*_: object) -> None: ...
 
 
 class _Hook:
-    """One function on one module."""
-
     def __init__(self, hooks: PassHooks, before: Before = _nothing, after: After = _nothing) -> None:
         self._hooks, self._before, self._after = hooks, before, after
 
@@ -134,7 +129,6 @@ class SampledForwardProbe:
         return next_sampled_step(own_step, FIRST_STEP, self.every)
 
     def observe(self, alive: Callable[[], bool]) -> PassHooks:
-        """Return hooks for the pass that begins."""
         hooks = PassHooks()
         self._hooks, self._alive = hooks, alive
         return hooks

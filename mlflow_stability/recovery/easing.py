@@ -302,7 +302,6 @@ class _Norms:
             self._take(norm, norm)
 
     def largest(self, norm: Tensor) -> Tensor:
-        """Return the norm after clipping, and learn it."""
         limit = self._rule.limit
         with torch.no_grad():
             spread = self.variance.sqrt().clamp(min=1e-12)

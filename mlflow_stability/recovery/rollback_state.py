@@ -18,8 +18,6 @@ class StopPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GoodState:
-    """A state that can be restored."""
-
     step: int
     loss: float
     initial: bool = False

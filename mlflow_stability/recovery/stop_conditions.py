@@ -67,8 +67,6 @@ class StopCondition:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A condition that is met."""
-
     condition: StopCondition
     step: int
     reason: str
@@ -103,8 +101,6 @@ class _Course:
 
 
 class StopRules:
-    """The conditions of one training."""
-
     def __init__(self, conditions: Iterable[StopCondition]) -> None:
         self._conditions = tuple(conditions)
         at_once = [condition for condition in self._conditions if condition.form in ("nonfinite", "comparison")]
@@ -225,7 +221,6 @@ def _read(text: str) -> StopCondition:
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
-    """Return the quantities that a name stands for."""
     if name not in QUANTITIES:
         raise SettingsError(f"stop_on can compare {', '.join(QUANTITIES)}; got {name!r} in {text!r}.")
     return SHORT_NAMES.get(name, (name,))

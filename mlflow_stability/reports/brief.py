@@ -62,7 +62,6 @@ def render(report: Report) -> str:
 
 
 def brief(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return one run."""
     document: dict[str, Any] = {}
     for size in _SIZES:
         document = _run(diagnosis, size)

@@ -155,7 +155,6 @@ def p_value(value: float | None) -> str:
 
 
 def repeated(cohort: Cohort) -> list[SeedGroup]:
-    """The groups that have more than one seed."""
     return [group for group in cohort.groups if len(group.sources) > 1]
 
 
@@ -213,7 +212,6 @@ def association(result: Association) -> str:
 
 
 def tree(result: Tree) -> str:
-    """The accuracy of a decision tree."""
     phrase = f"Decision tree: {result.accuracy:.0%} of held-out runs right (majority class {result.baseline:.0%})"
     return f"{phrase}." if result.better else f"{phrase}: no better than the majority class."
 

@@ -109,7 +109,6 @@ def _distinct_parts(sources: Sequence[str]) -> list[str]:
 
 
 def comparison_sections(comparison: Comparison) -> ComparisonSections:
-    """Return the sections of a comparison whose runs have different names."""
     cohort = comparison.cohort or Cohort(0, 0)
     return ComparisonSections(
         _gate(comparison.gate) if comparison.gate else Section(""),

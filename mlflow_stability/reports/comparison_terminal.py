@@ -35,7 +35,6 @@ def render(comparison: Comparison, *, verbose: bool = False, width: int = FILE_W
 
 
 def show(out: TerminalWriter, comparison: Comparison) -> None:
-    """Write the comparison."""
     comparison = with_distinct_names(comparison)
     out.rule("compare")
     out.console.print(out.text(comparison.summary, "bold"))

@@ -16,8 +16,6 @@ readable."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnCurve:
-    """A curve to draw."""
-
     metric: str
     steps: NDArray[np.int64]
     low: NDArray[np.float64]

@@ -19,12 +19,10 @@ _STYLE = (
 
 
 def diagnosis_in_frame(diagnosis: Diagnosis) -> str:
-    """Return the report of one run."""
     return _in_frame(render(Report((diagnosis,)), "html"), f"Diagnosis of {diagnosis.name}")
 
 
 def comparison_in_frame(comparison: Comparison) -> str:
-    """Return the report of several runs."""
     return _in_frame(render_comparison(comparison, "html"), "Comparison of runs")
 
 

@@ -74,8 +74,6 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportFormat:
-    """One output format."""
-
     name: str
     """As people type it."""
     run: Callable[[Report], str]

@@ -23,12 +23,10 @@ ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.end
 
 
 def render(report: Report, name: str) -> str:
-    """Return the report in the format of this name."""
     return FORMATS[name].run(report)
 
 
 def render_comparison(comparison: Comparison, name: str) -> str:
-    """Return the comparison in the format of this name."""
     return FORMATS[name].comparison(comparison)
 
 

@@ -35,8 +35,6 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class RunSections:
-    """The report of one run."""
-
     diagnosis: Diagnosis
     title: str
     outcome: str
@@ -62,7 +60,6 @@ class RunSections:
 
 
 def run_sections(diagnosis: Diagnosis) -> RunSections:
-    """Return the sections of one run."""
     outcome, verdict = wording.headline(diagnosis)
     cause = diagnosis.cause
     not_checked = (*(cause.not_checked if cause else ()), *map(str, diagnosis.cannot_tell))

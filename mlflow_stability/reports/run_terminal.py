@@ -51,7 +51,6 @@ def render(report: Report, *, verbose: bool = False, width: int = FILE_WIDTH, un
 
 
 def show(out: TerminalWriter, report: Report) -> None:
-    """Write the report."""
     alone = len(report.diagnoses) == 1
     if not alone:
         _show_table(out, report)

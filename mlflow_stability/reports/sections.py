@@ -10,8 +10,6 @@ from mlflow_stability.vocabulary.result import Severity
 
 
 class Sign(Enum):
-    """What a row begins with."""
-
     LABEL = ""
     """Its label alone."""
     ITEM = "-"

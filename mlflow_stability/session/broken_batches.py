@@ -73,8 +73,6 @@ class BrokenBatch:
 
 
 class BatchReport:
-    """Reports the batches of one training."""
-
     def __init__(
         self,
         guard: Guard,
@@ -207,7 +205,6 @@ class BatchReport:
         emit(Finding.at(kept, spike.step, Severity.INFO, remedies=SpikeBatch.remedies))
 
     def _save_tensors(self, facts: KeptBatch, passes: Sequence[CapturedBatch], step: int) -> KeptBatch:
-        """Save the tensors of a batch, and note where."""
         try:
             file = save_batch(passes, self._folder / f"batch-{step:06d}.pt")
         except OSError as error:

@@ -66,8 +66,6 @@ class DeliveryWait:
 
 
 class CourierLink:
-    """The courier of one session folder."""
-
     def __init__(
         self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False, outlets: str = ""
     ) -> None:
@@ -314,8 +312,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class DeliveringCourier:
-    """A courier that still delivers."""
-
     link: CourierLink
     seconds: float
     """Longest wait without progress."""

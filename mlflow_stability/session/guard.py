@@ -70,7 +70,6 @@ class PartGuard:
         return self._seconds + (perf_counter() - self._began if self._began else 0.0)
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the body with its errors contained."""
         is_on, off = self.is_on, self.off
         forget = getattr(getattr(body, "__self__", None), "forget", None)
 

@@ -125,8 +125,6 @@ End = Callable[[Closing | None], Callable[[], None]]
 
 
 class ProcessExit:
-    """What to do when this process ends."""
-
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._open: dict[int, End] = {}
@@ -170,7 +168,6 @@ class ProcessExit:
 
 
 def _print_outcomes(arrived: Sequence[DeliveringCourier]) -> None:
-    """Print the outcome of trainings that are delivered."""
     for courier in arrived:
         courier.output.ended([run for run in courier.link.runs().values() if run.run_id])
 

@@ -273,13 +273,11 @@ class RunBinding:
         return RecordedRun(self._recording_link, self._folder, self._recording_address, output, settle)
 
     def delivered_run(self) -> DeliveredRun:
-        """Return what the courier says of that run."""
         if self._folder is None or self._recording_link is None:
             return DeliveredRun()
         return self._recording_link.run(self._folder)
 
     def tell_beginning(self, output: TrainingOutput) -> None:
-        """Tell the output where the recording goes."""
         if self._folder is None or self._recording_link is None:
             return
         link = self._recording_link
@@ -289,7 +287,6 @@ class RunBinding:
         output.recording_begins(where, partial(link.run, self._folder))
 
     def await_run_id(self) -> str | None:
-        """Wait for the run's id."""
         return self._own_run_id() if self._own else self._run_id
 
     def _own_run_id(self, wait: float = RUN_ID_WAIT) -> str | None:
@@ -323,7 +320,6 @@ class RunBinding:
         return recording.step - recording.opening.first_step + 1
 
     def leave_ended_run(self) -> None:
-        """End the recording of a run that the script has ended."""
         if self._fluent and self.recording is not None and fluent_run_id() != self._run_id:
             self._end_recording(Closing("finished", run_was_active=False))
 

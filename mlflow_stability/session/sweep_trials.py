@@ -71,7 +71,6 @@ def _of_tune(trainable: Any) -> SweepTrial:
 
 
 def _hydra_job() -> SweepTrial | None:
-    """Return the job of a Hydra application, with its overrides."""
     kind = getattr(sys.modules.get(_HYDRA), "HydraConfig", None)
     if kind is None or not kind.initialized():
         return None

@@ -290,8 +290,6 @@ _JUMPS = frozenset({"gradient_explosion", "layer_explosion", "loss_spike", "upda
 
 @dataclass(slots=True)
 class _Trouble:
-    """A trouble in progress."""
-
     last: int
     """Step of its last finding."""
     rank: int

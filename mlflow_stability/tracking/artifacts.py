@@ -148,7 +148,6 @@ class AttentionPart:
 
     @property
     def name(self) -> str:
-        """The name of the file."""
         return f"part-{self.recording:03d}-{self.attempt:04d}-{self.step:012d}.npz"
 
 

@@ -54,8 +54,6 @@ _answered_at: dict[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """Whether a store answers."""
-
     uri: str
     """Without credentials."""
     kind: str
@@ -72,7 +70,6 @@ class StoreCheck:
 
 
 def mlflow_version() -> str:
-    """Return the version of the installed MLflow."""
     return str(mlflow.__version__)
 
 

@@ -31,8 +31,6 @@ WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RunInProgress:
-    """A run that the script has started."""
-
     run_id: str
     tags: Mapping[str, str] = field(default_factory=dict)
     """As they were when the script started or resumed the run."""
@@ -216,8 +214,6 @@ def without_autologging() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class LoggedMetric:
-    """One value that the script has logged."""
-
     run_id: str | None
     """None if it was logged to no run, but by a trainer of the training that is being recorded."""
     key: str
@@ -254,7 +250,6 @@ class UserMetrics:
 
     @property
     def is_on(self) -> bool:
-        """Whether MLflow is patched."""
         return bool(self._undo)
 
     def remove(self) -> None:

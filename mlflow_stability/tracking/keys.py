@@ -39,7 +39,6 @@ def is_group(place: str) -> bool:
 
 
 def metric_key(signal: Signal, prefix: str = PREFIX) -> str:
-    """Return the metric key of a signal."""
     name, place = signal.quantity, signal.place
     quantity = _fitting(name, LONGEST_QUANTITY, _UNFIT_IN_QUANTITY)
     if not place:

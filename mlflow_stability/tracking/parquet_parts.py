@@ -74,7 +74,6 @@ class PartBuffer:
         self.clear()
 
     def __len__(self) -> int:
-        """Return the number of values."""
         return len(self._values)
 
     def clear(self) -> None:
@@ -85,7 +84,6 @@ class PartBuffer:
 
     @property
     def readings(self) -> int:
-        """The number of readings."""
         return len(self._steps)
 
     def add(self, reading: StepReading, step: int) -> None:
@@ -97,7 +95,6 @@ class PartBuffer:
         self._layout_of.append(self._layout_number(reading.signals))
 
     def write(self, file: Path, recording: int) -> None:
-        """Write all readings to a Parquet file."""
         numbers: dict[Signal, int] = {}
         codes = [np.array([numbers.setdefault(signal, len(numbers)) for signal in layout]) for layout in self._layouts]
         layout_of = np.asarray(self._layout_of, np.int32)
@@ -131,7 +128,6 @@ class PartBuffer:
 
 
 def read_part(file: Path) -> RunRecord:
-    """Return a part of the record."""
     table = _read_columns(file, RECORD_COLUMNS)
     if any(table.column(name).null_count for name in table.column_names):
         raise ValueError("columns or values are missing")

@@ -34,8 +34,6 @@ _NAME = re.compile(r"(?:mlflow\.)?stability\.recording\.[\w\-]+")  # without `ml
 
 @dataclass(frozen=True, slots=True)
 class RecordingTag:
-    """What a run knows of one recording in it."""
-
     id: str
     number: int = 0
     """Its number in the run; `CHOOSING` while it looks for one."""
@@ -72,12 +70,10 @@ class RecordingTag:
         return self.state == "live" and now - self.time < LIVE_SECONDS
 
     def text(self) -> str:
-        """Return the value of the tag."""
         return json.dumps(asdict(self))
 
 
 def tag_name(recording: str) -> str:
-    """Return the key of the tag of a recording."""
     return f"{FOR_PROGRAMS}recording.{recording}"
 
 
@@ -100,12 +96,10 @@ def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:
 
 
 def recordings_in(tags: Mapping[str, str]) -> dict[int, RecordingTag]:
-    """Return the recordings of a run by number."""
     return {tag.number: tag for tag in tags_of_recordings(tags) if tag.number != CHOOSING}
 
 
 def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
-    """Return the place of this recording in its run."""
     own = next((tag for tag in tags_of_recordings(writer.tags()) if tag.id == opening.recording), None)
     if own is not None and own.number != CHOOSING and own.settled:
         return own

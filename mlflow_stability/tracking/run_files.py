@@ -75,7 +75,6 @@ class RunCheckpoints:
             raise RefusedError(f"The artifact store of run {self.run_id} did not delete {place}.")
 
     def download(self, name: str, to: Path) -> Path:
-        """Download a checkpoint and return its folder."""
         place = f"{CHECKPOINTS_FOLDER}/{name}"
         folder = to / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +128,6 @@ class RunImages:
         return {step for key, step, _ in self._logged if key.startswith(f"{topic}/")}
 
     def holds(self, key: str, step: int, time: float) -> bool:
-        """Return whether there is a picture of this moment."""
         return (key, step, round(time * 1000)) in self._logged
 
     def log(self, file: Path, key: str, step: int, time: float) -> None:
@@ -212,7 +210,6 @@ def artifacts_in(client: MlflowClient, run_id: str, folder: str) -> list[Artifac
 
 
 def download_file(client: MlflowClient, run_id: str, path: str, to: Path) -> Path:
-    """Download an artifact into a folder and return the file."""
     try:
         file = Path(client.download_artifacts(run_id, path, str(to)))
     except MlflowException as error:

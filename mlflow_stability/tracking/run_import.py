@@ -42,8 +42,6 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class EarlierImport:
-    """A run that an import created."""
-
     run_id: str
     source: str
     """Where it was read from."""
@@ -52,8 +50,6 @@ class EarlierImport:
 
 
 class EarlierImports:
-    """The imports into one experiment."""
-
     def __init__(self, client: MlflowClient, experiment: str) -> None:
         self._client, self._experiment = client, experiment
         self._sources: dict[str, str] = {}
@@ -107,8 +103,6 @@ def _exists(source: str) -> bool:
 
 
 class RunImport:
-    """Imports into one experiment of one store."""
-
     def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
         uri = tracking_uri_for(None, str(Path.cwd()), tracking_uri)
         if uri.startswith(("http://", "https://")):

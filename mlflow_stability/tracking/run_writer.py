@@ -43,8 +43,6 @@ _SUMMARY = re.compile(rf"^{re.escape(HEADING)}.*?^{re.escape(END)}$", re.DOTALL 
 
 
 class RunWriter:
-    """Writer of one run."""
-
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self.run_id = run_id
         self.refused: dict[str, str] = {}
@@ -95,11 +93,9 @@ class RunWriter:
             self._client.log_artifact(self.run_id, str(file), folder)
 
     def checkpoints(self) -> RunCheckpoints:
-        """Return the checkpoints of the run."""
         return RunCheckpoints(self._client, self.run_id)
 
     def images(self) -> RunImages:
-        """Return the pictures in the charts of the run."""
         return RunImages(self._client, self.run_id)
 
     def params(self, number: int) -> RunParams:
@@ -160,7 +156,6 @@ class RunWriter:
 
 
 def description_summary(headline: str, paragraphs: list[str]) -> str:
-    """Return a summary for the description of a run."""
     return "\n\n".join([HEADING + headline, *filter(None, paragraphs), END])
 
 
@@ -196,8 +191,6 @@ class SystemMetrics:
 
 
 class TrackingStore:
-    """A store in which runs are created."""
-
     def __init__(self, uri: str) -> None:
         file = sqlite_file(uri)
         with store_trouble("open the tracking store"):
@@ -206,7 +199,6 @@ class TrackingStore:
             self._client = MlflowClient(tracking_uri=uri)
 
     def writer(self, run_id: str) -> RunWriter:
-        """Return the writer of a run."""
         return RunWriter(self._client, run_id)
 
     def experiment(self, experiment_id: str | None) -> str:

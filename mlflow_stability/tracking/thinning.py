@@ -99,7 +99,6 @@ class Chosen:
     """How several values are combined."""
 
     def value(self, values: Sequence[float]) -> float:
-        """Return one value for all of them."""
         if self.inputs is not None and values[self.inputs] > 0:
             return min(values[self.positions[0]] / values[self.inputs], 1.0)
         if len(self.positions) == 1:
@@ -227,7 +226,6 @@ class Thinner:
         return points
 
     def _keep(self, point: Point) -> list[Point]:
-        """Return a point with the extremes since the one before."""
         signal, quantity = point.signal, point.signal.quantity
         self._kept[signal] = point.step
         if quantity not in self._windows or signal.place:
@@ -323,7 +321,6 @@ class SingleValues:
         self._curves = {Signal(quantity, place) for quantity, place, *_ in state.get("curves", state.get("kept", ()))}
 
     def of_curves(self, points: Sequence[Point]) -> list[Point]:
-        """Return the points that can be sent."""
         sent: list[Point] = []
         for point in points:
             sent += [point] if point.signal in self._curves else self._hold(point)

@@ -32,8 +32,6 @@ from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """One checkpoint of the run."""
-
     name: str
     meta: CheckpointMeta | None
     """None where its upload was interrupted."""

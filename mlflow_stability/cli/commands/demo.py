@@ -46,8 +46,6 @@ AUTOPILOT_KINDS = ("rollback", "step_skipped")
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """The trainings of the demo."""
-
     twin: Training = field(default_factory=lambda: Training("healthy reference"))
     bare: Training = field(default_factory=lambda: Training("bare", ("--ill",)))
     rescued: Training = field(default_factory=lambda: Training("autolog(rollback=True)", ("--ill", "--autopilot")))
@@ -60,8 +58,6 @@ class Trainings:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Everything in the report."""
-
     trainings: Trainings
     faults: DemoFaults
     seconds: float

@@ -36,8 +36,6 @@ FINE = Severity.INFO
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check."""
-
     subject: str
     severity: Severity
     """INFO: fine. WARNING: worth a look. CRITICAL: it will not work."""
@@ -47,7 +45,6 @@ class Check:
 
 
 def check_python() -> Iterator[Check]:
-    """Check the interpreter and the system."""
     system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.platform.startswith(("linux", "darwin")):
         yield Check("python", FINE, system)

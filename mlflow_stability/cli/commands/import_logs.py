@@ -48,7 +48,6 @@ def _print_note(text: str) -> None:
 
 
 def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[StabilityError]]:
-    """Return all runs at these paths, and the errors of others."""
     histories: list[RunHistory] = []
     errors: list[StabilityError] = []
     for path in paths:

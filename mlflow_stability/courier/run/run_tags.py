@@ -30,7 +30,6 @@ FOUND = frozenset({Severity.CRITICAL.name, Severity.WARNING.name})
 
 
 def live_description(story: RunSummary, findings: Counter[str]) -> str:
-    """Return the description of a run in training."""
     how = events_in_words(findings) if any(findings[severity] for severity in FOUND) else "healthy"
     back = f", rolled back {times(story.rollbacks)}" if story.rollbacks else ""
     event = story.stalled or story.worst_event

@@ -38,7 +38,6 @@ class LayerPicture:
 
 
 def pictures_of(maps: Round, recording: int, step: int) -> list[LayerPicture]:
-    """Return the pictures of a round, at the step that the run counts."""
     part = AttentionPart(recording, maps.attempt, step)
     names: list[str] = []
     for file in maps.files:

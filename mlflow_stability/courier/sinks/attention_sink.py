@@ -52,8 +52,6 @@ class Thinning:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The maps of one step."""
-
     attempt: int
     step: int
     """As the training counts it."""

@@ -40,8 +40,6 @@ _MOST_LAYOUTS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wanted:
-    """What of one layout goes where."""
-
     layout: tuple[Signal, ...]
     curves: tuple[tuple[int, CurveSketch], ...]
     layers: tuple[tuple[NDArray[np.int64], LayerSketch, NDArray[np.int64]], ...]

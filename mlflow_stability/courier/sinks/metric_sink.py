@@ -80,8 +80,6 @@ _SQLITE_SHARE = 0.04
 
 
 class PointWriter(Protocol):
-    """Writes points into a run."""
-
     def log(self, points: Sequence[Point], prefix: str) -> None:
         """Send points; raises `StabilityError` if they were not taken."""
 
@@ -133,21 +131,17 @@ _LARGEST_BATCH = 1000
 
 
 class Progress(Protocol):
-    """Position of the delivery."""
-
     metrics_until: int
     thinning: dict[str, Any]
 
     @property
-    def offset(self) -> int:
-        """What is added to steps."""
+    def offset(self) -> int: ...
 
     @property
     def prefix(self) -> str:
         """First part of the metric keys of the recording."""
 
-    def save(self) -> None:
-        """Keep it."""
+    def save(self) -> None: ...
 
 
 @dataclass(slots=True)

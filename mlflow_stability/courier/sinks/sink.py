@@ -82,8 +82,6 @@ class TimedSink(Sink):
 
 
 class RunSink(TimedSink):
-    """A sink that sends into the run of a recording."""
-
     def __init__(self, delivered: Delivered, writer: RunWriter, until: int = 0) -> None:
         super().__init__(until)
         self._delivered = delivered
@@ -136,7 +134,6 @@ class Backoff:
         return now >= self._again_at
 
     def failed(self, error: Exception, now: float) -> None:
-        """Double the delay."""
         self.error = str(error) or type(error).__name__
         self.hopeless = isinstance(error, RunNotFoundError | JournalError)
         self.since = now if self.since is None else self.since

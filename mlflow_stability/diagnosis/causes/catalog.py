@@ -33,8 +33,6 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class CauseDocumentation:
-    """Documentation of one cause."""
-
     name: str
     """Its name in programs, as in `Cause.name`."""
     meaning: str
@@ -95,7 +93,6 @@ def cause_found(
 
 
 def ruled_out(sentence: str) -> CheckResult:
-    """Return a result that rules the cause out."""
     return CheckResult(ruled_out=sentence)
 
 
@@ -106,7 +103,6 @@ def not_checked(sentence: str) -> CheckResult:
 
 @cache
 def causes() -> Mapping[str, CauseDocumentation]:
-    """Return the documentation of every cause by name."""
     return {
         cause.name: replace(cause, evidence=" ".join(rendered(cause.evidence, {}, module.__name__).split()))
         for module in modules_of(__package__)

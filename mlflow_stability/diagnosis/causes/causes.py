@@ -46,14 +46,11 @@ RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 
 @dataclass(frozen=True, slots=True)
 class CheckedEpisode:
-    """An episode and the results of all its checks."""
-
     episode: Finding
     results: list[CheckResult]
 
     @property
     def ruled_out(self) -> tuple[str, ...]:
-        """Names of the causes that were ruled out."""
         pairs = zip(checks_of(self.episode.kind), self.results, strict=True)
         return tuple(dict.fromkeys(name for check, result in pairs if result.ruled_out for name in sorted(check.finds)))
 
@@ -92,7 +89,6 @@ def deciding_cause(
 
 
 def explainable(episodes: Sequence[Finding]) -> list[Finding]:
-    """Return the episodes whose causes are looked for."""
     return [episode for episode in episodes if episode.severity >= Severity.WARNING and episode.kind in symptoms()]
 
 

@@ -144,7 +144,6 @@ def changed_data_check(context: EpisodeContext) -> CheckResult:
 
 
 def chance_check(context: EpisodeContext) -> CheckResult:
-    """Check whether the loss is at chance level."""
     plateau, standstill = context.episode.facts_as(PlateauFacts), context.episode.facts_as(StandstillFacts)
     flat = context.episode.facts_as(LastLevelFacts)
     last = math.nan if plateau is None else plateau.loss

@@ -27,8 +27,6 @@ from mlflow_stability.vocabulary.text import counted
 
 @dataclass(frozen=True, slots=True)
 class GradientLimits:
-    """Thresholds of the causes in the gradients."""
-
     settled_after: int = 50
     """Maximum number of steps after gradients were cleared again for a missing zero_grad() to be the cause."""
     explosion: float = 5.0

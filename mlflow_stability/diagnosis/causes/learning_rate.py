@@ -86,8 +86,6 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RateRise:
-    """A rise of the learning rate in one step."""
-
     step: int
     before: float
     after: float
@@ -162,7 +160,6 @@ def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
 
 
 def learning_rate_check(context: EpisodeContext) -> CheckResult:
-    """Check what the learning rate did before the episode."""
     resumed = _changed_at_resume(context)
     if resumed is not None:
         return resumed
@@ -267,7 +264,6 @@ def _jumped(context: EpisodeContext) -> CheckResult | None:
 
 
 def _had_risen(context: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
-    """Check whether the learning rate had risen beyond all rates before."""
     now, steps = float(values[-1]), rate.steps[rate.finite]
     later = _tolerated_later(context, rate, LIMITS.tolerated_later * now)
     if later is not None:

@@ -87,7 +87,6 @@ def origin_of(finding: Finding) -> NanOriginFacts:
 
 
 def is_near(context: EpisodeContext, event: Finding) -> bool:
-    """Return whether an event belongs to the start of the episode."""
     return context.episode.start <= event.step <= context.episode.start + ORIGIN_LIMITS.near
 
 

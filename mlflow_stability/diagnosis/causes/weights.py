@@ -29,8 +29,6 @@ from mlflow_stability.vocabulary.text import capitalised, factor
 
 @dataclass(frozen=True, slots=True)
 class WeightLimits:
-    """Thresholds of the causes in the weights."""
-
     mostly_frozen: float = 0.9
     """Share of frozen values above which a model may be unable to learn, ..."""
     nearly_frozen: float = 0.99
@@ -102,7 +100,6 @@ def _recent_changes(context: EpisodeContext) -> list[Finding]:
 
 
 def frozen_check(context: EpisodeContext) -> CheckResult:
-    """Check whether almost all parameters are frozen."""
     counts = [context.history.params.get(f"{OWN_PARAMS}parameters_{name}", "") for name in ("total", "trainable")]
     if not all(map(str.isdigit, counts)):
         return not_checked("frozen parameters: their number was not recorded")

@@ -29,8 +29,6 @@ RATE_FACTOR = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ChecklistItem:
-    """One thing to check."""
-
     question: str
     finding: str = ""
     """What this run shows; empty where no run was given."""
@@ -41,8 +39,6 @@ class ChecklistItem:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and when."""
-
     when: str
     """On what it depends; of a run, what was found."""
     remedies: tuple[Remedy, ...]
@@ -50,14 +46,11 @@ class Decision:
 
     @property
     def do(self) -> str:
-        """What to do, in words."""
         return " ".join(map(str, self.remedies))
 
 
 @dataclass(frozen=True, slots=True)
 class Checklist:
-    """What to check, and what to decide."""
-
     kind: str
     """The type of finding it is for; empty for the general one."""
     items: tuple[ChecklistItem, ...]
@@ -126,7 +119,6 @@ def _with_factor(remedy: Remedy) -> Remedy:
 
 
 def _of_run(remedy: Remedy, case: Case) -> Remedy:
-    """Return a remedy with the steps and rates of the run."""
     context, episode = case.context, case.context.episode
     if remedy.action is Action.STOP_AT_BEST:
         return replace(remedy, step=_best_step(case), unit=episode.unit)

@@ -55,7 +55,6 @@ class Choice:
         return not (self.causes or self.bad or self.if_recovered or self.unless_found)
 
     def applies(self, case: Case, states: Mapping[str, State]) -> bool:
-        """Return whether it applies to a run with these answers."""
         if self.is_always:
             return True
         episode = case.context.episode

@@ -48,7 +48,6 @@ from mlflow_stability.vocabulary.result import Severity
 
 
 def question_of(finding_type: type[FindingType]) -> Question:
-    """Return the question that a kind of finding declares."""
     kind = finding_type.kind
     source = finding_or_none(kind) if issubclass(finding_type, Detector) else events(bare_noun_of(kind), kind)
     return ask(finding_type.question, source).by_hand(finding_type.check_by_hand)

@@ -143,7 +143,6 @@ def loss_scale(case: Case) -> Answer | None:
 
 
 def spikes(case: Case) -> Answer:
-    """Answer whether the loss spiked."""
     loss = case.context.whole_loss
     if loss is None:
         return NO_LOSS
@@ -201,7 +200,6 @@ def gradient_reach(case: Case) -> Answer:
 
 
 def clipping(case: Case) -> Answer:
-    """Answer whether gradients are clipped, and at which norm."""
     limit = settings_of(case.context.history).max_norm
     if limit is not None:
         share = _finite_values(case.context.curves("clip_fraction"))
@@ -267,7 +265,6 @@ def validation_gap(case: Case) -> Answer:
 
 
 def best_validation(case: Case) -> Answer:
-    """Answer when the validation loss was best."""
     readings = case.diagnosis.curves
     validation = next((reading for reading in readings if "val" in reading.metric.lower()), None)
     if validation is None:
@@ -277,7 +274,6 @@ def best_validation(case: Case) -> Answer:
 
 
 def how_it_ended(case: Case) -> Answer:
-    """Answer how the process ended."""
     ended, detail = case.diagnosis.ended, case.context.history.outcome_detail
     if not ended:
         return no_data("the end of the process was not recorded")
@@ -300,7 +296,6 @@ def good_state(case: Case) -> Answer:
 
 
 def memory(case: Case) -> Answer:
-    """Answer whether memory grew."""
     metrics = case.context.history.metrics
     metric = next((item for item in metrics if "memory" in item.meaning.quantity and len(item.series) > 1), None)
     if metric is None:

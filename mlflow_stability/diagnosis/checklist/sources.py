@@ -26,8 +26,6 @@ State = Literal["ok", "bad", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one question."""
-
     text: str
     state: State
     has_data: bool = True
@@ -35,7 +33,6 @@ class Answer:
 
 
 def no_data(missing: str) -> Answer:
-    """Return the answer of a source whose data are missing."""
     return Answer(f"No data: {missing}.", "unknown", has_data=False)
 
 
@@ -48,7 +45,6 @@ class Case:
 
     @property
     def has_finding(self) -> bool:
-        """Whether it is about a finding."""
         return bool(self.context.episode.kind)
 
     def findings(self, *kinds: str, least: Severity = Severity.INFO) -> list[Finding]:
@@ -62,8 +58,6 @@ Source = Callable[[Case], Answer | None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing to check."""
-
     text: str
     sources: tuple[Source, ...]
     """Asked in this order; empty if a run does not show it."""
@@ -81,7 +75,6 @@ class Question:
 
 
 def ask(text: str, *sources: Source) -> Question:
-    """Return a question and where to look for its answer."""
     return Question(text, sources)
 
 
@@ -182,8 +175,6 @@ def change(quantity: str, noun: str, *, rise: float = inf, fall: float = 0.0) ->
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One metric before the trouble and at it."""
-
     place: str
     before: float
     at: float

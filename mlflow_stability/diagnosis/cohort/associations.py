@@ -38,8 +38,6 @@ from mlflow_stability.vocabulary.text import capitalised
 
 @dataclass(frozen=True, slots=True)
 class AssociationConfig:
-    """When a parameter is named."""
-
     min_runs: int = 10
     """Runs below which nothing is tested."""
     max_p: float = 0.01

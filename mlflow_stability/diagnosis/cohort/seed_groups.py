@@ -35,8 +35,6 @@ MIN_SEEDS = 3
 
 @dataclass(frozen=True, slots=True)
 class SeedGroupConfig:
-    """Limits of the comparison of groups."""
-
     bootstrap_samples: int = 2000
     permutations: int = 4000
     min_permutations: int = 500

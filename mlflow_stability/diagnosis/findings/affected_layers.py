@@ -34,8 +34,6 @@ MIN_EARLIER_VALUES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer at the step of a finding."""
-
     place: str
     value: float
     usual: float
@@ -79,7 +77,6 @@ AFFECTED: Mapping[str, tuple[str, IsAffected]] = {
 def with_affected_layers(
     findings: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]
 ) -> tuple[Finding, ...]:
-    """Return the findings, those about layers with all affected ones."""
     curves: dict[str, tuple[Curve, ...]] = {}
     return tuple(_with_layers(f, history, starts, curves) if f.kind in AFFECTED else f for f in findings)
 

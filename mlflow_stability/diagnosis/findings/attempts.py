@@ -22,8 +22,6 @@ BATCH_KINDS = frozenset({"broken_batch", "spike_batch"})
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpan:
-    """One attempt."""
-
     first: int
     last: int
     begins_training: bool
@@ -43,8 +41,6 @@ class AttemptSpan:
 
 @dataclass(frozen=True, slots=True)
 class RunAttempts:
-    """All attempts of one run."""
-
     starts: Mapping[int, int]
     """For each attempt the first attempt of its training."""
     spans: Mapping[int, tuple[int, int]]
@@ -64,7 +60,6 @@ class RunAttempts:
 
 
 def attempts_of_run(history: RunHistory) -> RunAttempts:
-    """Return the attempts of a run."""
     begun: dict[int, tuple[int, ...]] = {}
     for event in history.events or ():
         if event.kind == "rollback":

@@ -290,7 +290,6 @@ def _with_spikes(divergence: Finding, findings: Sequence[Finding], reach: float)
 
 
 def _belongs(finding: Finding, divergence: Finding, reach: float) -> bool:
-    """Whether a finding is a part of a divergence."""
     if finding is divergence or finding.attempt != divergence.attempt or finding.place != divergence.place:
         return False
     if finding.kind == "loss_spike":

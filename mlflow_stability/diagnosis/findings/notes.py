@@ -32,8 +32,6 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeNote(Facts):
-    """What came after a rise."""
-
     outcome: Outcome
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
@@ -125,8 +123,6 @@ class CountRose(Facts):
 
 @dataclass(frozen=True, slots=True)
 class NanAfterInf(Facts):
-    """NaN that an infinity turned into."""
-
     nan: Facts
     infinity: NonFiniteFacts
 
@@ -149,8 +145,6 @@ class OriginNote(Facts):
 
 @dataclass(frozen=True, slots=True)
 class GradientFlowFacts(Facts):
-    """The flow of gradients through the layers."""
-
     gradient_flow: float
     """Share of layers whose gradient norm lies in a healthy band."""
 
@@ -161,8 +155,6 @@ class GradientFlowFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class OtherLayersNote(Facts):
-    """The other layers that a finding is about."""
-
     layers: tuple[tuple[str, float], ...]
     """Name and value of each."""
     beside_one: bool

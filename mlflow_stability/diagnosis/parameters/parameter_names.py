@@ -49,7 +49,6 @@ def place_of(name: str) -> int:
 
 
 def is_chosen(name: str) -> bool:
-    """Whether people choose it."""
     return place_of(name) <= len(CHOSEN)
 
 
@@ -59,5 +58,4 @@ def is_seed(name: str) -> bool:
 
 
 def seeds_of(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the seeds among these parameters."""
     return {name: value for name, value in params.items() if is_seed(name)}

@@ -50,8 +50,6 @@ TYPE_PARAMETERS = ("precision", "mixed_precision", "dtype", "torch_dtype", "amp_
 
 @dataclass(frozen=True, slots=True)
 class RecordedSettings:
-    """Known settings of one run."""
-
     half_precision: bool | None
     weight_decay: float | None
     """The highest of all parameter groups."""
@@ -92,7 +90,6 @@ def settings_of(history: RunHistory) -> RecordedSettings:
 
 
 def is_of_setting(event: Finding, setting: Setting) -> bool:
-    """Whether an event reports that this setting changed."""
     return isinstance(event.facts, ConfigurationFacts) and event.facts.name.setting is setting
 
 

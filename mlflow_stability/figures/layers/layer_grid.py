@@ -22,8 +22,6 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerGrid:
-    """One quantity of all layers."""
-
     quantity: str
     layers: tuple[str, ...]
     """From the input of the model to its output."""

@@ -33,7 +33,6 @@ class LayerLabel:
 
     @property
     def middle(self) -> float:
-        """The row in its middle."""
         return (self.first + self.last) / 2
 
 

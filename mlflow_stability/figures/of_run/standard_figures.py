@@ -35,8 +35,6 @@ def draw_duty_cycles(data: FigureData) -> bytes:
 
 
 def heatmap(quantity: str, order: int) -> RunFigure:
-    """Return the heat map of one quantity."""
-
     def draw(data: FigureData) -> bytes:
         from mlflow_stability.figures.layers.layer_heatmap import layer_heatmap
         from mlflow_stability.figures.style import png

@@ -32,7 +32,6 @@ _VALUE = re.compile(r"[=:]\s*[-+.]?\d")  # a line of values, `step=1`; but `mAP_
 
 
 def read_table(log_file: LogFile) -> list[RunHistory] | None:
-    """Return the runs in a table."""
     if log_file.encoding is None:
         return None
     head = log_file.text.splitlines()

@@ -36,7 +36,6 @@ def is_event_file(head: bytes) -> bool:
 
 
 def read_event_file(log_file: LogFile) -> list[RunHistory] | None:
-    """Return the run in one event file."""
     return [read_event_files(log_file.path, [log_file.path])] if is_event_file(log_file.head) else None
 
 

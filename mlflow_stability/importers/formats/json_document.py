@@ -44,8 +44,6 @@ _COUNTS: tuple[Callable[[LogLine, int], float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One JSON value."""
-
     value: object
     truncated: bool = False
     text: str = ""
@@ -84,7 +82,6 @@ def load_document(path: Path, encoding: str) -> Document | None:
 
 
 def document_history(path: Path, document: Document, log_format: str = "json") -> RunHistory:
-    """Return the run in a document."""
     content, value = LogContent(), document.value
     if document.truncated:
         content.notes.append("The file is truncated: the complete part was read.")

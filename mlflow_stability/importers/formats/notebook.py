@@ -36,8 +36,6 @@ _TAG = re.compile(r"<[^<>]*>")
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """What one cell printed and showed."""
-
     printed: str
     pages: Sequence[str]
     """HTML with tables."""

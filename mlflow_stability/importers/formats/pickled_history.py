@@ -74,8 +74,6 @@ def plain_value(content: bytes) -> object:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that imports nothing."""
-
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, encoding="latin-1")  # texts of Python 2 may be bytes
         self._bytes_left = _MAX_ARRAY_BYTES

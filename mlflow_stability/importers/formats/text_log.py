@@ -54,7 +54,6 @@ class TextLog:
         """Word for held-out data in the heading above: `Test Error:`."""
 
     def take(self, line: str) -> None:
-        """Read one line."""
         self._line_number += 1
         read = self._patterns.read(line) or self._read_unknown(line)
         is_sentence = _is_sentence(line)

@@ -155,8 +155,6 @@ def _pieces(block: bytes, place: int, start: int, damage: _Damage) -> Iterator[t
 
 
 class _Run:
-    """The sum of the records of one run."""
-
     def __init__(self) -> None:
         self.content = LogContent()
         self.messages = MessageReader()
@@ -166,7 +164,6 @@ class _Run:
         self._axis = ""
 
     def add(self, record: bytes) -> None:
-        """Add one record."""
         for kind, wire, content in fields_of(record):
             if wire != 2 or not isinstance(content, bytes):
                 continue

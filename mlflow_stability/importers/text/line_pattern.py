@@ -24,8 +24,6 @@ _VARIABLE = re.compile(r"(\d+)|(\s+)")
 
 
 class LineParts:
-    """Where the names and numbers of a line are."""
-
     def __init__(self, line: str) -> None:
         self.line = line
         self.complete = True
@@ -39,7 +37,6 @@ class LineParts:
         self._numbers[span] = name
 
     def name(self, span: tuple[int, int]) -> None:
-        """Add a name, whose digits are part of it."""
         self._names.append(span)
 
     def rename(self, names: dict[str, str]) -> None:
@@ -76,8 +73,6 @@ def _varying(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownLine:
-    """A kind of line."""
-
     pattern: re.Pattern[str]
     text: str
     """The pattern as text."""
@@ -87,7 +82,6 @@ class KnownLine:
     """One of its lines."""
 
     def filled(self, numbers: Sequence[str]) -> LogLine:
-        """Return the values of a line of this kind."""
         read = LogLine(form="text")
         for name, number in zip(self.names, numbers, strict=True):
             if name == STEP:
@@ -102,8 +96,6 @@ class KnownLine:
 
 
 class LinePatterns:
-    """The kinds of lines of a log."""
-
     def __init__(self) -> None:
         self._candidates: set[str] = set()
         self.known: list[KnownLine] = []

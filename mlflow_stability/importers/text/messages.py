@@ -89,7 +89,6 @@ _ANY_HINT = re.compile(
 
 
 def says_skipped(line: str) -> bool:
-    """Whether a line reports a skipped step."""
     return _SKIPPED.search(line) is not None
 
 
@@ -196,7 +195,6 @@ class MessageReader:
         self._keep(LogEvent(event, self._row, own_step=own is not None))
 
     def _facts(self, says: LogSays, line: str, number: int) -> tuple[int, LogLineFacts]:
-        """Return the step that a line is about, and its facts."""
         own = _OWN_STEP.search(line)
         step = int(own["step"]) if own and int(own["step"]) >= self._last_step else self._last_step
         return step, LogLineFacts(says, printable(line.strip()), self._last_step, number or None)

@@ -59,11 +59,9 @@ class LeftOut:
         return self._reached is not Reached.UNKNOWN
 
     def note_loss(self, loss: Tensor) -> None:
-        """Note which parameters a loss depends on."""
         self._reached = _reached(loss, self._first_versions)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
-        """Note which parameters of an optimizer have a gradient, right before its step."""
         for held in parameters_of(optimizer):
             self._first_versions.setdefault(id(held), held._version)
             if held.grad is not None:

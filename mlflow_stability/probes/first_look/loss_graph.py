@@ -122,7 +122,6 @@ def mean_squared_error(loss: Tensor) -> Any:
 
 
 def source_of(node: Any) -> Any:
-    """Return the node of the values before they were reshaped."""
     for _ in range(MAX_RESHAPES):
         if node_name(node) not in ARRANGING:
             break

@@ -48,7 +48,6 @@ class CompiledCodeWatch:
         self._on_compiled = on_compiled
 
     def put_on(self) -> None:
-        """Begin to watch."""
         if not self._on:
             if torch_api.is_dynamo_loaded():
                 torch_api.need(_REGION)  # compiled code could not be seen

@@ -45,8 +45,6 @@ MAX_REPORTED = 4
 
 
 class _Model:
-    """When a model was called and is due."""
-
     __slots__ = ("capture", "missed", "next_due", "own_step", "root")
 
     def __init__(self, root: Module, own_step: int, forget: Callable[[Any], object]) -> None:
@@ -133,7 +131,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         return True
 
     def forward_ended(self) -> None:
-        """The pass is over."""
         if self._open:
             self._close(True)
 
@@ -156,7 +153,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         return step + 1
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """Return the measurements of this capture."""
         blocks: list[Block] = []
         for probe in self._guarded_probes:
             if probe.has_measured:
@@ -169,7 +165,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self._settle()
 
     def finish(self) -> None:
-        """The recording ends."""
         self._settle()
         for probe in self._guarded_probes:
             probe.finish()

@@ -40,11 +40,9 @@ class ForwardObserver:
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         """Runs right before a forward pass of training; after False, `forward_ended` is not called."""
 
-    def forward_gave(self, outputs: Any) -> None:
-        """Runs right after it, with its outputs."""
+    def forward_gave(self, outputs: Any) -> None: ...
 
-    def forward_ended(self) -> None:
-        """Runs after that."""
+    def forward_ended(self) -> None: ...
 
     def forward_failed(self) -> None:
         """Runs instead of that where the forward pass raised an exception."""
@@ -52,16 +50,13 @@ class ForwardObserver:
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
 
-    def gradients_begin(self) -> None:
-        """Runs before a backward pass."""
+    def gradients_begin(self) -> None: ...
 
     def gradients_end(self) -> None:
         """Runs after it, failed or not."""
 
 
 class _Root:
-    """An observed module."""
-
     __slots__ = ("call_began", "call_ended", "call_failed", "module", "watched")
 
     def __init__(
@@ -77,8 +72,6 @@ class _Root:
 
 
 class ForwardWatch:
-    """The models of one training."""
-
     def __init__(self, guard: Guard, observers: Sequence[ForwardObserver], split: StepSplit | None = None) -> None:
         self._split = StepSplit() if split is None else split
         """Records when passes begin and end, after all observers."""
@@ -139,17 +132,14 @@ class ForwardWatch:
             self._look_deeper()
 
     def backward_began(self) -> None:
-        """Runs before a backward pass."""
         self.in_backward = True
         if self.opened:
             self._give_up()
 
     def backward_ended(self) -> None:
-        """Runs after it."""
         self.in_backward = False
 
     def remove(self) -> None:
-        """Stop observing."""
         self._give_up()
         for root in self._watched.values():
             root.watched.remove()
@@ -263,7 +253,6 @@ class ForwardWatch:
 
 
 def _overriding(name: str, observers: Sequence[ForwardObserver]) -> tuple[Callable[..., Any], ...]:
-    """This method of all observers that override it."""
     return tuple([method for observer in observers if (method := _overridden(observer, name)) is not None])
 
 

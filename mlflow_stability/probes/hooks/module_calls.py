@@ -47,8 +47,7 @@ BeforeCall: TypeAlias = Callable[[Module, tuple[Any, ...], dict[str, Any]], obje
 class CallObserver(Protocol):
     """Observer of the calls of one module; its methods must not raise."""
 
-    def call_began(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Runs before the call."""
+    def call_began(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object: ...
 
     def call_ended(self, module: Module, args: tuple[Any, ...], output: Any) -> object:
         """Runs after the call, before the observers that were there earlier."""
@@ -209,7 +208,6 @@ class _BeforeCalls:
 
 
 def _observing_code(function: FunctionType, table: ModuleCalls) -> CodeType:
-    """Return the code of a function that calls a module, with calls of the table around that call."""
     code = function.__code__
     if code.co_varnames[:3] != _PARAMETERS or code.co_freevars:
         raise TorchLacksError(

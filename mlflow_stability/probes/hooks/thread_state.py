@@ -65,7 +65,6 @@ def remember(change: Reversible) -> None:
 
 
 def forget(change: Reversible) -> None:
-    """Note that it was undone."""
     made = _changes.made
     if made and made[-1] is change:
         made.pop()

@@ -153,7 +153,6 @@ class Layers:
         return held
 
     def layout(self, together: Sequence[HeldLayers]) -> LayerLayout:
-        """Return the layers of the optimizers of one capture together."""
         key = tuple(together)
         layout = self._layouts.get(key)
         if layout is None:

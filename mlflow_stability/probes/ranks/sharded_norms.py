@@ -121,7 +121,6 @@ class SplitLayerNorms:
         self.layers: LayerLayout | None = None  # the layers of all optimizers together
 
     def learn(self, optimizers: Sequence[Optimizer]) -> None:
-        """Name the layers that these optimizers train."""
         owners = owners_of_parameters(models_of(optimizers))
         places = {parameter: place for place, parameter in enumerate(owners)}
         self._held.clear()

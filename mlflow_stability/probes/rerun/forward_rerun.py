@@ -125,7 +125,6 @@ def random_numbers_kept(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def is_ours(hook: Any) -> bool:
-    """Whether a hook belongs to a recording."""
     return str(getattr(hook, "__module__", "")).startswith("mlflow_stability.")
 
 

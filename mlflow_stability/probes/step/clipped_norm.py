@@ -50,7 +50,6 @@ class ClippedNorm:
         """The computed value of the norm that is being measured."""
 
     def clipped(self, parameters: object, norm: object) -> None:
-        """Runs when the script has clipped the gradients of these parameters by this norm."""
         self.times += 1
         self._norm = cpu_value(norm) if isinstance(norm, Tensor) and norm.is_cpu else None
         self._clipped = None

@@ -51,8 +51,6 @@ DISCARDED = "discarded gradients"
 
 
 class Moment(Enum):
-    """When the gradients are checked."""
-
     STEP_BEGINS = 0
     """Right before the first backward pass of a step."""
     BACKWARD_ENDED = 1
@@ -159,8 +157,6 @@ class HeldGradients:
 
 
 class _FollowedParameter:
-    """The followed parameter of an optimizer."""
-
     __slots__ = (
         "ever_reached",
         "gradient",
@@ -250,7 +246,6 @@ class SinceLastStep:
         """An optimizer may step inside a backward pass, where checkpoints compute again."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """Runs when an optimizer was made."""
         self.made[id(optimizer)] = weakref.ref(optimizer)
 
     def is_new(self, optimizer: Optimizer) -> bool:

@@ -86,7 +86,6 @@ class RollingStatistics:
         """No statistics are due before this step."""
 
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
-        """Add a step and return the statistics that are due after it."""
         self.waiting.append((step, signals, values))
         return self.statistics(step) if step >= self.due_at or len(self.waiting) >= WINDOW else []
 
@@ -135,8 +134,6 @@ class RollingStatistics:
 
 
 class _Track:
-    """One training."""
-
     def __init__(self, place: str, reported_at: int) -> None:
         self.reported_at = reported_at
         """The last step with statistics: a training without a capture in a due step reports in its next one."""
@@ -234,7 +231,6 @@ class _LossScale:
 
 
 def _mean_and_offsets(values: Sequence[float]) -> tuple[float, list[float]]:
-    """The mean, and the differences of all values from it."""
     mean = math.fsum(values) / len(values)  # `fmean` and `pvariance` take several times as long
     return mean, list(map((-mean).__add__, values))
 

@@ -239,8 +239,7 @@ class StepControl(Protocol):
     def before_backward(self, tensors: Any) -> None:
         """Runs before anything else of a backward pass."""
 
-    def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs right before a step that was given a closure."""
+    def before_closure(self, optimizer: Optimizer) -> None: ...
 
     def closure_begins(self, optimizer: Optimizer) -> None:
         """Runs before each evaluation of a closure."""
@@ -270,8 +269,7 @@ class StepControl(Protocol):
     def was_rolled_back(self) -> bool:
         """Return whether it rolled the training back since the last call."""
 
-    def capture_ended(self) -> None:
-        """Runs before a capture ends."""
+    def capture_ended(self) -> None: ...
 
 
 ControlFor: TypeAlias = Callable[[Any], StepControl | None]

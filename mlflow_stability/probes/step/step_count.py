@@ -97,5 +97,4 @@ class StepOrder:
         self._last_stepped[track][optimizer] = self._captures_ended
 
     def clear(self) -> None:
-        """Forget all optimizers."""
         self._last_stepped.clear()

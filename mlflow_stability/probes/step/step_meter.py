@@ -108,12 +108,10 @@ class StepMeter:
         return self._ranks.is_split
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """Runs when the script has made an optimizer."""
         self._since.optimizer_made(optimizer)
         self._ranks.announce()
 
     def backward(self, tensors: Any) -> None:
-        """Runs right before gradients are computed."""
         again = self._evaluating and self._evaluated
         if self._control is not None and not again:
             if self._ranks.waits and self.capture.stepped and not self._evaluating:
@@ -172,7 +170,6 @@ class StepMeter:
             self.capture.discard(owner, parameters_of(owner))
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
-        """Runs after the script took a norm of gradients."""
         capture = self.capture
         whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm
         if not capture.stepped and whole is not None:
@@ -203,12 +200,10 @@ class StepMeter:
             self.capture.unscaled = True
 
     def step_with_closure(self, optimizer: Optimizer) -> None:
-        """Runs right before a step that was given a closure."""
         if self._control is not None:
             self._control.before_closure(optimizer)
 
     def closure_begins(self, optimizer: Optimizer, first: bool) -> None:
-        """Runs before the closure of a step is evaluated."""
         if self._control is not None:
             self._control.closure_begins(optimizer)
         self._evaluating = 1
@@ -314,7 +309,6 @@ class StepMeter:
             self._swallowing = False
 
     def step_ended(self, optimizer: Optimizer) -> None:
-        """Runs after a top-level step."""
         control, skipped = self._control, self._swallowing
         if control is not None:
             skipped = control.step_ending(optimizer) or skipped

@@ -75,8 +75,6 @@ _WHICH = Accepts(or_list([*map(repr, _NAMED), "the number of a step"]), _read_wh
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where the training continues."""
-
     step: int
     """The last step that the restored state has seen."""
     loss: float

@@ -30,7 +30,6 @@ Layouts = Mapping[str, Any]
 
 
 def layouts_of(parts: TrainingParts) -> Layouts:
-    """Return the layouts of all sharded tensors of a training."""
     named = named_tensors(parts)
     names = {id(tensor.tensor): tensor.name for tensor in named}
     live = {tensor.name: tensor.tensor for tensor in named}

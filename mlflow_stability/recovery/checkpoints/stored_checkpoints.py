@@ -135,8 +135,6 @@ Which = Literal["last_good", "best", "newest"] | int
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint folder."""
-
     folder: Path
     step: int
     meta: CheckpointMeta | None

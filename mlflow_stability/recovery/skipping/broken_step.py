@@ -146,7 +146,6 @@ class GradientLimit:
         return torch.where(is_absurd, limits[0], limits[1])
 
     def step(self, norm: float, *, skipped: bool, loss: float = math.nan) -> None:
-        """Learn the norm and loss of a step."""
         is_absurd = abs(loss) > TIMES_LARGEST * self._largest_loss
         usual = self._usual if is_absurd else TIMES_AT_NORMAL_LOSS * self._usual
         if not skipped and math.isfinite(loss):
@@ -175,7 +174,6 @@ class GradientLimit:
             self.largest = max(self._usual, TIMES_LARGEST * min(self._absurd))
 
     def forget(self) -> None:
-        """Forget all norms, after a rollback."""
         self._norms.clear()
         self._by_size.clear()
         self._absurd.clear()

@@ -308,7 +308,6 @@ def _has_tensors(value: Any) -> bool:
 
 
 def _with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """Return an optimizer and those that it steps itself."""
     optimizers = [optimizer]
     for outer in optimizers:  # grows meanwhile
         for value in vars(outer).values():

@@ -50,8 +50,6 @@ EVERYTHING = RestoreChoice(hyper_parameters=True, schedule=True, scaler=True, rn
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore."""
-
     step: int
     tensors: int
     """Number of tensors filled."""
@@ -87,8 +85,6 @@ class TornState:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a restore, and how to undo it."""
-
     name: str
     apply: Callable[[], None]
     undo: Callable[[], None]

@@ -65,7 +65,6 @@ class SnapshotRing:
         return 0 if self._last_step is None else self._last_step + self._policy.snapshot_every
 
     def is_due(self, step: int, nbytes: int) -> bool:
-        """Whether a state of this size is due after this step."""
         self.places = min(self._policy.snapshots, self._known_budget() // max(nbytes, 1))
         if self.places < 2 or self._waiting is not None:
             return False
@@ -112,7 +111,6 @@ class SnapshotRing:
         return copy.not_finite() <= self._usual
 
     def rolled_back(self, step: int) -> None:
-        """Drop the states after this step."""
         self._settle()
         self._good = [snapshot for snapshot in self._good if snapshot.step <= step]
 

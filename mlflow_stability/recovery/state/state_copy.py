@@ -194,8 +194,6 @@ class LaterState:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """State of a training after a step."""
-
     step: int
     tensors: dict[str, Tensor]
     """Parameters and buffers by name."""

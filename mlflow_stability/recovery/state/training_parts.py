@@ -227,7 +227,6 @@ _Shape = dict[str, tuple[int, ...]]
 
 
 def find_parts(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None) -> TrainingParts:
-    """Find the parts of the training that these optimizers drive."""
     modules, schedulers = remembered(Kind.MODULE, Kind.SCHEDULE)
     places, roots = places_of(optimizers), outermost(modules)
     models = covering(roots, places)

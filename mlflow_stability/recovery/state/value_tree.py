@@ -25,7 +25,6 @@ class UnknownValue:
 
 
 def map_tensors(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
-    """Replace all tensors."""
     if isinstance(value, Tensor):
         return tensor(value)
     if value is None or type(value) in _PLAIN or isinstance(value, torch.dtype | torch.device):

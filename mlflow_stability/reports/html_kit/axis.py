@@ -20,8 +20,6 @@ MIN_LOG_RATIO = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label on an axis."""
-
     at: float
     """Percent from the left, or from the top."""
     label: str
@@ -62,8 +60,6 @@ def apart(ticks: Sequence[Tick], characters: float) -> tuple[Tick, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One direction of a picture."""
-
     low: float
     high: float
     logarithmic: bool = False

@@ -41,8 +41,6 @@ _Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The loss of one run."""
-
     name: str
     kind: str
     """The run's state, ``lost`` or ``stable``; of two runs ``one`` and ``other``."""
@@ -155,8 +153,6 @@ def _without_far_ends(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A finding in a strip."""
-
     left: float
     width: float
     severity: str
@@ -210,8 +206,6 @@ def _strip(card: RunCard, across: Axis) -> Strip:
 
 @dataclass(frozen=True, slots=True)
 class StepCurve:
-    """One survival curve."""
-
     label: str
     number: int
     """The number of its colour."""
@@ -261,8 +255,6 @@ def _stairs(curve: SurvivalCurve, number: int, across: Axis, *, banded: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One run."""
-
     left: float
     top: float
     unstable: bool
@@ -283,7 +275,6 @@ class DotPlot:
 
 
 def dots_of(plot: ParamPlot) -> DotPlot:
-    """Lay out the dots of one parameter."""
     across = Axis(0.0, max(1.0, len(plot.labels) - 1.0)) if plot.labels else axis_of(plot.values)
     losses = [math.inf if loss is None or not math.isfinite(loss) else loss for loss in plot.losses]
     finite = [loss for loss in losses if math.isfinite(loss)]

@@ -29,7 +29,6 @@ def data_address(pixels: NDArray[np.uint8]) -> str:
 
 
 def png_of(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a PNG file of these pixels."""
     rows, columns, _ = pixels.shape
     unfiltered = np.concatenate([np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], axis=1)
     head = struct.pack(">IIBBBBB", columns, rows, _EIGHT_BITS, _RGBA, 0, 0, 0)
@@ -72,8 +71,6 @@ MAX_NAME_CHARACTERS = 26
 
 @dataclass(frozen=True, slots=True)
 class LayerHeat:
-    """One run."""
-
     name: str
     address: str
     """Its picture, only the columns that have steps of the run."""
@@ -86,8 +83,6 @@ class LayerHeat:
 
 @dataclass(frozen=True, slots=True)
 class LayersPicture:
-    """Both runs."""
-
     title: str
     text: str
     """A sentence about where they are farthest apart."""
@@ -115,7 +110,6 @@ class LayersPicture:
 
 
 def layers_picture_of(beside: LayerComparison, names: tuple[str, str]) -> LayersPicture:
-    """Lay out one quantity."""
     count = len(beside.layers)
     height = min(MAX_HEIGHT, max(MIN_HEIGHT, count * (ROW_HEIGHT if count <= MAX_HIGH_ROWS else THIN_ROW_HEIGHT)))
     common, labels = labels_of(beside.layers, max(1, int(height / LABEL_HEIGHT)))

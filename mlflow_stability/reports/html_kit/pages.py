@@ -152,7 +152,6 @@ class Chart:
 
 
 def chart_of(curve: DrawnCurve, numbered: Sequence[tuple[int, Finding]]) -> Chart:
-    """Lay out one curve."""
     steps = _steps(curve)
     bands = _bands(curve, numbered)
     if not curve.finite.any():

@@ -55,7 +55,6 @@ class TerminalWriter:
         return Text(shown if self.unicode else shown.encode("ascii", "backslashreplace").decode("ascii"), style)
 
     def style(self, severity: Severity) -> str:
-        """Return the style of this severity."""
         return SEVERITY_STYLES[severity]
 
     def rule(self, title: str) -> None:

@@ -131,7 +131,6 @@ class Autopilot:
                 self._guard.contain(BatchCapture.part, error)
 
     def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs right before a step with a closure."""
         if self._modifier.guards:
             self._before_closure(optimizer)
         if self._modifier.easing is not None:  # LBFGS reads its learning rate before it calls the closure
@@ -225,7 +224,6 @@ class Autopilot:
             self._run(AutopilotPart.LOSS_SCALE, cap_loss_scale, self._scaler, self._largest_scale)
 
     def capture_ended(self) -> None:
-        """Runs before the reading of a capture is requested."""
         if self._record is not None and not self._record.is_ended:
             self._record.is_ended = True
             self._pending.append(self._record)

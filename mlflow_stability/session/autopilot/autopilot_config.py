@@ -21,8 +21,6 @@ from mlflow_stability.vocabulary.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class AutopilotConfig:
-    """What the autopilot is to do."""
-
     policy: RollbackPolicy
     guard: bool | Literal["late"] = True
     """Whether broken steps are skipped, or with "late" answered after they were taken."""
@@ -39,7 +37,6 @@ class AutopilotConfig:
 
 
 def autopilot_config_of(settings: Settings) -> AutopilotConfig:
-    """The plan of these settings."""
     return AutopilotConfig(
         settings.policy,
         settings.guards,

@@ -79,7 +79,6 @@ class AutopilotLifecycle:
         return control
 
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
-        """Record a reading, and pass it to the autopilot."""
         events: list[Finding] = []
         if recording is None:
             step = StepReading(0, reading.signals, reading.values, 0, reading.time)

@@ -106,7 +106,6 @@ class Decider:
 
     @property
     def ends_training(self) -> bool:
-        """Whether a failed rollback ends the training."""
         return self._policy.on_give_up == "raise"
 
     @property

@@ -32,8 +32,6 @@ _Item = TypeVar("_Item")
 
 
 class PartsChange(Enum):
-    """How the parts differ from those before."""
-
     NONE = "none"
     OPTIMIZER = "optimizer"
     """Another optimizer of the same models is about to make its first step."""
@@ -64,7 +62,6 @@ class KnownParts:
         self._searched_at = self._seconds = 0.0
 
     def meet(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
-        """Note an optimizer before its step."""
         change = self._note(optimizer, scaler)
         if self.are_there():
             self.settled[id(optimizer)] = len(optimizer.param_groups)
@@ -140,7 +137,6 @@ class KnownParts:
 
 
 def _have_all_parameters(models: Sequence[Module], optimizer: Optimizer) -> bool:
-    """Whether these models have all parameters of an optimizer."""
     return places_of([optimizer]).keys() <= {id(parameter) for model in models for parameter in parameters_in(model)}
 
 

@@ -76,7 +76,6 @@ class BestValue:
         self._best = self._before = math.inf
 
     def is_new(self, metric: ScriptMetric) -> bool:
-        """Whether this is a better value of that metric."""
         if self._metric is None or metric.name != self._metric:
             return False
         value = self._sign * metric.values[0]
@@ -228,7 +227,6 @@ class States:
         disk: bool,
         value: float | None = None,
     ) -> None:
-        """Copy the state right after a step."""
         copy = self._with_extra(copy_state(parts, step, self._device_budget))
         if disk and self.writes_together:  # now, for between a forward and a backward pass FSDP2 shows whole parameters
             self._layouts = layouts_of(parts)
@@ -416,7 +414,6 @@ class States:
         return read_sharded(folder, copy, parts) if self.writes_together else copy
 
     def rates_at(self, step: int) -> Rates:
-        """Return the learning rates of a state."""
         return self._rates.get(step, {})
 
     def rolled_back(self, step: int) -> None:

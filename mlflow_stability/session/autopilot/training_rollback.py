@@ -178,7 +178,6 @@ class TrainingRollback:
         return True
 
     def _after_restore(self, decision: Decision, step: int) -> None:
-        """Finish after all ranks have restored."""
         assert self._staged is not None
         staged, self._staged = self._staged, None
         optimizers, easing = staged.parts.optimizers, staged.easing

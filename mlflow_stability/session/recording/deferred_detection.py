@@ -32,8 +32,6 @@ GROUP = 8
 
 
 class Judging(Enum):
-    """When the steps of a recording are judged."""
-
     AT_ONCE = "each step at once"
     GROUPED = "usual steps in groups, any other step at once"
     DEFERRED = "within a second"

@@ -356,8 +356,6 @@ MEASURED = frozenset({"effective_rank", "stable_rank", "mean_cosine", "sdr_input
 
 @dataclass(slots=True)
 class _Module:
-    """Sums for one module."""
-
     sums: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)

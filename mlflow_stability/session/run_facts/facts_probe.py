@@ -216,8 +216,6 @@ _FIXED = frozenset({bool, int, float, str, type(None)})
 
 @dataclass(slots=True)
 class _Setting:
-    """History of one setting."""
-
     value: str
     """As last reported."""
     other: str = ""

@@ -59,8 +59,6 @@ def _words() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """The objects of a training for one call."""
-
     optimizers: Sequence[Optimizer]
     """In the order of their first steps."""
     models: Sequence[Module] = ()

@@ -46,7 +46,6 @@ class RunFacts:
 
 
 def recorded_history(facts: RunFacts, record: RunRecord, lines: Sequence[RecordedLine]) -> RunHistory:
-    """Return the history of a run whose full record is there."""
     pairs, attempts = np.unique(np.stack([record.recording, record.attempt], axis=1), axis=0, return_inverse=True)
     attempts = attempts.reshape(-1).astype(np.int64)
     number_of = {(int(recording), int(attempt)): number for number, (recording, attempt) in enumerate(pairs)}

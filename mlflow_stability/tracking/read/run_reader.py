@@ -53,8 +53,6 @@ _COUNTED = ("loss", "grad_norm")
 
 
 class RunReader:
-    """Reader of one run."""
-
     def __init__(self, run_id: str, tracking_uri: str | None = None, client: MlflowClient | None = None) -> None:
         self.left_out: list[str] = []
         """The files, and lines of files, that could not be read."""
@@ -88,17 +86,14 @@ class RunReader:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Its tags."""
         return dict(self._run.data.tags)
 
     @property
     def params(self) -> dict[str, str]:
-        """Its parameters."""
         return dict(self._run.data.params)
 
     @property
     def name(self) -> str:
-        """What people call it."""
         return str(self._run.info.run_name or self.run_id)
 
     @property
@@ -200,7 +195,6 @@ class RunReader:
         )
 
     def file_names(self, folder: str) -> list[str]:
-        """Return the names in an artifact folder."""
         with store_trouble(f"list the files in {folder} of run {self.run_id}"):
             return [artifact.name for artifact in artifacts_in(self._client, self.run_id, folder)]
 

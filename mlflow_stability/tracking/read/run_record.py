@@ -43,7 +43,6 @@ class RunRecord:
         return len(self.value)
 
     def rows(self, rows: NDArray[np.bool_]) -> RunRecord:
-        """Return some of the rows."""
         names = ("recording", "attempt", "step", "time", "signal", "value")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
@@ -122,7 +121,6 @@ class RecordThinner:
         self._event_steps = np.unique(np.asarray(steps, np.int64))
 
     def add(self, part: RunRecord) -> None:
-        """Add the next part."""
         self._parts.append(self._thinned(part, self._every))
         while sum(map(len, self._parts)) > self._max_values and self._every < _MAX_EVERY:
             self._every *= 2

@@ -43,12 +43,10 @@ def runs_of_experiment(
 
 
 def head_of(run_id: str, tracking_uri: str | None = None) -> RunHead:
-    """Return one run by its id."""
     return head_by(answering_client(tracking_uri), run_id)
 
 
 def head_by(client: MlflowClient, run_id: str) -> RunHead:
-    """Return one run by its id, with a given client."""
     with store_trouble(f"read run {run_id}"):
         return _head(client.get_run(run_id), client)
 
@@ -75,7 +73,6 @@ def newest_runs(count: int, tracking_uri: str | None = None) -> list[FoundRun]:
 
 
 def _search_all(client: MlflowClient, condition: str, most: int = MAX_NAMED) -> list[FoundRun]:
-    """Search the runs of all experiments."""
     experiments: dict[str, str] = {}
     token: str | None = ""
     while token is not None:

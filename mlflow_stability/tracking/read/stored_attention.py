@@ -19,8 +19,6 @@ from mlflow_stability.vocabulary.measured import AttentionMap
 
 @dataclass(frozen=True, slots=True)
 class StoredAttention:
-    """The attention maps of one run."""
-
     name: str
     """What people call the run."""
     parts: tuple[AttentionPart, ...]
@@ -29,7 +27,6 @@ class StoredAttention:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that have maps."""
         return sorted({part.step for part in self.parts})
 
     def maps(self, step: int) -> list[AttentionMap]:
@@ -38,7 +35,6 @@ class StoredAttention:
 
 
 def attention_of_run(run_id: str, tracking_uri: str | None = None) -> StoredAttention:
-    """Return the maps of a run in a tracking store."""
     from mlflow_stability.tracking.read.run_reader import RunReader
 
     reader = RunReader(run_id, tracking_uri)
