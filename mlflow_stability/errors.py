@@ -73,5 +73,4 @@ class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the tra
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
-        self.reason = reason or message
-        """Why, without advice: ``loss is 60 (stop_on=loss>50)``."""
+        self.reason = reason or message  # why, without advice: ``loss is 60 (stop_on=loss>50)``

@@ -34,8 +34,7 @@ class StepCondition:
     def __init__(self, when: When, severity: Severity, message: str, warn: Callable[..., None]) -> None:
         self._when, self._severity, self._message, self._warn = when, severity, message, warn
         name = getattr(when, "__name__", type(when).__name__)
-        self.kind = "condition" if name == "<lambda>" else name
-        """Type of its events."""
+        self.kind = "condition" if name == "<lambda>" else name  # type of its events
         self._values: dict[str, float] = {}
         self._is_reported = False
 
@@ -135,8 +134,7 @@ class CallbackAlerts:
         self._thread: threading.Thread | None = None
         self._starts = threading.Lock()
         self._pid = os.getpid()
-        self.dropped = 0
-        """Number of events and readings that did not fit into the queue."""
+        self.dropped = 0  # number of events and readings that did not fit into the queue
 
     def tell(self, event: Finding) -> None:
         """Queue an event; never waits."""

@@ -62,8 +62,7 @@ class ConsoleChannel:
 
     def __init__(self, path: str, relay: Callable[[str], None]) -> None:
         self._path = path
-        self._relay = relay
-        """Asks the training to print a text."""
+        self._relay = relay  # asks the training to print a text
 
     def send(self, message: AlertMessage) -> None:
         """Write a message as a few lines."""
@@ -83,8 +82,7 @@ class ConsoleChannel:
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 """Severities in apprise; services turn them into colours, icons and priorities."""
-_APP = "mlflow-stability"
-"""Sender of messages."""
+_APP = "mlflow-stability"  # sender of messages
 _MIN_SECRET_LENGTH = 4
 _KEYS = {"NotifyPagerDuty": "dedup", "NotifyOpsgenie": "alias", "NotifyJira": "alias"}
 """Attribute of the key that identifies an alert, by apprise's name of the service."""

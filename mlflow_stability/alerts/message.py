@@ -13,12 +13,9 @@ from mlflow_stability.vocabulary.measured import parse_condition
 from mlflow_stability.vocabulary.result import Severity
 
 _MAX_REMEDIES = 2
-_MAX_CHARACTERS = 1500
-"""Length of a text that every chat service accepts in one message."""
-TEST = "test"
-"""The event type of `TEST_MESSAGE`."""
-_LATE_SECONDS = 600.0
-"""Minimum age of an event whose message has the time."""
+_MAX_CHARACTERS = 1500  # length of a text that every chat service accepts in one message
+TEST = "test"  # the event type of `TEST_MESSAGE`
+_LATE_SECONDS = 600.0  # minimum age of an event whose message has the time
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,7 @@ class ScalarWriter(Protocol):
     def close(self) -> None: ...
 
 
-FOLDER = "runs"
-"""Usual folder of TensorBoard runs."""
+FOLDER = "runs"  # usual folder of TensorBoard runs
 
 
 class TensorBoardWriter:

@@ -31,8 +31,7 @@ COOLDOWNS = {
     "slow_progress": 1800.0,
 }
 """Seconds between two messages of one type."""
-DEFAULT_COOLDOWN = 300.0
-"""Seconds for types that are not in `COOLDOWNS`, and for conditions."""
+DEFAULT_COOLDOWN = 300.0  # seconds for types that are not in `COOLDOWNS`, and for conditions
 BURST_SECONDS = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1.0}
 """Seconds for which the first event of a burst waits for others."""
 

@@ -73,8 +73,7 @@ FAMILIES = tuple(
 )
 """The same, grouped by name."""
 BY_QUANTITY = {names.quantity: names for names in SIGNALS}
-KNOWN_QUANTITIES = frozenset(signal_types())
-"""Quantities that conditions can compare."""
+KNOWN_QUANTITIES = frozenset(signal_types())  # quantities that conditions can compare
 
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -33,16 +33,14 @@ from mlflow_stability.vocabulary.measured import LayerComparison
 from mlflow_stability.vocabulary.result import AskedCurves, Comparison, FirstDifference, RunCard
 from mlflow_stability.vocabulary.run import RunHead, RunHistory
 
-MOST_RUNS = 1000
-"""Of an experiment, unless more are asked for: comparing this number takes minutes."""
+MOST_RUNS = 1000  # of an experiment, unless more are asked for: comparing this number takes minutes
 
 
 class NoneReadError(RunNotFoundError):
     def __init__(self, comparison: Comparison) -> None:
         several = f"None of the {len(comparison.unread)} runs could be read. " if len(comparison.unread) > 1 else ""
         super().__init__(f"{several}{comparison.unread[0].error}")
-        self.comparison = comparison
-        """With the reason for each of them, for those who show it."""
+        self.comparison = comparison  # with the reason for each of them, for those who show it
 
     def __reduce__(self) -> tuple[type[NoneReadError], tuple[Comparison]]:
         return type(self), (self.comparison,)

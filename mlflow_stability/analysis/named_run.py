@@ -20,8 +20,7 @@ from mlflow_stability.vocabulary.run import FoundRun, RunHistory
 from mlflow_stability.vocabulary.text import visible
 
 MAX_LISTED, MAX_NAME = 8, 80
-RECENT_RUNS = 50
-"""Runs whose names are compared with a name that does not exist."""
+RECENT_RUNS = 50  # runs whose names are compared with a name that does not exist
 DEFAULT_STORE = "mlruns"
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
 _STATUS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}

@@ -18,10 +18,8 @@ from mlflow_stability.figures.style import Picture
 from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable
 
-MAX_VALUES = 1_000_000
-"""Maximum number of values of one tensor, taken at even distances."""
-MARGIN = 0.5
-"""How far a histogram reaches beyond p1 and p99, in parts of their distance."""
+MAX_VALUES = 1_000_000  # maximum number of values of one tensor, taken at even distances
+MARGIN = 0.5  # how far a histogram reaches beyond p1 and p99, in parts of their distance
 
 
 @check_arguments

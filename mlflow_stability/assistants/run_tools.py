@@ -25,12 +25,10 @@ from mlflow_stability.vocabulary.argument import did_you_mean
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard, Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
-LAST = "last"
-"""Name of the newest run."""
+LAST = "last"  # name of the newest run
 CACHE_SECONDS, CACHED_RUNS = 60.0, 4
 MAX_RUNS, MAX_FINDINGS, MAX_POINTS, MAX_NAMES, MAX_DIFFERENCES = 20, 50, 500, 100, 12
-MAX_TEXT, MAX_ANSWER = 300, 200
-"""Characters of a text."""
+MAX_TEXT, MAX_ANSWER = 300, 200  # characters of a text
 
 
 class RunTools:

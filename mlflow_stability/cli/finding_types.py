@@ -12,8 +12,7 @@ from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
 
-RULES_ON_REQUEST = tuple(map(name_of, ON_REQUEST))
-"""Rules that run on request only."""
+RULES_ON_REQUEST = tuple(map(name_of, ON_REQUEST))  # rules that run on request only
 RULES_BESIDE = tuple(name_of(detector) for detector in DETECTORS if detector.rule)
 """Rules beside the usual one of their kind: `divergence:start`."""
 CAUSES = tuple(causes())

@@ -30,8 +30,7 @@ took a sixth of the time of `diagnose`."""
 TRACEBACK = "MLFLOW_STABILITY_TRACEBACK"
 """The environment variable that shows the traceback of an unexpected error."""
 FORM, FILE = "--output-format", "--output"
-_ENDINGS = {"markdown": "md"}
-"""Formats whose files do not end in their name."""
+_ENDINGS = {"markdown": "md"}  # formats whose files do not end in their name
 _FORM_SYNONYMS = {"md": "markdown", "text": "rich", "format": "", "out": "", "file": "", "o": "", "f": ""}
 """What people also type; empty: something about the output, of no certain format."""
 

@@ -34,12 +34,10 @@ from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, 
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import counted, number_text
 
-WINDOW_LINES = 40
-"""Height of the view with `--once`."""
+WINDOW_LINES = 40  # height of the view with `--once`
 LINE_INTERVAL = 10.0
 """Seconds between two status lines where there is no terminal; findings are printed at once."""
-STORE_INTERVAL = 10.0
-"""Seconds between two requests to a tracking store."""
+STORE_INTERVAL = 10.0  # seconds between two requests to a tracking store
 
 
 class _JournalSource:
@@ -198,8 +196,7 @@ def _print_lines(states: Iterator[WatchedRun], interval: float) -> None:
 
 
 LOSS_ROWS, NORM_ROWS = 5, 3
-MAX_SILENCE = 60.0
-"""Seconds without a step before the time of the last one is shown."""
+MAX_SILENCE = 60.0  # seconds without a step before the time of the last one is shown
 ZONE_STYLES = {"danger": "bold red", "healthy": "green", "vanishing": "magenta"}
 MIN_FINDINGS = 2
 

@@ -16,19 +16,16 @@ from mlflow_stability.vocabulary.run import Closing, Reset, Returned
 CURVES = ("loss", "grad_norm")
 QUANTITIES = (*CURVES, "learning_rate", "update_ratio", "eta_seconds", "skipped_steps")
 """Quantities of the whole model that are shown."""
-MERGE_STEPS = 16
-"""Steps between two events of one kind that are merged."""
+MERGE_STEPS = 16  # steps between two events of one kind that are merged
 MAX_FINDINGS = 200
-PACE_READINGS = 100
-"""The newest readings give the pace."""
+PACE_READINGS = 100  # the newest readings give the pace
 
 
 class WatchedRun:
     def __init__(self, name: str = "", run_id: str | None = None) -> None:
         self.name = name
         self.run_id = run_id
-        self.ended = ""
-        """Its outcome; empty while it trains."""
+        self.ended = ""  # its outcome; empty while it trains
         self.last_step = 0
         self.last_time = 0.0
         self.attempt = 0

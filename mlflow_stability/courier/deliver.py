@@ -81,8 +81,7 @@ def given_up(session: SessionDelivery, linger: float) -> bool:
     return since is not None and (session.hopeless or time.monotonic() - since > linger)
 
 
-LOOK = 0.5
-"""Seconds between two looks at the progress."""
+LOOK = 0.5  # seconds between two looks at the progress
 
 
 def deliver_many(

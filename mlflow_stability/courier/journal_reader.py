@@ -14,8 +14,7 @@ from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 
-READ_AT_ONCE = 500
-"""Records between two checks for full sinks."""
+READ_AT_ONCE = 500  # records between two checks for full sinks
 
 
 @dataclass(slots=True)

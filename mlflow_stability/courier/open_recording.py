@@ -84,10 +84,8 @@ class OpenRecording:
         """Whether the end of the training should wait for something that does not go into the run."""
         self._patience: dict[object, Backoff] = {}
         self._last_words: Mapping[str, Any] = {}
-        self._has_ended = False
-        """The run has ended; only pictures can be left."""
-        self.concluded = False
-        """Its end and its outcome are in the run."""
+        self._has_ended = False  # the run has ended; only pictures can be left
+        self.concluded = False  # its end and its outcome are in the run
         self.finished = False
         reader.add(self.events, facts, self.metrics, self.parts, figures)
 

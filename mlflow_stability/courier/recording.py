@@ -43,10 +43,8 @@ class Recording:
     ) -> None:
         """`before`: earlier recordings of the same session."""
         self.folder = folder
-        self.gone = False
-        """Everything has arrived and the folder was removed."""
-        self.kept = False
-        """Everything has arrived, and the folder stays: its process may continue."""
+        self.gone = False  # everything has arrived and the folder was removed
+        self.kept = False  # everything has arrived, and the folder stays: its process may continue
         self._process = process
         self._given_uri = tracking_uri
         self._delivered = Delivered.read(folder)

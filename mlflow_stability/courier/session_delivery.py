@@ -55,8 +55,7 @@ class SessionDelivery:
     ) -> None:
         self.folder = folder
         self.claim = Claim(folder)
-        self.alive = True
-        """Whether the training may still append."""
+        self.alive = True  # whether the training may still append
         self._uri = tracking_uri
         self._killed_for_memory = killed_for_memory
         self._page = StatusPage(folder)

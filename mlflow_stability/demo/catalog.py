@@ -46,8 +46,7 @@ def known_simulation(name: str) -> str:
     raise SettingsError(f"There is no simulation {name!r}.{hint}")
 
 
-MIN_STEPS = 400
-"""Room before the faults for a good state, and after them to recover."""
+MIN_STEPS = 400  # room before the faults for a good state, and after them to recover
 LEARNING_RATE_FACTOR = 30
 JUMP_STEPS = 20
 # The jump begins 60 steps after a checkpoint of the autopilot, which is confirmed as good by then.

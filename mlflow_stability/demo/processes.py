@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.errors import StabilityError
 
-INTERRUPT_SECONDS = 5.0
-"""Time for an interrupted training to end by itself."""
+INTERRUPT_SECONDS = 5.0  # time for an interrupted training to end by itself
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ COLUMNS, CLASSES = 16, 8
 STEPS, BATCH = 800, 64
 NOISE = 0.3
 DEPTH = 8
-DATA_SEED = 7
-"""The data are the same for every seed of a training; those differ in weights and batches."""
+DATA_SEED = 7  # the data are the same for every seed of a training; those differ in weights and batches
 
 
 def curve() -> nn.Module:

@@ -49,8 +49,7 @@ def cosine(steps: int, warm_up: int = 20, floor: float = 0.05) -> Callable[[int]
     return share
 
 
-JUDGED_STEPS = 20
-"""Steps at the end whose mean is the final loss."""
+JUDGED_STEPS = 20  # steps at the end whose mean is the final loss
 
 
 @dataclass(slots=True)

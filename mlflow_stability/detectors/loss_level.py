@@ -139,14 +139,12 @@ class LossLevels:
     __slots__ = ("_given", "_recorded", "_signs", "_turns", "has_level", "reason")
 
     def __init__(self, given: LossLevel | None = None) -> None:
-        self._given = given
-        """A level that is known beforehand."""
+        self._given = given  # a level that is known beforehand
         self._recorded: LossLevel | None = None
         self._turns = AlternatingLosses()
         self._signs: dict[str, Signs] = {}
         self.has_level = True
-        self.reason: NoLevel | None = None
-        """Why they have none."""
+        self.reason: NoLevel | None = None  # why they have none
         self._conclude()
 
     def see(self, quantity: str, place: str, value: float) -> None:

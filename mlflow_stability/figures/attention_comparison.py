@@ -39,8 +39,7 @@ from mlflow_stability.figures.style import (
 )
 from mlflow_stability.vocabulary.measured import UNNAMED_LAYER, AttentionMap
 
-MAX_ROWS = 5
-"""Rows of panels: the mean of all heads, and those heads that differ most."""
+MAX_ROWS = 5  # rows of panels: the mean of all heads, and those heads that differ most
 _LEFT, _TOP, _BOTTOM = 1.3, 1.12, 0.66
 _PANEL, _GAP, _BAR = 2.1, 0.12, 0.85
 """Widths of a panel, of the gap between two of one scale, and of a colour bar."""

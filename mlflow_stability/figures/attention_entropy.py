@@ -43,8 +43,7 @@ from mlflow_stability.figures.style import (
 )
 from mlflow_stability.vocabulary.text import counted
 
-_STRETCH = 3.0
-"""Exponent at the ends of the scale; 1 stretches nothing."""
+_STRETCH = 3.0  # exponent at the ends of the scale; 1 stretches nothing
 _TICKS, _FEW_TICKS = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0), (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
@@ -73,16 +72,13 @@ def entropy_ticks(axes: Axes, inches: float) -> None:
     axes.minorticks_off()
 
 
-MAX_LAYERS = 48
-"""Of more layers this many are drawn, evenly chosen."""
-MAX_LINES, MAX_LAYERS_WITH_LINES = 8, 12
-"""Up to this many heads and layers are lines."""
+MAX_LAYERS = 48  # of more layers this many are drawn, evenly chosen
+MAX_LINES, MAX_LAYERS_WITH_LINES = 8, 12  # up to this many heads and layers are lines
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.7, 0.3, 1.2, 0.62
 _ABOVE, _GAP = 0.3, 0.2
 _BAR = 0.6
 _COLOURS, _ZONE, _NOT_MEASURED = "viridis", "#fbe4d8", "#e6e6e6"
-_MAX_STRETCHES = 240
-"""Stretches of steps in a panel."""
+_MAX_STRETCHES = 240  # stretches of steps in a panel
 _MAX_MARKED_POINTS = 40
 
 Floats = NDArray[np.float64]

@@ -40,11 +40,9 @@ from mlflow_stability.vocabulary.measured import AttentionMap
 _MAX_COLUMNS = 7
 _MAX_WIDTH = 2.9
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.95, 0.98, 0.78
-_ABOVE = 0.26
-"""Height of the words above a panel."""
+_ABOVE = 0.26  # height of the words above a panel
 _GAP = 0.14
-_MIN_ASPECT, _MAX_ASPECT = 0.4, 1.4
-"""Height of a panel by its width."""
+_MIN_ASPECT, _MAX_ASPECT = 0.4, 1.4  # height of a panel by its width
 _SMALL_PANEL = 1.5
 _MAX_LAYER_NAME = 64
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.measured import Series, Signal
 
-MAX_ATTEMPTS = 64
-"""Attempts that are kept apart; the lines of more could not be distinguished."""
+MAX_ATTEMPTS = 64  # attempts that are kept apart; the lines of more could not be distinguished
 MAX_STRETCHES = 3000
 _BUFFERED_POINTS = 1024
 _MAX_WIDTH = 1 << 60

@@ -60,12 +60,9 @@ _PANELS = (
     _Panel("learning rate", ("learning_rate", "learning_rate_used"), 1.2),
     _Panel("update ratio", ("update_ratio",), 1.6, UPDATE_RATIO),
 )
-MAX_ROWS = 6
-"""Rows of events."""
-_MIN_BAR_SHARE = 0.004
-"""The share of the width that a bar takes at least."""
-_EMPTY = 0.5
-"""The height in inches of a panel without data."""
+MAX_ROWS = 6  # rows of events
+_MIN_BAR_SHARE = 0.004  # the share of the width that a bar takes at least
+_EMPTY = 0.5  # the height in inches of a panel without data
 _ROW = 0.22
 _TOP, _BOTTOM, _BETWEEN = 0.80, 0.55, 0.36
 _LEFT, _RIGHT = 0.165, 0.885
@@ -174,19 +171,14 @@ def _span(curves: tuple[Curve, ...], marks: Iterable[Mark]) -> tuple[int, int]:
     return (min(steps), max(steps)) if steps else (0, 1)
 
 
-MAX_STRETCHES = 1200
-"""Stretches of a line: about the pixels of its width."""
-_NOISY_POINTS = 150
-"""From this many points on, the median is drawn over a line."""
-_WITHOUT_NOISE = frozenset({"learning_rate", "learning_rate_used"})
-"""Quantities whose jumps the script makes."""
-_MERGED_SHARE = 0.05
-"""The share of the width below which non-finite values are counted together."""
+MAX_STRETCHES = 1200  # stretches of a line: about the pixels of its width
+_NOISY_POINTS = 150  # from this many points on, the median is drawn over a line
+_WITHOUT_NOISE = frozenset({"learning_rate", "learning_rate_used"})  # quantities whose jumps the script makes
+_MERGED_SHARE = 0.05  # the share of the width below which non-finite values are counted together
 _MIN_NAMED_LINES = 2
 _LEGEND_LETTERS, _HANDLE_LETTERS, _MIN_LETTERS = 78, 6, 5
 """The room for the names of all lines, the part of it for the mark of a line, and the least for a name."""
-_ZONE_CHARACTERS = 14
-"""Characters that fit beside a panel."""
+_ZONE_CHARACTERS = 14  # characters that fit beside a panel
 
 Floats = NDArray[np.float64]
 

@@ -21,10 +21,8 @@ QUANTITIES = (
     "skipped_steps",
 )
 """The quantities that the dashboard shows."""
-MAX_CURVES = 5
-"""Curves of one quantity that are shown; an optimizer may have a group for each layer."""
-MAX_MARKS = 500
-"""Marks of one kind that are kept; neighbours are merged beyond."""
+MAX_CURVES = 5  # curves of one quantity that are shown; an optimizer may have a group for each layer
+MAX_MARKS = 500  # marks of one kind that are kept; neighbours are merged beyond
 ROLLBACK = "rollback"
 STEP_SKIPPED = "step_skipped"
 

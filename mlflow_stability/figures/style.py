@@ -27,19 +27,14 @@ from mlflow_stability.vocabulary.text import visible
 
 DPI = 150
 _PAGE_DPI = 90
-WIDTH = 10.0
-"""Inches; 1500 pixels."""
+WIDTH = 10.0  # inches; 1500 pixels
 INK, FAINT, GRID, GROUND = "#222222", "#5f5f5f", "#e3e3e3", "#ffffff"
-LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#222222")
-"""Colours of the curves of a panel."""
-BAD = "#d55e00"
-"""For non-finite values and critical findings."""
+LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#222222")  # colours of the curves of a panel
+BAD = "#d55e00"  # for non-finite values and critical findings
 SEVERITY = {Severity.CRITICAL: BAD, Severity.WARNING: "#e69f00", Severity.INFO: "#56b4e9"}
-TURNED_BACK = "#8a5a9e"
-"""For rollbacks."""
+TURNED_BACK = "#8a5a9e"  # for rollbacks
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 13.0, 10.0, 9.0
-_SUBTITLE, _MIN_NAME = 120, 8
-"""Characters of the line beneath a title, and the least for a name in it."""
+_SUBTITLE, _MIN_NAME = 120, 8  # characters of the line beneath a title, and the least for a name in it
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": TEXT_SIZE,

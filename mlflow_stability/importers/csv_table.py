@@ -38,16 +38,14 @@ from mlflow_stability.importers.log_content import LogContent
 from mlflow_stability.importers.log_text import lines_of, open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 
-PART = 100_000
-"""Lines that are parsed at once."""
+PART = 100_000  # lines that are parsed at once
 MAX_COLUMNS = 4000
 """Columns of a table; a damaged file may look like one of 10,000, each of which would take a millisecond."""
 _TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of the download of one curve
 _CHART_COLUMN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<copy>| \(\d+\))", re.DOTALL)
 """How W&B heads a column; a second run of the same name has a number at the end."""
 
-_ClockColumns = tuple[str | None, str | None, str | None]
-"""The columns of step, epoch and time."""
+_ClockColumns = tuple[str | None, str | None, str | None]  # the columns of step, epoch and time
 _Column = tuple[NDArray[np.float64], NDArray[np.bool_]]
 """The values of a column, and which of its cells hold one."""
 

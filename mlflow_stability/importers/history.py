@@ -150,8 +150,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 _MAX_REPEATED_SHARE = 0.1
 """Share of values of a metric with one value per epoch that may repeat the epoch before."""
-_MAX_PER_EPOCH = 4
-"""Values of one epoch that several processes print, or a progress bar that is drawn again."""
+_MAX_PER_EPOCH = 4  # values of one epoch that several processes print, or a progress bar that is drawn again
 _MAX_STEP = 2.0**53
 
 

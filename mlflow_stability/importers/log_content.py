@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.result import Finding
 
-MAX_VALUES = 8_000_000
-"""Values that are held at once, at 40 bytes each."""
-MAX_METRICS = 5_000
-"""A log with more names makes up a name for every line."""
+MAX_VALUES = 8_000_000  # values that are held at once, at 40 bytes each
+MAX_METRICS = 5_000  # a log with more names makes up a name for every line
 _MIN_THINNED_LENGTH = 50_000
 _UNKNOWN = math.nan
 

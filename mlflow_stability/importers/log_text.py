@@ -21,13 +21,10 @@ from typing import BinaryIO, TextIO, cast
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.vocabulary.text import visible
 
-HEAD_BYTES = 65_536
-"""Bytes from which the format of a file is recognised."""
+HEAD_BYTES = 65_536  # bytes from which the format of a file is recognised
 MAX_LINE = 20_000
-SAMPLE_LINES = 500
-"""Lines from which the decimal separator of a text is recognised."""
-MIN_COMMA_NUMBERS = 3
-"""Numbers whose comma cannot separate thousands, for a text to have decimal commas."""
+SAMPLE_LINES = 500  # lines from which the decimal separator of a text is recognised
+MIN_COMMA_NUMBERS = 3  # numbers whose comma cannot separate thousands, for a text to have decimal commas
 _MAX_SHOWN = 300
 _GZIP = b"\x1f\x8b"
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))

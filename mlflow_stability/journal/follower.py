@@ -41,8 +41,7 @@ class JournalFollower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.position = 0
-        """The position up to which lines were read."""
+        self.position = 0  # the position up to which lines were read
         self.broken_lines = 0
         self._layouts: dict[int, tuple[Signal, ...]] = {}
 

@@ -31,8 +31,7 @@ _PROC = Path("/proc")
 _FIRST_NAMESPACE = "4026531836"
 """The initial pid namespace, which sees all processes: its number is fixed in Linux."""
 _CLOCK_TOLERANCE_SECONDS = 2.0
-_BOOT_DIGITS = 13
-"""Length of the prefix of a boot id that is kept, because a claim must be short."""
+_BOOT_DIGITS = 13  # length of the prefix of a boot id that is kept, because a claim must be short
 
 
 class ProcessStatus(Enum):
@@ -262,8 +261,7 @@ def _output_of(*command: str) -> str:
 
 
 JOB_NAME_LENGTH = 32
-MARK = "job"
-"""File in a folder with the name of the job that it belongs to."""
+MARK = "job"  # file in a folder with the name of the job that it belongs to
 
 
 @dataclass(frozen=True, slots=True)

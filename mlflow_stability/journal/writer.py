@@ -21,12 +21,9 @@ from mlflow_stability.journal.record import Record, encode, encode_layout, encod
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
-SLOW_SECONDS = 0.002
-"""Minimum duration of a slow write; on a local disk a write takes 10 µs."""
-SLOW_SHARE = 0.05
-"""Minimum share of the time in slow writes that is reported."""
-MIN_WRITES = 20
-"""Of at least this number of writes, half must be slow."""
+SLOW_SECONDS = 0.002  # minimum duration of a slow write; on a local disk a write takes 10 µs
+SLOW_SHARE = 0.05  # minimum share of the time in slow writes that is reported
+MIN_WRITES = 20  # of at least this number of writes, half must be slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +137,7 @@ def closing_from_page(page: Mapping[str, Any]) -> Closing | None:
 
 JOURNAL = "journal"
 RETRY_SECONDS = 10.0
-MAX_LAYOUTS = 1024
-"""Number of tuples of signals that are recognised by identity; a training has a handful."""
+MAX_LAYOUTS = 1024  # number of tuples of signals that are recognised by identity; a training has a handful
 
 
 class JournalWriter:
@@ -151,8 +147,7 @@ class JournalWriter:
         folder.mkdir(mode=0o700, parents=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self.folder = folder
-        self.failure = ""
-        """Why nothing is being recorded at the moment; empty while all is well."""
+        self.failure = ""  # why nothing is being recorded at the moment; empty while all is well
         self.bytes_written = 0
         self._writes, self._times = 0, WriteTimes()
         self._pid = os.getpid()

@@ -90,10 +90,8 @@ class Panel:
         self._wanted = frozenset({*quantities, "loss", LOSS_LEVEL})
         self._signals: dict[Signal, _SignalDetectors] = {}
         self._states: dict[tuple[int, str], _DetectorState] = {}
-        self._layouts: dict[int, _Layout] = {}
-        """By the id of the tuple of signals."""
-        self._counts: dict[str, UsualCount] = {}
-        """The usual number of micro-batches of each training."""
+        self._layouts: dict[int, _Layout] = {}  # by the id of the tuple of signals
+        self._counts: dict[str, UsualCount] = {}  # the usual number of micro-batches of each training
         self._optimizers = OptimizersOfLosses()
         self._level = level
         self._levels = LossLevels(level)

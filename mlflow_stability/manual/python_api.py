@@ -19,8 +19,7 @@ _DETECTORS = (
     "see [Options](options.md#detectors-with-thresholds-of-your-own)."
 )
 Definition = ast.FunctionDef | ast.ClassDef
-_ANNOTATED_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
-"""`name: type=default`, as `ast.unparse` writes it."""
+_ANNOTATED_DEFAULT = re.compile(r"^(\w+: [^=]+)=")  # `name: type=default`, as `ast.unparse` writes it
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """An argument and its sentences, in the `Args:` of a docstring."""
 _MAX_SIGNATURE_WIDTH = 80

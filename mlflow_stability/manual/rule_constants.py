@@ -14,8 +14,7 @@ from typing import Any
 from mlflow_stability.kinds.documentation import Threshold
 
 FOLDERS = ("curves", "detectors", "diagnosis", "kinds", "recovery")
-CONFIGS = ("Limits", "Lookback")
-"""Ends of the names of classes whose fields are such numbers."""
+CONFIGS = ("Limits", "Lookback")  # ends of the names of classes whose fields are such numbers
 _PACKAGE = Path(__file__).parents[1]
 _OPERATORS = {
     ast.Mult: lambda a, b: a * b,

@@ -147,8 +147,7 @@ ProbeFactory: TypeAlias = Callable[[ProbeContext], Probe | ForwardProbe | None]
 
 A file with `SIGNALS` has them in `PROBES`, a tuple; nothing else is needed for it to be measured.
 """
-NORMS_EVERY = 10
-"""Steps between measurements of the whole model's weights, updates and momentum."""
+NORMS_EVERY = 10  # steps between measurements of the whole model's weights, updates and momentum
 
 
 def next_multiple(step: int, *periods: int) -> int:

@@ -69,12 +69,9 @@ class ProbeScheduler:
         objects: ObjectMemory | None = None,
     ) -> None:
         self._guard = guard
-        self.step = first_step - 1
-        """The newest step; the captures of a GAN's halves are of one step."""
-        self.backward_began = pace.backward_began
-        """Runs right before the backward pass of these tensors."""
-        self.backward_ended = pace.backward_ended
-        """Runs right after it."""
+        self.step = first_step - 1  # the newest step; the captures of a GAN's halves are of one step
+        self.backward_began = pace.backward_began  # runs right before the backward pass of these tensors
+        self.backward_ended = pace.backward_ended  # runs right after it
         self._leave = pace.close
         self._pass_over = pace.pass_over
         self._forward = probes.forward
@@ -93,18 +90,15 @@ class ProbeScheduler:
         )
         self._scheduled = tuple([probe for probe in self._probes if probe not in self._forward_probe])
         self._due: list[_GuardedProbe] | None = None
-        self._next_due = 0
-        """No probe is due before this step, except those inside forward passes."""
-        self._asked: list[_GuardedProbe] = []
-        """The probes whose `due` was called in this capture."""
+        self._next_due = 0  # no probe is due before this step, except those inside forward passes
+        self._asked: list[_GuardedProbe] = []  # the probes whose `due` was called in this capture
         self._own_steps: dict[str, int] = {}
         """By place, the number of captures of each training, of several side by side."""
         self._own_step = 0
         self._count = guard("non-finite gradients", probes.nonfinite.count)
         self._counted: list[Block] = []
         self._broken = probes.broken
-        self._inspected = False
-        """Whether the current step was inspected as broken."""
+        self._inspected = False  # whether the current step was inspected as broken
         self._spread = None if probes.spread is None else guard(probes.spread.part, probes.spread.tables)
 
     def before_step(
@@ -282,8 +276,7 @@ class _GuardedProbe:
     """A probe whose errors do not reach the training."""
 
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
-        self.by_own_step = by_own_step
-        """Whether it goes by the steps of each training."""
+        self.by_own_step = by_own_step  # whether it goes by the steps of each training
         self.part = probe.part
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
@@ -291,8 +284,7 @@ class _GuardedProbe:
         self.next_due: Callable[[int], int | None] = (
             probe.next_due if self.is_periodic else guard(probe.part, probe.next_due)  # arithmetic does not fail
         )
-        self.ask_at = 0
-        """It is not due before this step."""
+        self.ask_at = 0  # it is not due before this step
         # What these raise is contained where they are called.
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step")
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step")

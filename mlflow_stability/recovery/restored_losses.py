@@ -30,8 +30,7 @@ MIN_SPREAD = 2e-3
 LOSSES_REMEMBERED = 4096
 """Losses kept for each part of a training: more steps than lie between the states in memory."""
 _QUARTILES_TO_SIGMA = 1 / 1.349
-_ERROR_OF_MEDIAN = 1.25
-"""Standard error of a median relative to that of a mean."""
+_ERROR_OF_MEDIAN = 1.25  # standard error of a median relative to that of a mean
 
 
 class LossHistory:
@@ -40,11 +39,9 @@ class LossHistory:
     def __init__(self) -> None:
         self._losses: dict[str, tuple[list[int], list[float]]] = {}
         """By place: the halves of a GAN have losses of their own."""
-        self._breaks: list[int] = []
-        """Steps after which a rollback followed."""
+        self._breaks: list[int] = []  # steps after which a rollback followed
         self._changed_at = -1
-        self._given: dict[int, tuple[float, ...]] = {}
-        """Losses of restored states after the data had changed."""
+        self._given: dict[int, tuple[float, ...]] = {}  # losses of restored states after the data had changed
 
     def take(self, step: int, loss: float, place: str = "") -> None:
         if not math.isfinite(loss):

@@ -17,8 +17,7 @@ from mlflow_stability.reports.formats.json import SCHEMA_VERSION, json_value
 from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 
-MAX_BYTES = 8000
-"""Bytes of one run."""
+MAX_BYTES = 8000  # bytes of one run
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from mlflow_stability.vocabulary.text import counted, number_text
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 CONFOUNDING = "Correlation only: vary it alone to confirm."
-MAX_VALUES = 6
-"""Values of a parameter that are listed one by one."""
+MAX_VALUES = 6  # values of a parameter that are listed one by one
 NOTHING = "-"
 NOT_SET = "not set"
 RUNS_TITLE = "Runs, most stable first"

@@ -20,12 +20,10 @@ from mlflow_stability.vocabulary.text import counted
 
 FILE_WIDTH = 100
 MAX_STABLEST, MAX_UNSTABLE = 5, 10
-MAX_RUNS_WITH_NUMBERS = 6
-"""Up to this many runs the second table is shown without --verbose."""
+MAX_RUNS_WITH_NUMBERS = 6  # up to this many runs the second table is shown without --verbose
 COLUMN_GAP = 2
 MIN_NAME_WIDTH = 8
-WANTED_NAME_WIDTH = 12
-"""Columns go into a table of their own where a name would have less."""
+WANTED_NAME_WIDTH = 12  # columns go into a table of their own where a name would have less
 COLUMNS = ("run", "outcome", "first issue", "spikes/10k", "final", "best", "lost steps")
 
 

@@ -15,8 +15,7 @@ _MARKDOWN = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])|^>")
 _OPENS_A_BLOCK = re.compile(r"^(?:(?:#{1,6}|[+-]|\d+[.)])(?:\s|$)|[-=]{2,})")
 _LINKS_BY_ITSELF = re.compile(r"(?i)://|www\.|@")
 
-plain = visible
-"""The text on one line, with everything in it visible."""
+plain = visible  # the text on one line, with everything in it visible
 
 
 def plain_lines(text: str) -> str:

@@ -22,8 +22,7 @@ TRENDS = {
     "rising": "rose",
 }
 MAX_NAMES = 3
-NO_TROUBLE = frozenset({"healthy", "cannot_tell", "not_found"})
-"""Outcomes that are no trouble."""
+NO_TROUBLE = frozenset({"healthy", "cannot_tell", "not_found"})  # outcomes that are no trouble
 
 
 def outcome(diagnosis: Diagnosis) -> str:

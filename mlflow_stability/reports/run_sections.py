@@ -11,8 +11,7 @@ from mlflow_stability.reports.sections import Row, Section, Sign, sentences
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding
 from mlflow_stability.vocabulary.text import number_text
 
-FEW_REMEDIES, FEW_REASONS = 5, 4
-"""Rows that a terminal shows without --verbose."""
+FEW_REMEDIES, FEW_REASONS = 5, 4  # rows that a terminal shows without --verbose
 HEADINGS = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}
 """By the certainty of the cause."""
 CURVES_HEAD = ("metric", "first", "last", "best", "shape", "figures")

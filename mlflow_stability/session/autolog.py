@@ -187,8 +187,7 @@ class Attachment:
     """A training loop recorded by explicit calls: call `step` once per optimizer step."""
 
     def __init__(self, session: Session | None, model: Module, optimizer: Any) -> None:
-        self.session = session
-        """The recording session; None where the environment switched it off."""
+        self.session = session  # the recording session; None where the environment switched it off
         self._model = model
         self._optimizer = optimizer
 

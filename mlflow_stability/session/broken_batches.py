@@ -43,16 +43,12 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 
 PART = BatchCapture.part
 MOST_REPORTS = 10
-MOST_LOOKS = 20
-"""Steps that are inspected, including those skipped by a loss scaler, which are not reported."""
+MOST_LOOKS = 20  # steps that are inspected, including those skipped by a loss scaler, which are not reported
 MOST_FILES = 3
 MOST_SPIKES = 10
-MOST_SPIKE_BYTES = 256 * 2**20
-"""Limits of the batches of spikes that are saved."""
-MOST_SECONDS = 60.0
-"""Limit for all inspections: the training waits for them."""
-MOST_OF_ONE = 10.0
-"""Limit for one inspection, or `MOST_STEPS_OF_ONE` steps where that is longer."""
+MOST_SPIKE_BYTES = 256 * 2**20  # limits of the batches of spikes that are saved
+MOST_SECONDS = 60.0  # limit for all inspections: the training waits for them
+MOST_OF_ONE = 10.0  # limit for one inspection, or `MOST_STEPS_OF_ONE` steps where that is longer
 MOST_STEPS_OF_ONE = 5
 NOT_AGAIN = "Batches of the other processes were not inspected, and the batch was not run again without them."
 
@@ -82,24 +78,17 @@ class BatchReport:
         host_only: bool = False,
     ) -> None:
         self._folder = folder
-        self._of_several = of_several
-        """Other ranks have batches that are not seen here."""
-        self._to_be_sent = to_be_sent
-        """Requests the upload of the folder; None: files stay there."""
-        self.capture = BatchCapture(host_only=host_only)
-        """Observes forward and backward passes."""
+        self._of_several = of_several  # other ranks have batches that are not seen here
+        self._to_be_sent = to_be_sent  # requests the upload of the folder; None: files stay there
+        self.capture = BatchCapture(host_only=host_only)  # observes forward and backward passes
         self._looks = self._reports = self._spikes = self._spike_bytes = 0
         self._seconds = 0.0
-        self._batch_at = self._step_seconds = 0.0
-        """When the last step began, and how long it took."""
+        self._batch_at = self._step_seconds = 0.0  # when the last step began, and how long it took
         self._announced = False
         self._finding: BrokenBatch | None = None
-        self.batch_number = -1
-        """Number of the last capture; parallel trainings have several in a step."""
-        self._looked = -1
-        """The last capture that was broken."""
-        self._row_is_inspected = False
-        """Whether the first of its row of broken steps was inspected."""
+        self.batch_number = -1  # number of the last capture; parallel trainings have several in a step
+        self._looked = -1  # the last capture that was broken
+        self._row_is_inspected = False  # whether the first of its row of broken steps was inspected
         self.judged: Callable[..., Any] = guard(PART, self._inspect_skipped)
         """Runs before a step that is skipped, or whose flag is only on the device."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
@@ -250,10 +239,8 @@ class SpikeBatches:
     def __init__(self, report: BatchReport, emit: Callable[[Finding], None], guard: Guard) -> None:
         self._report = report
         self._emit = emit
-        self.first: Signal | None = None
-        """First signal of a step, where that is its loss."""
-        self.highest = -math.inf
-        """Losses above this one are held."""
+        self.first: Signal | None = None  # first signal of a step, where that is its loss
+        self.highest = -math.inf  # losses above this one are held
         self._held: _Held | None = None
         self._found: tuple[_Held, Finding] | None = None
         """Found by whichever thread judges; reported at the next step."""

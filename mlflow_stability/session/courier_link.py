@@ -38,16 +38,14 @@ Say = Callable[..., None]
 _LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
 
 
-LONGEST_WAIT = 4
-"""Longest wait with progress, as a multiple of that without."""
+LONGEST_WAIT = 4  # longest wait with progress, as a multiple of that without
 
 
 class DeliveryWait:
     """Decides how long to wait for a courier: longer while it makes progress."""
 
     def __init__(self, seconds: float, longest: float | None = None) -> None:
-        self._seconds = seconds
-        """Longest time without progress."""
+        self._seconds = seconds  # longest time without progress
         self._longest = LONGEST_WAIT * seconds if longest is None else longest
         self._began = self._moved = time.monotonic()
         self._said: tuple[Any, ...] = ()
@@ -70,13 +68,10 @@ class CourierLink:
         self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False, outlets: str = ""
     ) -> None:
         self.folder = folder
-        self.offline = offline
-        """Nothing is delivered before `mlflow-stability sync`."""
+        self.offline = offline  # nothing is delivered before `mlflow-stability sync`
         self._tracking_uri = tracking_uri
-        self._outlets = outlets
-        """Outlets for the courier's environment alone: addresses contain passwords."""
-        self._notices: set[str] = set()
-        """Notices of the courier that were printed."""
+        self._outlets = outlets  # outlets for the courier's environment alone: addresses contain passwords
+        self._notices: set[str] = set()  # notices of the courier that were printed
         self.warn = warn
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive = -1
@@ -84,8 +79,7 @@ class CourierLink:
         self._directory = Path.cwd()
         """MLflow's relative defaults refer to it, whatever the script changes to later."""
         self._runs: dict[str, DeliveredRun] = {}
-        self._flushes = 0
-        """Number of requests to deliver everything."""
+        self._flushes = 0  # number of requests to deliver everything
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_reported = False

@@ -50,19 +50,15 @@ class PartGuard:
     """Wraps the bodies of hooks."""
 
     def __init__(self, strict: bool, on_failure: OnFailure) -> None:
-        self.off: dict[str, str] = {}
-        """Parts that are switched off, and why."""
+        self.off: dict[str, str] = {}  # parts that are switched off, and why
         self.strict = strict
         self._on_failure = on_failure
-        self.is_on = [True]
-        """Empty in a forked child: cheaper to check at each hook than the pid."""
+        self.is_on = [True]  # empty in a forked child: cheaper to check at each hook than the pid
         _guards.add(self)
-        self._seconds = self._began = 0.0
-        """Total time, and the start of the running hook; 0: none."""
+        self._seconds = self._began = 0.0  # total time, and the start of the running hook; 0: none
         self._handled: BaseException | None = None
         """The exception that the script was handling when the hook began."""
-        self._torn: dict[str, int] = {}
-        """Interrupted parts, and how many of their errors are still ignored."""
+        self._torn: dict[str, int] = {}  # interrupted parts, and how many of their errors are still ignored
 
     @property
     def seconds(self) -> float:

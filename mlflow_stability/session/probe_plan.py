@@ -75,8 +75,7 @@ class FirstBrokenStep:
             self._report.stop()
 
 
-FULL_EVERY = 10
-"""Interval, in measurements of layers, of percentiles and histograms."""
+FULL_EVERY = 10  # interval, in measurements of layers, of percentiles and histograms
 
 
 def probe_scheduler_of(

@@ -32,8 +32,7 @@ class EndingWatch:
     """Observes ``sys.excepthook``, ``sys.exit`` and ``exit`` without changing what they do."""
 
     def __init__(self) -> None:
-        self.closing = Closing("finished")
-        """How the process would end now."""
+        self.closing = Closing("finished")  # how the process would end now
         self.uncaught: tuple[int, Closing] | None = None
         """The last other thread that an exception has ended, and how."""
         self._undo: list[Callable[[], None]] = []
@@ -187,8 +186,7 @@ class ThreadEnd:
 
     def __init__(self, on_end: OnEnd) -> None:
         self._on_end = on_end
-        self.ident = 0
-        """The watched thread; 0: none."""
+        self.ident = 0  # the watched thread; 0: none
         self._local = threading.local()
 
     def watch(self) -> None:

@@ -38,8 +38,7 @@ def rank_and_world_size() -> tuple[int, int]:
         return 0, 1
 
 
-MOST_NAMED = 8
-"""Limit for named ranks, and for findings in the tag."""
+MOST_NAMED = 8  # limit for named ranks, and for findings in the tag
 
 
 class RankComparison:
@@ -49,17 +48,12 @@ class RankComparison:
         self._begin()
 
     def _begin(self) -> None:
-        self._said: list[str] = []
-        """Parts of the tag."""
-        self._broken_at = 0
-        """Step of the last reported non-finite loss."""
-        self._spike_at = 0
-        """Step of the last reported spike."""
-        self._slow_steps: dict[int, float] = {}
-        """Longest reported step of each rank."""
+        self._said: list[str] = []  # parts of the tag
+        self._broken_at = 0  # step of the last reported non-finite loss
+        self._spike_at = 0  # step of the last reported spike
+        self._slow_steps: dict[int, float] = {}  # longest reported step of each rank
         self._slowest: int | None = None
-        self._slow = 0
-        """Number of consecutive exchanges in which the rank was slow."""
+        self._slow = 0  # number of consecutive exchanges in which the rank was slow
 
     def take(self, table: RankTable, names: Sequence[str]) -> None:
         """Compare the measurements of all ranks; `names`: those of the ranks."""

@@ -99,8 +99,7 @@ class EarlierRecordings:
 EARLIER = EarlierRecordings()
 
 
-RUN_ID_WAIT = 10.0
-"""How long to wait for the id of a run to be made."""
+RUN_ID_WAIT = 10.0  # how long to wait for the id of a run to be made
 JOIN_WAIT = 30.0
 """How long a metric that the script logs without a run waits for ours: on a busy machine the courier needs more than
 ten seconds for its imports, and a second run would split the record."""
@@ -127,38 +126,28 @@ class RunBinding:
         self._guard = guard
         self._on_event = on_event
         self._warn = warn
-        self._settle = settle
-        """Waits for pending readings of the recording."""
-        self._begun = begun
-        """Called when another recording has begun."""
-        self._run_id: str | None = None
-        """The run of the recording; None while the courier has not started it."""
+        self._settle = settle  # waits for pending readings of the recording
+        self._begun = begun  # called when another recording has begun
+        self._run_id: str | None = None  # the run of the recording; None while the courier has not started it
         self._folder: Path | None = None
-        self._opened: Opening | None = None
-        """The opening of the recording in progress, or the last one."""
+        self._opened: Opening | None = None  # the opening of the recording in progress, or the last one
         self._recording_link: CourierLink | None = None
         self._recording_address = ""
         self._own = False
-        self._ours = False
-        """The run was made for a recording of this process, and its status is ours to set."""
+        self._ours = False  # the run was made for a recording of this process, and its status is ours to set
         self._ended_cell: int | None = None
         """Last step of a recording of ours that ended with a notebook's cell."""
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
-        self.newest: Callable[[], object] = lambda: None
-        """Weak reference to the optimizer that stepped last."""
-        self.runs: Sequence[object] = ()
-        """Runs that this thread is in: MLflow's own list."""
-        self.bound_to: object = None
-        """The innermost of them at the last `recording_for`."""
-        self.modules = 0
-        """Number of loaded modules then; 0: look again, whatever the optimizer."""
+        self.newest: Callable[[], object] = lambda: None  # weak reference to the optimizer that stepped last
+        self.runs: Sequence[object] = ()  # runs that this thread is in: MLflow's own list
+        self.bound_to: object = None  # the innermost of them at the last `recording_for`
+        self.modules = 0  # number of loaded modules then; 0: look again, whatever the optimizer
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
         self.heard = ScriptMetrics()
-        self._trial: SweepTrial | None = None
-        """The trial of a sweep that the recording is for."""
+        self._trial: SweepTrial | None = None  # the trial of a sweep that the recording is for
         self._trial_is_written = False
         self._trial_of = guard("trials of a sweep", running_trial)
         self._hear = guard("the script's own metrics", self._hear_the_script)

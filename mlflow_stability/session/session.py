@@ -46,12 +46,9 @@ from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 from mlflow_stability.vocabulary.settings import Settings
 
-ALERT_SECONDS = 2.0
-"""How long the end of a session waits for alert callbacks."""
-SHOWN_WITHIN = 10.0
-"""How long a notebook that shows a session waits for delivery."""
-LOOK_SECONDS = 0.5
-"""Interval of looks at the couriers."""
+ALERT_SECONDS = 2.0  # how long the end of a session waits for alert callbacks
+SHOWN_WITHIN = 10.0  # how long a notebook that shows a session waits for delivery
+LOOK_SECONDS = 0.5  # interval of looks at the couriers
 
 
 class Session:
@@ -61,8 +58,7 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._guard = PartGuard(settings.strict, self._part_failed)
-        self._lifecycle: Any = None
-        """The `AutopilotLifecycle`; imported only if an autopilot was asked for."""
+        self._lifecycle: Any = None  # the `AutopilotLifecycle`; imported only if an autopilot was asked for
         self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
         self._output = TrainingOutput(settings.silent, rolls_back=settings.policy.rolls_back)
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
@@ -75,15 +71,12 @@ class Session:
             lambda: self._ending.closing.outcome != "finished",
         )
         self._watch = self._new_watch()
-        self._exit_number = 0
-        """Handle of our exit callback; 0 until the first step registers it."""
+        self._exit_number = 0  # handle of our exit callback; 0 until the first step registers it
         self._thread_end = ThreadEnd(self._guard("the end of the training's thread", self._returned))
         self._cell_end = CellEnd(self._guard("the end of a cell", self._cell_ended))
-        self._of_thread: Closing | None = None
-        """How the training thread ended; None while one trains."""
+        self._of_thread: Closing | None = None  # how the training thread ended; None while one trains
         self._is_full_disk_reported = False
-        self._reported_recording: Recording | None = None
-        """The recording whose beginning was reported."""
+        self._reported_recording: Recording | None = None  # the recording whose beginning was reported
         self._looked_after = 0.0
         self._warn_of_missing_symbols()
         self._offer_to_restore()

@@ -13,8 +13,7 @@ from typing import Any
 
 from mlflow_stability.vocabulary.run import Fact
 
-LONGEST = 100
-"""Limit for parameters: a whole configuration is no choice of a sweep."""
+LONGEST = 100  # limit for parameters: a whole configuration is no choice of a sweep
 _RUNNING = {
     "optuna.study._optimize": "trial",
     "ray.tune.trainable.function_trainable": "self",

@@ -19,8 +19,7 @@ from typing import Any
 
 from mlflow_stability.vocabulary.text import new_row_prefix
 
-LOCK_SECONDS = 0.5
-"""How long to wait for another thread that draws a bar, or a process that has died."""
+LOCK_SECONDS = 0.5  # how long to wait for another thread that draws a bar, or a process that has died
 
 
 @contextmanager
@@ -143,8 +142,7 @@ def _set_shown(line: ProgressLine | None) -> None:
 
 LOGGER = logging.getLogger("mlflow_stability")
 SENDER = "mlflow-stability: "
-_CLOSED = (OSError, ValueError, AttributeError)
-"""Raised where the stream is closed or missing."""
+_CLOSED = (OSError, ValueError, AttributeError)  # raised where the stream is closed or missing
 
 
 def write_line(level: int, message: str, *args: object) -> None:

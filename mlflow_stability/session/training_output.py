@@ -23,8 +23,7 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import counted
 
-MOST_ENDS = 5
-"""Runs of one process that get a line of their own at its end."""
+MOST_ENDS = 5  # runs of one process that get a line of their own at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,7 @@ def delivered_run(page: Mapping[str, Any]) -> DeliveredRun:
     return DeliveredRun(*(str(page.get(name) or "") for name in DeliveredRun.__slots__))
 
 
-HELD_READINGS = 2
-"""Steps until a skipped step is known at the latest: ranks agree on it first."""
+HELD_READINGS = 2  # steps until a skipped step is known at the latest: ranks agree on it first
 HELD_SECONDS = 2.0
 """Longest time that a finding waits for the rollback that answers it, which may come many steps later."""
 
@@ -83,20 +81,16 @@ class _Held:
 class TrainingOutput:
     def __init__(self, silent: bool, rolls_back: bool = False) -> None:
         self.silent = silent
-        self.rolls_back = rolls_back
-        """A rollback may answer a finding, not only a skipped step."""
+        self.rolls_back = rolls_back  # a rollback may answer a finding, not only a skipped step
         self._held: list[_Held] = []
         self._readings = 0
-        self._lock = RLock()
-        """Findings are held by the training thread, and reported late by a timer."""
+        self._lock = RLock()  # findings are held by the training thread, and reported late by a timer
         self._timer: Timer | None = None
         self._forget_findings()
-        self._begun: set[str] = set()
-        """Runs whose beginning was reported."""
+        self._begun: set[str] = set()  # runs whose beginning was reported
         self._not_begun: tuple[str, Callable[[], DeliveredRun]] | None = None
         """A recording whose beginning was not reported: where it goes, and its run."""
-        self._begun_early = False
-        """It was reported before its run was known."""
+        self._begun_early = False  # it was reported before its run was known
 
     def warn(self, message: str, *args: Any, if_silent: bool = False) -> None:
         """Write a warning; ``if_silent``: also in a silent session, because recorded data is lost or not delivered."""
@@ -124,12 +118,9 @@ class TrainingOutput:
     def _forget_findings(self) -> None:
         """Begin with no memory of findings: those of one training are no advice for the next one."""
         self._troubles = Troubles()
-        self._not_cleared: set[int] = set()
-        """Steps since which gradients are not cleared, while that lasts."""
-        self._origin: Finding | None = None
-        """Where the last NaN was traced to."""
-        self._changed_at = -2
-        """Step of the last reported change of the data."""
+        self._not_cleared: set[int] = set()  # steps since which gradients are not cleared, while that lasts
+        self._origin: Finding | None = None  # where the last NaN was traced to
+        self._changed_at = -2  # step of the last reported change of the data
 
     def begins(self, run: DeliveredRun) -> bool:
         """Report once which run is recorded and where to see it; False while that is not known."""
@@ -275,8 +266,7 @@ class TrainingOutput:
         self.warn("%s: %s%s", event.kind, message, f" {remedies[0]}" if remedies else "")
 
 
-GAP_STEPS = 100
-"""Steps between two measurements by layer, which see the same trouble later."""
+GAP_STEPS = 100  # steps between two measurements by layer, which see the same trouble later
 ALWAYS_REPORTED = 4
 """Times a kind of finding is reported when it starts again; later each time that its number has doubled."""
 ACTIONS = frozenset({"rollback", "data_changed", "give_up", "checkpoint_failed", "checkpoint_not_finite"})

@@ -31,10 +31,8 @@ from mlflow_stability.tracking.address import (
 )
 from mlflow_stability.tracking.store_errors import answered, sentence, store_trouble
 
-DEADLINE_SECONDS = 10.0
-"""Time for the first answer of a server."""
-RETRY_SECONDS = 2.0
-"""A request that fails faster than this is tried once more."""
+DEADLINE_SECONDS = 10.0  # time for the first answer of a server
+RETRY_SECONDS = 2.0  # a request that fails faster than this is tried once more
 REMEMBER_SECONDS = 3.0
 """A server that answered is not checked again for this long: reading a thousand runs would ask a thousand times."""
 LOCAL_UI = "http://127.0.0.1:5000"

@@ -21,12 +21,10 @@ from mlflow_stability.errors import TrackingError
 
 _logger = logging.getLogger(__name__)
 _FLUENT = "mlflow.tracking.fluent"
-CLIENT = "mlflow.tracking.client"
-"""Module of `MlflowClient`; not loaded until the script imports MLflow."""
+CLIENT = "mlflow.tracking.client"  # module of `MlflowClient`; not loaded until the script imports MLflow
 _LIGHTNING = ("lightning.", "pytorch_lightning.")
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
-WAIT_SECONDS = 60.0
-"""How long a diagnosis waits for what is still on its way to the run."""
+WAIT_SECONDS = 60.0  # how long a diagnosis waits for what is still on its way to the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +129,7 @@ class ImplicitRunJoin:
     def __init__(self, recorded_run_id: Callable[[], str | None]) -> None:
         self._recorded_run_id = recorded_run_id
         self._undo: Callable[[], None] | None = None
-        self.joined: str | None = None
-        """The recorded run, once metrics of the script have gone into it."""
+        self.joined: str | None = None  # the recorded run, once metrics of the script have gone into it
 
     def install(self) -> None:
         """Patch MLflow, if the script has imported it."""

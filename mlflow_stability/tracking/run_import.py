@@ -52,8 +52,7 @@ class EarlierImport:
 class EarlierImports:
     def __init__(self, client: MlflowClient, experiment: str) -> None:
         self._client, self._experiment = client, experiment
-        self._sources: dict[str, str] = {}
-        """The source of each run that this process imported or matched."""
+        self._sources: dict[str, str] = {}  # the source of each run that this process imported or matched
 
     def match(self, history: RunHistory, content: str) -> EarlierImport | None:
         """Return the earlier import of this history: from the same place, or from one that no longer exists."""

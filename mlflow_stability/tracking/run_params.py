@@ -17,15 +17,11 @@ from mlflow_stability.tracking.keys import fitting_keys
 from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import CHANGED_SETTINGS, PREFIX
 
-LONGEST = 6000
-"""What MLflow's stores take since 2.8."""
-LONGEST_BEFORE = 500
-"""What older servers take."""
+LONGEST = 6000  # what MLflow's stores take since 2.8
+LONGEST_BEFORE = 500  # what older servers take
 LONGEST_TAG = 5000
-LONGEST_CHANGE = 100
-"""Length to which a changed value is cut in the tag."""
-PARAMS_AT_ONCE = 100
-"""What MLflow's stores take in one request."""
+LONGEST_CHANGE = 100  # length to which a changed value is cut in the tag
+PARAMS_AT_ONCE = 100  # what MLflow's stores take in one request
 _CHOSEN = re.compile(
     r"(?:(?:optimizer|group)_\d+\.)*(?:optimizer|learning_rate|weight_decay|betas|momentum|clipping\..+)|optimizer_\d+"
     r"|(?:trial|job)(?:_\w+)?\..+|scheduler|model|batch|accumulation|autocast|parameter_types|seed"
@@ -38,13 +34,11 @@ class RunParams:
     """The parameters of one run, as one of its recordings writes them."""
 
     def __init__(self, client: MlflowClient, run_id: str, number: int) -> None:
-        self.refused: dict[str, str] = {}
-        """What the store refused, and why."""
+        self.refused: dict[str, str] = {}  # what the store refused, and why
         self._client = client
         self._run_id = run_id
         self._number = number
-        self._changed: dict[str, str] = {}
-        """Changes of this recording by key, in words."""
+        self._changed: dict[str, str] = {}  # changes of this recording by key, in words
 
     def write(self, facts: Mapping[str, str]) -> None:
         """Write facts that the run does not have."""

@@ -31,12 +31,9 @@ from mlflow_stability.tracking.tag_names import DESCRIPTION
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured import Signal
 
-HEADING = "### Training stability: "
-"""Start of our summary in a run's description; one or a few words follow."""
-END = "*Kept up to date by mlflow-stability.*"
-"""End of that summary."""
-LONGEST_DESCRIPTION = 8000
-"""What MLflow's stores keep of a description."""
+HEADING = "### Training stability: "  # start of our summary in a run's description; one or a few words follow
+END = "*Kept up to date by mlflow-stability.*"  # end of that summary
+LONGEST_DESCRIPTION = 8000  # what MLflow's stores keep of a description
 LONGEST_TAG = 5000  # what every store of MLflow takes without cutting
 MAX_REFUSALS = 3  # of one key, after which it is not sent again
 _SUMMARY = re.compile(rf"^{re.escape(HEADING)}.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
@@ -45,8 +42,7 @@ _SUMMARY = re.compile(rf"^{re.escape(HEADING)}.*?^{re.escape(END)}$", re.DOTALL 
 class RunWriter:
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self.run_id = run_id
-        self.refused: dict[str, str] = {}
-        """What the store refused, and why."""
+        self.refused: dict[str, str] = {}  # what the store refused, and why
         self._client = client
         self._keys: dict[tuple[str, Signal], str] = {}
         self._refusals: dict[str, int] = {}

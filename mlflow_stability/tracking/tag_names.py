@@ -15,8 +15,7 @@ VERDICT = f"{PREFIX}verdict"
 """The outcome of the training in one word: ``healthy``, ``unstable``, ``recovered``, ``diverged``, ``broken``..."""
 OUTCOME = f"{PREFIX}outcome"
 """The same in a sentence with numbers. In runs of version 0.1 what `ENDED` is now."""
-ENDED = f"{PREFIX}ended"
-"""How the process ended: a word of `outcome.RUN_STATUS`."""
+ENDED = f"{PREFIX}ended"  # how the process ended: a word of `outcome.RUN_STATUS`
 CAUSE = f"{PREFIX}cause"
 FIRST_ISSUE_STEP = f"{PREFIX}first_issue_step"
 FINDINGS = f"{PREFIX}findings"
@@ -24,8 +23,7 @@ ROLLBACKS = f"{PREFIX}rollbacks"
 SKIPPED_STEPS = f"{PREFIX}skipped_steps"
 CHANGED_SETTINGS = f"{PREFIX}changed_settings"
 """Of a run that was resumed with other settings: a line for each recording, ``recording 2: seed 2 (was 1)``."""
-EARLY_STOPPING_STEP = f"{PREFIX}early_stopping_step"
-"""Only in runs that a condition of `stop_on` has ended."""
+EARLY_STOPPING_STEP = f"{PREFIX}early_stopping_step"  # only in runs that a condition of `stop_on` has ended
 READ_BY_PEOPLE = (
     VERDICT,
     OUTCOME,
@@ -38,16 +36,13 @@ READ_BY_PEOPLE = (
     CHANGED_SETTINGS,
     EARLY_STOPPING_STEP,
 )
-RUNNING = "running"
-"""The verdict of a run that is training."""
-COMPARISON = f"{PREFIX}comparison"
-"""Only in runs that hold a comparison of others, and no training."""
+RUNNING = "running"  # the verdict of a run that is training
+COMPARISON = f"{PREFIX}comparison"  # only in runs that hold a comparison of others, and no training
 FOR_PROGRAMS = "mlflow.stability."
 LAST_STEP = f"{FOR_PROGRAMS}last_step"
 JOB = f"{FOR_PROGRAMS}job"
 """Name of the job of a launcher that restarts its processes; the next attempt finds the run by it."""
-DESCRIPTION = "mlflow.note.content"
-"""MLflow's own tag for the description of a run."""
+DESCRIPTION = "mlflow.note.content"  # MLflow's own tag for the description of a run
 
 
 def is_recorded(tags: Mapping[str, str]) -> bool:

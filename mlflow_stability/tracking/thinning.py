@@ -44,8 +44,7 @@ SIGNALS = signals(
 
 LOGGED_BY_THE_SCRIPT = frozenset({"val_loss", "val_loss_step"})
 """Quantities of the script's own metrics: MLflow has them already."""
-UNNUMBERED = "unnumbered"
-"""Name of the layers of a module that are in none of its numbered blocks."""
+UNNUMBERED = "unnumbered"  # name of the layers of a module that are in none of its numbered blocks
 ENTROPY = "attention_entropy"
 UNIQUE = "sdr_unique_ratio"
 CODES = (UNIQUE, "sdr_active_bits", "sdr_bit_usage", "sdr_duty_entropy", "sdr_temperature")
@@ -182,8 +181,7 @@ class Thinner:
     """Chooses the points to keep, reading by reading."""
 
     def __init__(self, every: int, layers: LayerMetrics = "") -> None:
-        self.every = every
-        """Number of steps between two points."""
+        self.every = every  # number of steps between two points
         self._layers = layers
         self._kept: dict[Signal, int] = {}
         self._windows: dict[str, tuple[float, float]] = {}

@@ -22,8 +22,7 @@ from mlflow_stability.errors import SettingsError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_MAX_REPR = 80
-"""Characters of a value in an error message."""
+_MAX_REPR = 80  # characters of a value in an error message
 LOCALHOST = "127.0.0.1"
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
 _MAX_PORT = 65535

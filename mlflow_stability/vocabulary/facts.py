@@ -178,8 +178,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-SINCE = "since"
-"""Metric of a finding that became worse: the step of the first finding."""
+SINCE = "since"  # metric of a finding that became worse: the step of the first finding
 
 
 def times_beyond(value: float, threshold: float) -> float | None:

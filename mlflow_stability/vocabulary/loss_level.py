@@ -9,10 +9,8 @@ import math
 from enum import IntEnum
 from typing import NamedTuple
 
-LOSS_LEVEL = "loss_without_level"
-"""The signal that records it."""
-_BY_USER = 10
-"""Added to the code of a level that the user set."""
+LOSS_LEVEL = "loss_without_level"  # the signal that records it
+_BY_USER = 10  # added to the code of a level that the user set
 
 
 class NoLevel(IntEnum):
@@ -50,8 +48,7 @@ def level_from_code(code: float) -> LossLevel | None:
     return LossLevel(reasons[number], bool(by_user)) if by_user in (0, 1) and number < len(reasons) else None
 
 
-SUPERVISED = "supervised"
-"""Value of ``loss=`` for a loss whose level measures progress."""
+SUPERVISED = "supervised"  # value of ``loss=`` for a loss whose level measures progress
 LOSS_WORDS = (SUPERVISED, *(reason.name.lower() for reason in NoLevel if reason is not NoLevel.NAMED))
 """Values of `autolog(loss=...)`."""
 

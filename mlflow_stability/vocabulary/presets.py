@@ -65,8 +65,7 @@ PRESETS: Mapping[str, Preset] = {
     )
     for column, (name, meaning) in enumerate(_MEANINGS.items())
 }
-PRESET = one_of(*PRESETS, optional=True)
-"""What ``preset=`` accepts."""
+PRESET = one_of(*PRESETS, optional=True)  # what ``preset=`` accepts
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:

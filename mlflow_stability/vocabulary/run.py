@@ -142,8 +142,7 @@ class Returned:
     run_was_active: bool = True
 
 
-MAX_LATE_POINTS = 3
-"""Number of points that may be logged late, and by how many usual step distances."""
+MAX_LATE_POINTS = 3  # number of points that may be logged late, and by how many usual step distances
 
 
 def number_attempts(steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -35,8 +35,7 @@ from mlflow_stability.vocabulary.presets import PRESET
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 JOURNAL_FOLDER = ".mlflow-stability"
-CHECKPOINTS_FOLDER = "checkpoints"
-"""In the folder of the journals: one folder for each run."""
+CHECKPOINTS_FOLDER = "checkpoints"  # in the folder of the journals: one folder for each run
 BATCHES_FOLDER = "batches"
 """In the folder of the journals: one folder for each recording, with the batches of broken steps."""
 VALUES_FOR_NONE = {"attention_every_n_steps": 500, "sdr_check_interval": 100, "capture_batch": True}

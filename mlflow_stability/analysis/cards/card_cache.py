@@ -29,8 +29,7 @@ else:
 
 ROOMS = ("vocabulary", "detectors", "curves", "kinds", "diagnosis", "tracking", "importers", "analysis")
 """What reads a run and what judges it."""
-KEPT_DAYS = 90
-"""A card that was not used for this number of days is removed."""
+KEPT_DAYS = 90  # a card that was not used for this number of days is removed
 _TEMPORARY = ".new"
 _logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from mlflow_stability.kinds.catalog import default_detectors, describe, read_det
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard
 from mlflow_stability.vocabulary.run import RunHead
 
-STARTING = 4.0
-"""Seconds that it takes to start processes: they have to save more than that."""
+STARTING = 4.0  # seconds that it takes to start processes: they have to save more than that
 KNOWN_AFTER = 3
 """Runs after which their duration is known; the first does not count, because it loads the readers."""
 PROCESSES = 2

@@ -18,10 +18,8 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
-DEADLINE = 20
-"""Seconds that the scheduler has for its first answer."""
-AT_ONCE = 1000
-"""Sources that are submitted at a time."""
+DEADLINE = 20  # seconds that the scheduler has for its first answer
+AT_ONCE = 1000  # sources that are submitted at a time
 GONE = "The cluster disconnected before the run was read."
 
 

@@ -32,11 +32,9 @@ from mlflow_stability.analysis.diagnose import cards_at, texts_at
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
-AHEAD = 2
-"""Sources that a worker holds."""
+AHEAD = 2  # sources that a worker holds
 DIED = "The process that read this run ended early (out of memory?). Try this run alone."
-PATIENCE = 3.0
-"""Seconds that a worker has for tidying up."""
+PATIENCE = 3.0  # seconds that a worker has for tidying up
 _CHUNK = 1 << 20
 _PROGRAM = """
 import sys
@@ -63,8 +61,7 @@ class _Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self.out = self.process.stdin, self.process.stdout
-        self.held: dict[int, str] = {}
-        """Sources without an answer, by number; it reads the first of them."""
+        self.held: dict[int, str] = {}  # sources without an answer, by number; it reads the first of them
         self.ready = False
         self._pending = b""
         self._say(settings)

@@ -22,8 +22,7 @@ from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, check
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 
-_RUN_ID = re.compile(r"(?=.*\d)[0-9a-f]{6,32}")
-"""A run id or its beginning; no kind of finding has digits."""
+_RUN_ID = re.compile(r"(?=.*\d)[0-9a-f]{6,32}")  # a run id or its beginning; no kind of finding has digits
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
 

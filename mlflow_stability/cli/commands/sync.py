@@ -48,8 +48,7 @@ from mlflow_stability.tracking.address import is_sqlite, same_store, strip_crede
 from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
 
-DEFAULT_JOBS = 4
-"""Sessions that are delivered at once: most of the time each of them waits for the server."""
+DEFAULT_JOBS = 4  # sessions that are delivered at once: most of the time each of them waits for the server
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _BYTES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 

@@ -39,10 +39,8 @@ from mlflow_stability.vocabulary.text import capitalised, counted, how_process_e
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind
-MOST_VALUES = 2_000_000
-"""Longer records are sampled: a training may still run on this machine."""
-LONGEST_TAG = 500
-"""MLflow's pages show much less of a tag."""
+MOST_VALUES = 2_000_000  # longer records are sampled: a training may still run on this machine
+LONGEST_TAG = 500  # MLflow's pages show much less of a tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ class RankProcesses:
 
     def __init__(self, session: Path) -> None:
         self._session = session
-        self._ended: dict[int, float] = {}
-        """End time by index; index 0 records."""
+        self._ended: dict[int, float] = {}  # end time by index; index 0 records
         self._ranks: list[RankProcess] = []
         self._lock = threading.Lock()
 

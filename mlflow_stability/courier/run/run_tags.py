@@ -67,8 +67,7 @@ class RunTags:
         self._described = ""
         self._sent_at = 0.0
         self._described_at = float("-inf")
-        self._concluded: dict[str, str] = {}
-        """Tags of the outcome, once known."""
+        self._concluded: dict[str, str] = {}  # tags of the outcome, once known
         self._others = {n: tag for n, tag in recordings_in(writer.tags()).items() if n != number}
 
     def due(self) -> bool:

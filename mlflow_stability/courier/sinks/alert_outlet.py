@@ -32,8 +32,7 @@ from mlflow_stability.vocabulary.run import Opening
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 300.0
-MOST_PENDING = 100
-"""Messages that wait for a failing channel; then the oldest are dropped."""
+MOST_PENDING = 100  # messages that wait for a failing channel; then the oldest are dropped
 
 
 class ChannelSender:
@@ -46,8 +45,7 @@ class ChannelSender:
         self.pending: deque[AlertMessage] = deque()
         self.sent = 0
         self.dropped = 0
-        self.attempts = 0
-        """Failed attempts since the last message sent."""
+        self.attempts = 0  # failed attempts since the last message sent
         self._opened = opened
         self._say = say
         self._keep = keep
@@ -121,12 +119,9 @@ class ChannelSender:
             self._results.put("")
 
 
-LINK_SECONDS = 15.0
-"""How long alerts wait for their run."""
-AWAITED_SECONDS = 15.0
-"""How long the end of the training waits for alerts."""
-GIVE_UP_SECONDS = 600.0
-"""How long a failing channel is retried after the end of the training."""
+LINK_SECONDS = 15.0  # how long alerts wait for their run
+AWAITED_SECONDS = 15.0  # how long the end of the training waits for alerts
+GIVE_UP_SECONDS = 600.0  # how long a failing channel is retried after the end of the training
 _KEEP_EVERY = 5.0
 
 
@@ -135,8 +130,7 @@ class AlertOutlet(Outlet):
         self._page = delivered.folder / ALERTS
         page = read_page(self._page)
         super().__init__(plan, page.get("until", 0))
-        self.link: RunLink | None = None
-        """The run, once known."""
+        self.link: RunLink | None = None  # the run, once known
         self._delivered = delivered
         self._opening = opening
         self._began = time.monotonic()

@@ -60,18 +60,13 @@ def png_of(attention: AttentionMap, of: Round) -> bytes:
 
 
 MOST_STEPS = 20
-BEGIN = 0
-"""MLflow opens a picture's card at this step: it gets the first picture, which names its own step."""
+BEGIN = 0  # MLflow opens a picture's card at this step: it gets the first picture, which names its own step
 THINNING = Thinning(dense=8, growth=1.5, most=MOST_STEPS - 1)
 """One step is reserved for the last of the training."""
-TAG = f"{FOR_PROGRAMS}attention_pictures"
-"""Tag that names missing pictures."""
-_PAUSE = 20.0
-"""Pause after a picture, as a multiple of its drawing time."""
-_AWAITED = 10.0
-"""Seconds for which the end of the training waits for pictures."""
-_LAST_SECONDS = 600.0
-"""Seconds for drawing after the end of the training; the maps are in the run anyway."""
+TAG = f"{FOR_PROGRAMS}attention_pictures"  # tag that names missing pictures
+_PAUSE = 20.0  # pause after a picture, as a multiple of its drawing time
+_AWAITED = 10.0  # seconds for which the end of the training waits for pictures
+_LAST_SECONDS = 600.0  # seconds for drawing after the end of the training; the maps are in the run anyway
 _UNTIL_THEN = "attention_heatmap() draws any layer from the maps."
 _logger = logging.getLogger("mlflow_stability.courier")
 
@@ -82,26 +77,22 @@ class AttentionPictures(RunSink):
     def __init__(self, delivered: Delivered, writer: RunWriter, alive: Callable[[], bool] = lambda: False) -> None:
         """`alive`: whether the training's process lives, which may train again after this recording."""
         super().__init__(delivered, writer)
-        self.awaited = not delivered.complete
-        """Whether the end of the training should wait for them."""
+        self.awaited = not delivered.complete  # whether the end of the training should wait for them
         self._alive = alive
         self._images: RunImages | None = None
         self._rounds = RoundReader(delivered.folder, "pictures", THINNING)
-        self._under_way: list[Round] = []
-        """Rounds that are done when `_to_draw` is empty."""
+        self._under_way: list[Round] = []  # rounds that are done when `_to_draw` is empty
         self._to_draw: deque[LayerPicture] = deque()
         self._drawn: tuple[str, bytes] | None = None
         """Key and content of the first of `_to_draw`, not sent yet."""
         self._draw_at = 0.0
         self._over_since: float | None = None
-        self._spent = 0.0
-        """Seconds of drawing since then."""
+        self._spent = 0.0  # seconds of drawing since then
         self._sent: set[str] = set()
         self._numbers: dict[str, int] = {}
         """Number of a layer in the charts: with layers skipped at random, it is not always theirs."""
         self._logged: set[str] = set()
-        self._left_out: Counter[int] = Counter()
-        """Number of skipped pictures by step."""
+        self._left_out: Counter[int] = Counter()  # number of skipped pictures by step
 
     def flush(self, over: bool) -> bool:
         """Draw one picture and send it, if it is time. `over`: no more maps will come."""

@@ -23,11 +23,9 @@ from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.measured import AttentionMap
 
-PAGE = "attention.json"
-"""Positions of the readers."""
+PAGE = "attention.json"  # positions of the readers
 READERS = ("maps", "pictures")
-_SETTLED = 20.0
-"""Seconds after which the newest round is complete."""
+_SETTLED = 20.0  # seconds after which the newest round is complete
 _logger = logging.getLogger("mlflow_stability.courier")
 
 

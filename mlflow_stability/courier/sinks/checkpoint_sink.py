@@ -31,8 +31,7 @@ class KeptFileSink(RunSink):
 
     def __init__(self, delivered: Delivered, writer: RunWriter, directory: Path) -> None:
         super().__init__(delivered, writer)
-        self.refused = ""
-        """Why the store does not take or delete one, if so."""
+        self.refused = ""  # why the store does not take or delete one, if so
         self._directory = directory
 
     def flush(self, over: bool) -> bool:
@@ -116,8 +115,7 @@ class BatchSink(KeptFileSink):
 
     def __init__(self, delivered: Delivered, writer: RunWriter, directory: Path) -> None:
         super().__init__(delivered, writer, directory)
-        self._passed: set[str] = set()
-        """Sent, or refused."""
+        self._passed: set[str] = set()  # sent, or refused
 
     def _send_next(self) -> bool:
         for file in sorted(self._directory.iterdir()) if self._directory.is_dir() else ():

@@ -39,13 +39,10 @@ class RunSummary:
         self.returned: Closing | None = None
         """How it ended if nothing more comes: the training thread has ended since the last step."""
         self.events: Counter[str] = Counter()
-        self.stalled: Finding | None = None
-        """Set while the training hangs."""
+        self.stalled: Finding | None = None  # set while the training hangs
         self._rollbacks: list[RollbackFacts] = []
-        self.last_reading: StepReading | None = None
-        """Newest step of the main training."""
-        self.worst_event: Finding | None = None
-        """Newest of the worst severity, from WARNING on."""
+        self.last_reading: StepReading | None = None  # newest step of the main training
+        self.worst_event: Finding | None = None  # newest of the worst severity, from WARNING on
         self.notes: dict[str, str] = {}
         self._offset = offset
         self._last_event: Finding | None = None
@@ -147,8 +144,7 @@ def events_in_words(events: Counter[str]) -> str:
 
 
 LEAST_SECONDS = 60.0
-USUAL_STEPS = 10.0
-"""Shortest stall as a multiple of the usual step time."""
+USUAL_STEPS = 10.0  # shortest stall as a multiple of the usual step time
 LONGER_THAN_BEFORE = 3.0
 """Shortest stall as a multiple of the longest pause before: trainings evaluate and save now and then."""
 _REMEMBERED = 101
@@ -224,8 +220,7 @@ class EventSink(RunSink):
         self.story = RunSummary(delivered.offset)
         self.concluded = False
         self._stalls = StallWatch()
-        self._file = 0
-        """Number of the first file in `_files`."""
+        self._file = 0  # number of the first file in `_files`
         self._files = deque([[line_of(Fact(key, value)) for key, value in (delivered.git or {}).items()]])
         """Lines of each file that has not arrived completely; the last one grows."""
         self._changed = bool(self._files[0])

@@ -21,10 +21,8 @@ from mlflow_stability.tracking.run_params import is_chosen
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Fact, Opening
 
-SECONDS = 5.0
-"""Limit for one git call: work trees on network file systems can be slow."""
-MOST_LINES = 50
-"""Of the diff summary, and of untracked files."""
+SECONDS = 5.0  # limit for one git call: work trees on network file systems can be slow
+MOST_LINES = 50  # of the diff summary, and of untracked files
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "LC_ALL": "C"}
 # A repository can name programs that git runs while it looks around: a watcher of files, a way to show differences.
 _PLAIN = ("-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "--no-pager")

@@ -164,11 +164,9 @@ class FigureSink(RunSink):
         self.looked_at = time.monotonic()
         self._data = PictureData(delivered.offset, writer.run_id, delivered.folder)
         self._to_draw: deque[RunFigure] = deque()
-        self._drawn: tuple[RunFigure, bytes] | None = None
-        """A picture that is not sent yet."""
+        self._drawn: tuple[RunFigure, bytes] | None = None  # a picture that is not sent yet
         self._given_up: set[str] = set()
-        self._off = False
-        """A record could not be taken: nothing is drawn."""
+        self._off = False  # a record could not be taken: nothing is drawn
         self._ending = False
 
     def take(self, record: Record) -> None:

@@ -29,8 +29,7 @@ from mlflow_stability.tracking.thinning import (
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
-HELD_READINGS = 128
-"""Findings come up to half as many readings later."""
+HELD_READINGS = 128  # findings come up to half as many readings later
 
 
 class HeldReadings:
@@ -38,8 +37,7 @@ class HeldReadings:
 
     def __init__(self) -> None:
         self._held: deque[tuple[StepReading, int]] = deque()
-        self._marked: set[int] = set()
-        """Steps with findings."""
+        self._marked: set[int] = set()  # steps with findings
 
     def __len__(self) -> int:
         return len(self._held)
@@ -89,13 +87,11 @@ class DeliveryPace:
 
     def __init__(self, uri: str) -> None:
         sqlite = is_sqlite(uri)
-        self.share = _SQLITE_SHARE if sqlite else 0.8
-        """Share of the time to use while nothing waits."""
+        self.share = _SQLITE_SHARE if sqlite else 0.8  # share of the time to use while nothing waits
         self._largest = 200 if sqlite else 1000
         self._rate = 1000.0 if sqlite else 1500.0
         self._free_at = 0.0
-        self.batch = self._largest
-        """Largest number of points in a request."""
+        self.batch = self._largest  # largest number of points in a request
 
     def wait(self, now: float, hurry: bool) -> float:
         """Return seconds until the next request; none in a hurry, when training waits or has ended."""
@@ -122,11 +118,9 @@ class DeliveryPace:
 
 
 _GATHER_SECONDS = 1.0  # few points wait this long for company
-HELD_SECONDS = 2.0
-"""Longest wait of a reading for its findings."""
+HELD_SECONDS = 2.0  # longest wait of a reading for its findings
 _BACKLOG_SECONDS = 5.0  # of sending; points beyond that are postponed
-MOST_WAITING = 50_000
-"""Limit for points in memory that wait, and for those postponed."""
+MOST_WAITING = 50_000  # limit for points in memory that wait, and for those postponed
 _LARGEST_BATCH = 1000
 
 
@@ -163,8 +157,7 @@ class MetricSink(TimedSink):
         self, delivered: Progress, writer: PointWriter, pace: DeliveryPace, every: int, layers: LayerMetrics = ""
     ) -> None:
         super().__init__(delivered.metrics_until)
-        self.awaited = True
-        """Whether the end of the training waits for the rest."""
+        self.awaited = True  # whether the end of the training waits for the rest
         self._delivered = delivered
         self._writer = writer
         self._pace = pace

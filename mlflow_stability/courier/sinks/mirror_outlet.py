@@ -41,10 +41,8 @@ from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.run import Opening
 
-RUN_SECONDS = 30.0
-"""How long a mirror waits for the name of the run."""
-AWAITED_SECONDS = 10.0
-"""How long the end of the training waits for a mirror."""
+RUN_SECONDS = 30.0  # how long a mirror waits for the name of the run
+AWAITED_SECONDS = 10.0  # how long the end of the training waits for a mirror
 GIVE_UP_SECONDS = 600.0
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
@@ -52,8 +50,7 @@ _LONGEST_DELAY = 60.0
 
 class MirrorOutlet(Outlet):
     def __init__(self, plan: OutletPlan, mirror: Mirror, delivered: Delivered, opening: Opening) -> None:
-        self.link: RunLink | None = None
-        """The run, once known."""
+        self.link: RunLink | None = None  # the run, once known
         self._mirror, self._opening = mirror, opening
         self._progress = _Progress(delivered, mirror)
         every, layers = opening.log_every_n_steps, opening.layer_metrics
@@ -65,8 +62,7 @@ class MirrorOutlet(Outlet):
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A request to send points, with whether the training is over."""
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._busy = False
-        """The thread has the points: nothing can be taken."""
+        self._busy = False  # the thread has the points: nothing can be taken
         self._thread = threading.Thread(target=self._work, name=f"mirror to {mirror.tool}", daemon=True)
         self._reported = False
         self._delay = _FIRST_DELAY
@@ -181,8 +177,7 @@ class _Progress:
         self._page = mirror_page(delivered.folder, mirror.key)
         page = read_page(self._page)
         self.metrics_until: int = page.get("until", 0)
-        self.tables_until: int = page.get("tables", -1)
-        """Last step whose histograms were written."""
+        self.tables_until: int = page.get("tables", -1)  # last step whose histograms were written
         self.thinning: dict[str, Any] = page.get("thinning", {})
         self.of_writer: dict[str, Any] = page.get("writer", {})
         self.saved: Callable[[], Mapping[str, Any]] = dict

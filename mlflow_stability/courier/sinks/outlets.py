@@ -20,8 +20,7 @@ from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0
 """How long metrics wait for the id of their run: with another label they would be other series."""
-AWAITED_SECONDS = 5.0
-"""How long the end of the training waits for the last metrics."""
+AWAITED_SECONDS = 5.0  # how long the end of the training waits for the last metrics
 _GIVE_UP_SECONDS = 30.0
 
 

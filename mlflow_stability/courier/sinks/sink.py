@@ -36,8 +36,7 @@ class Sink:
     def __init__(self, until: int = 0) -> None:
         self.until = until
         """Set by the reader: position after the last record taken; in `take`, where its record starts."""
-        self.done = False
-        """Everything has arrived."""
+        self.done = False  # everything has arrived
 
     @property
     def full(self) -> bool:
@@ -58,10 +57,8 @@ class TimedSink(Sink):
 
     def __init__(self, until: int = 0) -> None:
         super().__init__(until)
-        self.hurried = False
-        """Set from outside: send everything at once. False again when it has arrived."""
-        self.looked_at = float("-inf")
-        """When it last had nothing left to send (monotonic clock)."""
+        self.hurried = False  # set from outside: send everything at once. False again when it has arrived.
+        self.looked_at = float("-inf")  # when it last had nothing left to send (monotonic clock)
 
     def flush(self, over: bool) -> bool:
         """Send due data, one request at most; True if there is more to send at once.
@@ -122,10 +119,8 @@ class Backoff:
     """Failures of one task: retries ever less often, never gives up by itself."""
 
     def __init__(self) -> None:
-        self.error = ""
-        """The last error; empty if it succeeded."""
-        self.hopeless = False
-        """Retrying does not help: the run or the journal is gone."""
+        self.error = ""  # the last error; empty if it succeeded
+        self.hopeless = False  # retrying does not help: the run or the journal is gone
         self.since: float | None = None
         self._delay = _FIRST_DELAY
         self._again_at = 0.0
@@ -169,14 +164,10 @@ class Outlet(Sink):
 
     def __init__(self, plan: OutletPlan, until: int = 0) -> None:
         super().__init__(until)
-        self.done = False
-        """Nothing is left to send, or it was given up."""
-        self.awaited = True
-        """The end of the training should wait for it a little."""
-        self.closing: Closing | None = None
-        """How the training ended, as its journal says."""
-        self.returned: Closing | None = None
-        """How it ended if no other step comes."""
+        self.done = False  # nothing is left to send, or it was given up
+        self.awaited = True  # the end of the training should wait for it a little
+        self.closing: Closing | None = None  # how the training ended, as its journal says
+        self.returned: Closing | None = None  # how it ended if no other step comes
         self._plan = plan
 
     @property

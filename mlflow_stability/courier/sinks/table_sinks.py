@@ -26,14 +26,10 @@ from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal,
 
 _SHORTEST_INTERVAL = 60.0
 _INTERVALS_PER_RUN = 50
-_MOST_WAITING = 1_000_000
-"""Values and readings in memory."""
-_MOST_BYTES = 32_000_000
-"""Of tables of layers in one file."""
-_MOST_POINTS = 200
-"""Of one request: on a SQLite file the script's own calls wait for it."""
-PAGE = "layers.json"
-"""Step up to which tables have arrived."""
+_MOST_WAITING = 1_000_000  # values and readings in memory
+_MOST_BYTES = 32_000_000  # of tables of layers in one file
+_MOST_POINTS = 200  # of one request: on a SQLite file the script's own calls wait for it
+PAGE = "layers.json"  # step up to which tables have arrived
 _logger = logging.getLogger("mlflow_stability.courier")
 
 

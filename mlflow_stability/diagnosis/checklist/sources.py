@@ -52,8 +52,7 @@ class Case:
         return [finding for finding in self.diagnosis.findings if finding.kind in kinds and finding.severity >= least]
 
 
-Source = Callable[[Case], Answer | None]
-"""Looks for the answer in one place; None if it does not apply."""
+Source = Callable[[Case], Answer | None]  # looks for the answer in one place; None if it does not apply
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ _RATE = re.compile(
     r"(?:^|[._/ -])(?:(?:base|max|peak|init(?:ial)?)_?)?(?:lr|learning_?rate)(?:_?(?:max|peak|init))?$", re.I
 )
 
-RatedRun = tuple[float, RunCard]
-"""A run with its learning rate."""
+RatedRun = tuple[float, RunCard]  # a run with its learning rate
 
 
 def sensitivity_of(cards: Sequence[RunCard]) -> tuple[Sensitivity | None, str]:

@@ -39,8 +39,7 @@ from mlflow_stability.vocabulary.measured import (
     distribution_shape,
 )
 
-REACH = 6.0
-"""The length of a ridge to each side, in widths."""
+REACH = 6.0  # the length of a ridge to each side, in widths
 _FINE = 0.05
 _MIN_SMOOTH, _MAX_SMOOTH, _SMOOTH = 0.1, 0.4, 0.7
 """Widths over which an outline is smoothed: at least, at most, and for each width of a bin."""
@@ -87,8 +86,7 @@ def _shares_below(table: LayerTable, row: int) -> tuple[Floats, Floats]:
 
 
 MAX_RIDGES = 24
-MAX_STEPS = 10
-"""Steps of one layer that are drawn."""
+MAX_STEPS = 10  # steps of one layer that are drawn
 _WORST_FIRST: tuple[Shape, ...] = ("collapsed", "unknown", "multi-modal", "shifted", "heavy-tailed")
 _UNREMARKABLE: tuple[Shape, ...] = ("healthy", "too few values")
 _COLOURS: dict[Shape, str] = {
@@ -101,8 +99,7 @@ _COLOURS: dict[Shape, str] = {
     "unknown": FAINT,
 }
 _WORDS: dict[Shape, str] = {"unknown": "not finite"}
-_RIDGE, _OVERLAP = 0.3, 1.5
-"""Inches between two ridges, and the height of a ridge in these."""
+_RIDGE, _OVERLAP = 0.3, 1.5  # inches between two ridges, and the height of a ridge in these
 _TOP, _BOTTOM, _BETWEEN, _RIGHT = 1.05, 0.6, 1.25, 2.1
 _LETTER, _MAX_NAME = 0.078, 34
 _TITLES = {"gradient": "Gradient histograms", "weight": "Weight histograms"}

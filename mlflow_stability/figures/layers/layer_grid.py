@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_COLUMNS = 384
-MAX_LAYERS = 2048
-"""Layers beyond these are left out and counted in `LayerGrid.left_out`."""
+MAX_LAYERS = 2048  # layers beyond these are left out and counted in `LayerGrid.left_out`
 
 Values = NDArray[np.float32]
 """By layer and column: the largest value; infinite where one was not finite, NaN where nothing was measured."""

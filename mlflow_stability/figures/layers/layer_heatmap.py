@@ -37,14 +37,12 @@ _NOT_FINITE, _STRIPE, _ZERO, _NOT_MEASURED = BAD, "#ffd9c2", "#000000", "#e6e6e6
 _ROW, _THIN_ROW = 0.3, 0.17
 _MIN_HEIGHT, _MAX_HEIGHT = 0.9, 8.0
 _LABEL_HEIGHT = 0.17
-_LETTER = 0.078
-"""Inches that a letter of a label takes."""
+_LETTER = 0.078  # inches that a letter of a label takes
 _MAX_NAME = 34
 _TOP, _BOTTOM, _RIGHT = 0.80, 0.9, 1.15
 _COLOUR_PERCENTILES = (1.0, 99.0)
 """Ends of the colours, so that one exploding layer does not make all others look alike."""
-_MIN_DECADES = 0.5
-"""The least that the colours span."""
+_MIN_DECADES = 0.5  # the least that the colours span
 _TITLES = {
     "grad_norm": "Gradient norm",
     "update_ratio": "Update ratio",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-_MIN_BLOCKS = 8
-"""Names are shortened to the depth at which there are at least this many blocks."""
+_MIN_BLOCKS = 8  # names are shortened to the depth at which there are at least this many blocks
 _TITLES = {
     "grad_norm": "Gradient norm by layer",
     "update_ratio": "Update ratio by layer",

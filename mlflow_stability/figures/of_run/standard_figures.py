@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mlflow_stability.figures.run_figure import FigureData, RunFigure
 
-MAX_TABLES = 10
-"""Measurements of histograms that are drawn."""
+MAX_TABLES = 10  # measurements of histograms that are drawn
 DUTY_CYCLES = (
     "sdr_duty_p5",
     "sdr_duty_p25",

@@ -18,8 +18,7 @@ from mlflow_stability.importers.log_text import open_bytes
 from mlflow_stability.importers.wire_format import fields_of, signed, submessages, tf_records
 from mlflow_stability.vocabulary.run import RunHistory
 
-_Event = tuple[int, float, dict[str, float]]
-"""Step, time and values."""
+_Event = tuple[int, float, dict[str, float]]  # step, time and values
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
 _VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
 _TYPE, _CONTENT = 1, 4

@@ -26,8 +26,7 @@ from mlflow_stability.importers.log_text import open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN
 
-MAX_CHARACTERS = 500_000_000
-"""A document is held whole; a longer one is refused."""
+MAX_CHARACTERS = 500_000_000  # a document is held whole; a longer one is refused
 _MAX_DEPTH = 4
 _SUMMARY_FIELDS = frozenset({"train_runtime", "total_flos"})
 _TRAINER_FACTS = ("max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_model_checkpoint")

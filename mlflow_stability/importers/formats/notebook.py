@@ -22,10 +22,8 @@ from mlflow_stability.importers.log_text import MAX_LINE, all_states, clean_line
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import metric_meanings
 
-MIN_POINTS = 8
-"""Progress bars that leave fewer points in the end are read in all their states."""
-MAX_PAGE = 5_000_000
-"""A longer HTML page is a plot."""
+MIN_POINTS = 8  # progress bars that leave fewer points in the end are read in all their states
+MAX_PAGE = 5_000_000  # a longer HTML page is a plot
 _LOSSES = ("loss", "val_loss")
 _TABLE = re.compile(r"<table\b", re.IGNORECASE)
 _TABLE_END = re.compile(r"</table\b", re.IGNORECASE)

@@ -22,8 +22,7 @@ from mlflow_stability.importers.log_format import LogFile, LogFormat, Recognised
 from mlflow_stability.importers.log_text import open_bytes, printable, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 
-MAX_BYTES = 128 * 1024 * 1024
-"""A pickle is held whole; no history is larger."""
+MAX_BYTES = 128 * 1024 * 1024  # a pickle is held whole; no history is larger
 MAX_OPERATIONS = 4_000_000
 MAX_VALUES = 5_000_000
 _MAX_ARRAY_BYTES = 8 * MAX_VALUES

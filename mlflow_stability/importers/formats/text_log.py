@@ -50,8 +50,7 @@ class TextLog:
         self._lists, self._bars = PrintedLists(), LogContent()
         self._step = self._epoch = _UNKNOWN
         self._line_number = 0
-        self._heading = ""
-        """Word for held-out data in the heading above: `Test Error:`."""
+        self._heading = ""  # word for held-out data in the heading above: `Test Error:`
 
     def take(self, line: str) -> None:
         self._line_number += 1

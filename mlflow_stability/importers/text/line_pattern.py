@@ -15,8 +15,7 @@ NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|(?:nan|inf)(?:inity)?)"
 )
-MAX_PATTERNS = 64
-"""A log has a few kinds of lines."""
+MAX_PATTERNS = 64  # a log has a few kinds of lines
 _MAX_CANDIDATES = 64 * MAX_PATTERNS
 STEP, EPOCH, TOTAL = COUNTERS = "\0step", "\0epoch", "\0total"
 """In place of a metric's name for a number that counts."""
@@ -98,8 +97,7 @@ class KnownLine:
 class LinePatterns:
     def __init__(self) -> None:
         self._candidates: set[str] = set()
-        self.known: list[KnownLine] = []
-        """The most recent first."""
+        self.known: list[KnownLine] = []  # the most recent first
 
     def read(self, line: str) -> LogLine | None:
         """Return the values of a line of a known kind."""

@@ -17,12 +17,9 @@ from mlflow_stability.kinds.reported.endings import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import MAY_NAME_FINDING, kinds_in_line, unique_share_in
 
-MAX_EVENTS = 1000
-"""Events that are kept, the last ones of a log."""
-MAX_FORMS = 1000
-"""Kinds of lines without a step that are remembered."""
-CALIBRATION_STEPS = 20
-"""A loss scale is calibrated within the first steps."""
+MAX_EVENTS = 1000  # events that are kept, the last ones of a log
+MAX_FORMS = 1000  # kinds of lines without a step that are remembered
+CALIBRATION_STEPS = 20  # a loss scale is calibrated within the first steps
 _SKIPPED = re.compile(
     r"gradient overflow detected|OVERFLOW!.{0,80}(?:loss scale|skipping)|Gradient overflow\. +Skipping step|"
     r"nonfinite_guard(?!\W*(?:true|false|on|off|enabled|disabled|\d))|"

@@ -16,8 +16,7 @@ from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TO
 from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
 
-MAX_CHARACTERS = 4000
-"""The rest of a longer line is ignored."""
+MAX_CHARACTERS = 4000  # the rest of a longer line is ignored
 _PAIR = re.compile(
     rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+)(?:\w+\(|[\[(])?\s*(?P<number>{NUMBER})"
     r"(?:(?P<many>(?-i:[kKMB]))(?=\s*/\s*\d))?(?:\s*/\s*(?P<of>\d+))?"
@@ -39,15 +38,13 @@ _STEP_AND_TOTAL = tuple(
         r"(?:^|\s)\[(?P<step>\d+)\](?P<total>)\s",
     )
 )
-_COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
-"""Units of a count of steps: `step 5k/1.2M`."""
+_COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}  # units of a count of steps: `step 5k/1.2M`
 _ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)
 _NO_NAMES = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
 """Words before a name that are no part of it: a logger's level, the value of another name."""
 _MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
 """A module or parameter in front of its numbers: `layer.3.weight grad_norm=0.52`."""
-_SOURCE_ENDINGS = (".py", ".cc", ".cpp", ".cu", ".rs")
-"""`trainer.py:120` is a place in a program."""
+_SOURCE_ENDINGS = (".py", ".cc", ".cpp", ".cu", ".rs")  # `trainer.py:120` is a place in a program
 _KNOWN_WORDS = (
     LOSSES
     | LOSS_LIKE

@@ -11,8 +11,7 @@ from mlflow_stability.importers.json_rows import number_in, parse_value
 from mlflow_stability.importers.log_content import Column, LogContent, LogLine
 from mlflow_stability.vocabulary.text import metric_meanings
 
-MAX_SHAPES = 1000
-"""Kinds of lines that are distinguished."""
+MAX_SHAPES = 1000  # kinds of lines that are distinguished
 
 
 class LooseLines:

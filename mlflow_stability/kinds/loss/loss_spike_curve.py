@@ -21,8 +21,7 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import sigmas
 
-_DETECTOR = LossSpike()
-"""Thresholds that mean the same in a whole curve are the detector's."""
+_DETECTOR = LossSpike()  # thresholds that mean the same in a whole curve are the detector's
 
 
 @dataclass(frozen=True, slots=True)

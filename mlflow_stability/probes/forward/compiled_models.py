@@ -26,16 +26,14 @@ from mlflow_stability.probes.module_names import WRAPPERS
 _REGION = "set_eval_frame"
 _COMPILING = ("compile", "dynamo_optimize")
 _TRACING = ("make_traced_module", "function_from_trace", "function_from_trace_with_dict", "graph_by_tracing")
-MAX_FUNCTIONS = 5_000
-"""Functions of a model that are followed."""
+MAX_FUNCTIONS = 5_000  # functions of a model that are followed
 FRAMES_PER_MODULE = 8
 """Frames of Python that a level of modules may take: three are torch's, hooks add one, checkpointing four."""
 FREE_FRAMES = 150
 """Frames left for what is called inside the innermost module, by the script, by torch and by us."""
 _FLEX = "torch.nn.attention.flex_attention"
 
-OnCompiled = Callable[[bool], None]
-"""Called with True for the compiler, False for a trace."""
+OnCompiled = Callable[[bool], None]  # called with True for the compiler, False for a trace
 
 
 class CompiledCodeWatch:

@@ -40,8 +40,7 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 UNSUPPORTED = frozenset({"ScriptModule", "DataParallel"})
 """Classes of models that are not measured inside: hooks do not run in them, or in several threads at once."""
-MAX_REPORTED = 4
-"""Reasons for measuring no pass that are reported in a recording."""
+MAX_REPORTED = 4  # reasons for measuring no pass that are reported in a recording
 
 
 class _Model:
@@ -49,12 +48,9 @@ class _Model:
 
     def __init__(self, root: Module, own_step: int, forget: Callable[[Any], object]) -> None:
         self.root = weakref.ref(root, forget)
-        self.own_step = own_step
-        """The number of captures that it has trained."""
-        self.next_due = 0
-        """No probe is due before this step of the model."""
-        self.capture = -1
-        """The capture of its last call."""
+        self.own_step = own_step  # the number of captures that it has trained
+        self.next_due = 0  # no probe is due before this step of the model
+        self.capture = -1  # the capture of its last call
         self.missed: tuple[_GuardedProbe, ...] = ()
         """Probes that were closed for compiled code, and observe the next pass instead."""
 
@@ -75,22 +71,16 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self._close = guard("closing of forward probes", self._close_all)
         self._compiled_code = CompiledCodeWatch(self._on_compiled)
         self._second_pass = SecondPass()
-        self._models: dict[int, _Model] = {}
-        """By identity."""
-        self.step = first_step
-        """The step in progress."""
-        self.capture = 0
-        """The capture in progress."""
+        self._models: dict[int, _Model] = {}  # by identity
+        self.step = first_step  # the step in progress
+        self.capture = 0  # the capture in progress
         self.busy = False
         """Whether a probe may be open or have measurements; else optimizer steps need nothing."""
         self._open: list[_GuardedProbe] = []
-        self._root: weakref.ref[Module] | None = None
-        """The model of the open probes."""
-        self._alive: RunningPass | None = None
-        """The pass of the open probes."""
+        self._root: weakref.ref[Module] | None = None  # the model of the open probes
+        self._alive: RunningPass | None = None  # the pass of the open probes
         self._emit = guard(self.part, emit)
-        self._reported: set[str] = set()
-        """Reasons why models are not measured inside."""
+        self._reported: set[str] = set()  # reasons why models are not measured inside
         self._run_second_pass = guard(self.part, self._measure_second_pass)
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -234,8 +224,7 @@ class _GuardedProbe:
     __slots__ = ("blocks", "close", "due", "finish", "has_measured", "next_due", "open")
 
     def __init__(self, probe: ForwardProbe, guard: Guard) -> None:
-        self.has_measured = False
-        """Whether it has measurements of this capture."""
+        self.has_measured = False  # whether it has measurements of this capture
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
         self.open: Callable[[Module, int, Callable[[], bool]], Any] = guard(probe.part, probe.open)

@@ -21,12 +21,9 @@ from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, 
 from mlflow_stability.probes.probe import Guard
 
 _BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
-MAX_UNCALLED_STEPS = 2
-"""After this many steps without a call, modules inside are observed instead."""
-MAX_PARTS = 32
-"""Observing each of very many parts would cost too much."""
-MAX_SEARCHES = 8
-"""A script that makes an optimizer for every sample has no model to follow."""
+MAX_UNCALLED_STEPS = 2  # after this many steps without a call, modules inside are observed instead
+MAX_PARTS = 32  # observing each of very many parts would cost too much
+MAX_SEARCHES = 8  # a script that makes an optimizer for every sample has no model to follow
 
 
 class ForwardObserver:
@@ -79,32 +76,26 @@ class ForwardWatch:
         self._began = tuple(
             [(observer, observer.forward_began, _overridden(observer, "forward_ended")) for observer in observers]
         )
-        self._to_end: list[Callable[[], None]] = []
-        """Called at the end of the open pass."""
+        self._to_end: list[Callable[[], None]] = []  # called at the end of the open pass
         self._gave = _by_part("forward_gave", observers)
         self._did_fail = _by_part("forward_failed", observers)
         self._evaluated = _overriding("evaluated", observers)
-        self.gradients_begin = _by_part("gradients_begin", observers)
-        """Called before a backward pass."""
+        self.gradients_begin = _by_part("gradients_begin", observers)  # called before a backward pass
         self.gradients_end = _by_part("gradients_end", observers)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
         self._failed = guard("forward passes", self._fails)
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._searches = 0
-        self._watched: dict[int, _Root] = {}
-        """By the identity of the module."""
+        self._watched: dict[int, _Root] = {}  # by the identity of the module
         self._part_of: dict[int, weakref.ref[Module]] = {}
         """For modules that are observed instead of the model that they belong to: that model."""
         self._uncalled: dict[int, int] = {}
         """Modules that were not called yet, and the number of steps since they were found."""
-        self.opened = 0
-        """Identity of the module that is being called, or 0."""
-        self._within = False
-        """Whether it was called again within that call."""
+        self.opened = 0  # identity of the module that is being called, or 0
+        self._within = False  # whether it was called again within that call
         self._thread = 0
-        self.in_backward = False
-        """Whether a backward pass is running: calls inside it recompute a checkpoint."""
+        self.in_backward = False  # whether a backward pass is running: calls inside it recompute a checkpoint
         self._on_cuda = False
 
     @property

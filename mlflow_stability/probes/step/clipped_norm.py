@@ -20,10 +20,8 @@ from mlflow_stability.probes.step.step_capture import Clip, StepCapture
 # C functions, because these run over all gradients at every step.
 _version, _gradient, _is_not_none = attrgetter("_version"), attrgetter("grad"), partial(is_not, None)
 MEASURED_EVERY = 10
-RELATIVE_TOLERANCE = 1e-5
-"""Allowed difference between a computed norm and a measured one."""
-MAX_FRAMES = 40
-"""Frames above the hook that are searched for an engine."""
+RELATIVE_TOLERANCE = 1e-5  # allowed difference between a computed norm and a measured one
+MAX_FRAMES = 40  # frames above the hook that are searched for an engine
 _ENGINE_NORM = "get_global_grad_norm"
 
 
@@ -40,14 +38,11 @@ class ClippedNorm:
         """Identities and versions of the gradients right after clipping; none is kept alive."""
         self._norm: float | None = None
         """The norm that the script clipped by; it may combine several processes."""
-        self.times = 0
-        """Number of clippings since the script took a norm."""
+        self.times = 0  # number of clippings since the script took a norm
         self.is_on = True
         """Whether norms may be computed: not where steps are skipped for them, nor where a measured norm differed."""
-        self._until_measured = 0
-        """Number of norms that may be computed before the next is measured."""
-        self.expected: float | None = None
-        """The computed value of the norm that is being measured."""
+        self._until_measured = 0  # number of norms that may be computed before the next is measured
+        self.expected: float | None = None  # the computed value of the norm that is being measured
 
     def clipped(self, parameters: object, norm: object) -> None:
         self.times += 1

@@ -26,8 +26,7 @@ from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.readback import Parcel, value_on_host
 from mlflow_stability.probes.step.step_capture import StepCapture
 
-MAX_FOLLOWED = 16
-"""Optimizers that are followed, the newest ones; a script may make one for every sample."""
+MAX_FOLLOWED = 16  # optimizers that are followed, the newest ones; a script may make one for every sample
 MIN_UNREACHED_STEPS = 4
 """After this many steps without gradients from a backward pass, none reaches an optimizer."""
 MIN_KEPT_STEPS = 3
@@ -64,8 +63,7 @@ class HeldGradients:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self.followed: dict[int, _FollowedParameter] = {}
-        """By the identity of the optimizer."""
+        self.followed: dict[int, _FollowedParameter] = {}  # by the identity of the optimizer
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Follow this optimizer from now on; runs while it has gradients."""
@@ -176,20 +174,14 @@ class _FollowedParameter:
         self.parameter = TensorWeakRef(parameter)
         self.gradient: TensorWeakRef | None = None
         """Its gradient at the last check; an address would not do, as memory is reused."""
-        self.version = 0
-        """The version of that gradient: the number of in-place writes."""
-        self.reached = False
-        """Whether a backward pass of this step has given it a gradient."""
+        self.version = 0  # the version of that gradient: the number of in-place writes
+        self.reached = False  # whether a backward pass of this step has given it a gradient
         self.ever_reached = False
         self.steps = 0
-        self.stepped = False
-        """Whether its gradient was checked at the end of a step."""
-        self.holds_last = False
-        """Whether the gradients of this step were added to those of the step before."""
-        self.kept_for = 0
-        """The number of such steps in a row."""
-        self.values: Parcel | None = None
-        """The largest value of such a gradient, on its way to the host."""
+        self.stepped = False  # whether its gradient was checked at the end of a step
+        self.holds_last = False  # whether the gradients of this step were added to those of the step before
+        self.kept_for = 0  # the number of such steps in a row
+        self.values: Parcel | None = None  # the largest value of such a gradient, on its way to the host
 
     def ask_for_values(self) -> None:
         """Start copying the largest value of its gradient to the host."""
@@ -238,10 +230,8 @@ class SinceLastStep:
     """Tells the first step of a training without ``backward()`` from a late step of the previous capture."""
 
     def __init__(self) -> None:
-        self.made: dict[int, weakref.ref[Optimizer]] = {}
-        """New optimizers by identity."""
-        self.nodes = 0
-        """Number of autograd nodes when the last step or backward pass ended."""
+        self.made: dict[int, weakref.ref[Optimizer]] = {}  # new optimizers by identity
+        self.nodes = 0  # number of autograd nodes when the last step or backward pass ended
         self.in_backward = False
         """An optimizer may step inside a backward pass, where checkpoints compute again."""
 

@@ -32,8 +32,7 @@ from mlflow_stability.vocabulary.measured import TRACK
 
 MAX_NAMED = 16
 """Optimizers and tracks with names of their own; a script that makes an optimizer for every sample shares the last."""
-MAX_RIVALS = 8
-"""This many optimizers of one training are made for single parameters or samples."""
+MAX_RIVALS = 8  # this many optimizers of one training are made for single parameters or samples
 MAX_NAME_CHARACTERS = 40
 _Predicate = Callable[[Optimizer], bool]
 _GENERIC_NAMES = frozenset(
@@ -45,10 +44,8 @@ class OptimizerTracks:
     """The optimizers in the order of their first steps."""
 
     def __init__(self, is_new: Callable[[Optimizer], bool]) -> None:
-        self._is_new = is_new
-        """Whether an optimizer was made since the last step of any."""
-        self._stepped = _by_identity()
-        """The optimizers of every training."""
+        self._is_new = is_new  # whether an optimizer was made since the last step of any
+        self._stepped = _by_identity()  # the optimizers of every training
         self.begin_training()
 
     def begin_training(self) -> None:

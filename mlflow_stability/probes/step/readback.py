@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 Rows = list[list[float]]
-Reader = Callable[[Sequence[float], Rows], None]
-"""Receives the values of the scalars, and those of each row."""
+Reader = Callable[[Sequence[float], Rows], None]  # receives the values of the scalars, and those of each row
 
 
 @dataclass(slots=True)

@@ -62,8 +62,7 @@ WINDOW = 100
 _QUANTITIES = frozenset({"loss", "grad_norm", "grad_norm_clipped", "loss_scale", "skipped_steps"})
 MIN_STEPS = 10
 _EMA_DECAY = 0.98
-MAX_LAYOUTS = 64
-"""Tuples of signals that are remembered; a training has a handful."""
+MAX_LAYOUTS = 64  # tuples of signals that are remembered; a training has a handful
 _MAX_CLIPPED_RATIO = 0.9999
 """A step counts as clipped where clipping left less than this share of its norm: more may be rounding."""
 
@@ -82,8 +81,7 @@ class RollingStatistics:
         self._used: _Used = ()
         self.waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
         """Steps that were not read yet."""
-        self.due_at = 0
-        """No statistics are due before this step."""
+        self.due_at = 0  # no statistics are due before this step
 
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
         self.waiting.append((step, signals, values))

@@ -18,8 +18,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step.readback import value_on_host
 
-MAX_LOSSES = 1024
-"""Losses of one capture; of more only the sum is kept."""
+MAX_LOSSES = 1024  # losses of one capture; of more only the sum is kept
 
 
 @dataclass(slots=True)
@@ -90,26 +89,20 @@ class StepCapture:
     """Distributions of gradients and weights in each layer, where due."""
 
     def __init__(self) -> None:
-        self.losses: list[Tensor | float] = []
-        """Tensors on a device, or numbers."""
+        self.losses: list[Tensor | float] = []  # tensors on a device, or numbers
         self.discards: dict[int, Discarded] = {}
         """By identity of an optimizer or module, the last time that its gradients were discarded."""
         self.discarded_losses: list[Tensor | float] = []
         """Losses whose gradients the script discarded before the step; they belong to no step."""
         self.clips: list[Clip] = []
-        self.limits: dict[str, float] = {}
-        """Limits of gradient clipping: ``max_norm``, ``clip_value``."""
-        self.norms: list[Tensor | float] = []
-        """Norms of the gradients that the optimizers got."""
+        self.limits: dict[str, float] = {}  # limits of gradient clipping: ``max_norm``, ``clip_value``
+        self.norms: list[Tensor | float] = []  # norms of the gradients that the optimizers got
         self.gradients: set[int] = set()
         """Identities of the gradients of `norms`; kept only when there are clips to compare with."""
         self.learning_rates: dict[str, float | Tensor] = {}
-        self.stepped: list[int] = []
-        """Identities of the optimizers that began their step, in order."""
-        self.ended: set[int] = set()
-        """Those whose step is over."""
-        self.found_inf: list[Tensor] = []
-        """Flags of a loss scaler, above zero where it skipped the step."""
+        self.stepped: list[int] = []  # identities of the optimizers that began their step, in order
+        self.ended: set[int] = set()  # those whose step is over
+        self.found_inf: list[Tensor] = []  # flags of a loss scaler, above zero where it skipped the step
 
     @property
     def has_stepped(self) -> bool:
@@ -162,8 +155,7 @@ class StepCapture:
         self.discards.clear()
 
 
-UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
-"""A scaled loss, and its value before."""
+UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]  # a scaled loss, and its value before
 
 
 class KnownOptimizer:
@@ -176,10 +168,8 @@ class KnownOptimizer:
     ) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.track = track
-        self.place = place
-        """The place of the losses and norms of its track."""
-        self.rate_places: list[str] = []
-        """The place of each group's learning rate."""
+        self.place = place  # the place of the losses and norms of its track
+        self.rate_places: list[str] = []  # the place of each group's learning rate
         self.is_settled = False
         """Whether backward passes are known to reach it, and the engine that steps it is known."""
         self.engine: weakref.ref[Any] | None = None

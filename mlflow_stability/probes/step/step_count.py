@@ -6,10 +6,8 @@ from collections.abc import Iterable
 
 EXPECTED_INTERVALS = 2
 """A track is expected for this many times the steps between its last two captures; later it has ended."""
-MAX_EXPECTED_STEPS = 16
-"""... and for at most this many steps."""
-REMEMBERED_CAPTURES = 16
-"""An optimizer that has not stepped for this many captures is not waited for."""
+MAX_EXPECTED_STEPS = 16  # ... and for at most this many steps.
+REMEMBERED_CAPTURES = 16  # an optimizer that has not stepped for this many captures is not waited for
 
 
 class StepCount:
@@ -25,8 +23,7 @@ class StepCount:
 
     def __init__(self) -> None:
         self._step = 0
-        self._current: set[int] = set()
-        """The tracks that have had a capture in this step."""
+        self._current: set[int] = set()  # the tracks that have had a capture in this step
         self._intervals: dict[int, tuple[int, int]] = {}
         """For each track, the step of its last capture, and the number of steps between its last two."""
 

@@ -51,8 +51,7 @@ from mlflow_stability.probes.step.step_count import StepCount, StepOrder
 
 _NUMBERS = (float, int)
 NORM = "gradient norm"
-RANKS_SECONDS = 2.0
-"""The end of a recording waits this long for the measurements of other processes."""
+RANKS_SECONDS = 2.0  # the end of a recording waits this long for the measurements of other processes
 OnReading = Callable[[Any, ProbeReading], None]  # receives the result of `owner_for`, and the capture's reading
 SchedulerFor = Callable[[Any], ProbeScheduler | None]  # returns the probes for the result of `owner_for`
 
@@ -81,8 +80,7 @@ class StepMeter:
         self._last: StepCapture | None = None
         self._owner: Any = None
         self._owner_is_met = False
-        self._known: dict[int, KnownOptimizer] = {}
-        """The optimizers of this training, by identity."""
+        self._known: dict[int, KnownOptimizer] = {}  # the optimizers of this training, by identity
         self._order, self._steps = StepOrder(), StepCount()
         self._losses_before = self._evaluating = 0
         self._counted = True  # the newest backward pass; not one from the same loss as the pass before

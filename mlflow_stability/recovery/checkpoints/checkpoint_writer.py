@@ -35,13 +35,10 @@ class CheckpointWriter:
         self._idle.set()
         self.writing: int | None = None
         """Step of the state that is being written: it must not be changed meanwhile."""
-        self._next: tuple[StateCopy, float, float | None] | None = None
-        """The state that is written after it."""
-        self._taking = threading.Lock()
-        """Held while `_next` becomes `writing`."""
+        self._next: tuple[StateCopy, float, float | None] | None = None  # the state that is written after it
+        self._taking = threading.Lock()  # held while `_next` becomes `writing`
         self._thread: threading.Thread | None = None
-        self._newest = 0
-        """Step of the newest checkpoint written."""
+        self._newest = 0  # step of the newest checkpoint written
 
     @property
     def is_busy(self) -> bool:

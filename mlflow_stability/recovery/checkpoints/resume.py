@@ -49,8 +49,7 @@ Fetch = Callable[[str, Which], Path]
 """Downloads checkpoints of a run into a local directory, given the run's id and which one is wanted."""
 AGREE_SECONDS = 60.0
 """How long a rank waits for rank 0 to say where the checkpoints are."""
-_restore_calls = count()
-"""Numbers the calls of `restore` in this process, so that each asks rank 0 again."""
+_restore_calls = count()  # numbers the calls of `restore` in this process, so that each asks rank 0 again
 _NAMED = ("last_good", "best", "newest")
 
 

@@ -25,8 +25,7 @@ from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import StateCopy, optimizer_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 
-Layouts = Mapping[str, Any]
-"""Layout of each sharded tensor, by the path under which it is saved."""
+Layouts = Mapping[str, Any]  # layout of each sharded tensor, by the path under which it is saved
 
 
 def layouts_of(parts: TrainingParts) -> Layouts:

@@ -124,14 +124,11 @@ class CapturedBatch:
         size: int,
     ) -> None:
         self.root, self.args, self.kwargs, self.autocast, self.device = root, args, kwargs, autocast, device
-        self.random = random
-        """States of the random generators of host and device right before."""
-        self.step = step
-        """Number of the capture: parallel trainings have several in one recorded step."""
+        self.random = random  # states of the random generators of host and device right before
+        self.step = step  # number of the capture: parallel trainings have several in one recorded step
         self.outputs: tuple[Tensor | None, ...] = ()
         """Floating-point outputs in order; None where one was too large to be held."""
-        self.ended = False
-        """Whether the forward pass returned."""
+        self.ended = False  # whether the forward pass returned
         self.gradients: dict[int, list[Tensor]] = {}
         """Gradients of the outputs, by their index, one for each backward pass."""
         self.nodes: tuple[tuple[str, int], ...] = ()
@@ -181,8 +178,7 @@ class BatchCapture(ForwardObserver):
     ) -> None:
         self._most_bytes = most_bytes
         self._most_earlier_bytes = most_earlier_bytes
-        self._host_only = host_only
-        """Whether models on accelerators are skipped."""
+        self._host_only = host_only  # whether models on accelerators are skipped
         self._is_over = False
         self.steps_kept = 1
         """How many steps back are kept: two where a device tells later whether a step was broken."""
@@ -190,17 +186,14 @@ class BatchCapture(ForwardObserver):
         self._open: CapturedBatch | None = None
         self._awaited: list[_Output] = []
         """Outputs whose gradients have not come back, of at most `MOST_PASSES` passes."""
-        self._handles: list[RemovableHandle] = []
-        """Hooks of the running backward pass."""
-        self.step = 0
-        """The step of the next pass; set at the first optimizer step before it."""
+        self._handles: list[RemovableHandle] = []  # hooks of the running backward pass
+        self.step = 0  # the step of the next pass; set at the first optimizer step before it
         self.loss: CapturedLoss | None = None
         """What backward was called on last. Its graph keeps weights alive, so it is dropped at the optimizer's step."""
         self._known: tuple[weakref.ref[Module], torch.device, bool] | None = None
         """The last model called, its device, and whether that is the host."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
-        self.too_large = 0
-        """Bytes of the last batch where it was too large to be held, else 0."""
+        self.too_large = 0  # bytes of the last batch where it was too large to be held, else 0
 
     def passes(self, step: int) -> tuple[CapturedBatch, ...]:
         return tuple(batch for batch in self._passes if batch.step == step and batch.ended)

@@ -118,18 +118,12 @@ class GradientLimit:
         self._norms: deque[float] = deque()
         self._by_size: list[float] = []
         """The same, sorted: to sort them at each step would take longer than all else here."""
-        self._largest = 0.0
-        """Largest norm of a step that was taken."""
-        self._largest_loss = 0.0
-        """Largest absolute loss."""
-        self._usual = math.inf
-        """The limit without regard to extreme norms."""
-        self.largest: float | None = None
-        """The limit for an extreme loss; None: no limit."""
-        self._absurd: deque[float] = deque(maxlen=MAX_SKIPPED)
-        """The last norms above it."""
-        self._since = 0
-        """Steps since the last of them."""
+        self._largest = 0.0  # largest norm of a step that was taken
+        self._largest_loss = 0.0  # largest absolute loss
+        self._usual = math.inf  # the limit without regard to extreme norms
+        self.largest: float | None = None  # the limit for an extreme loss; None: no limit
+        self._absurd: deque[float] = deque(maxlen=MAX_SKIPPED)  # the last norms above it
+        self._since = 0  # steps since the last of them
 
     def largest_for(self, losses: Sequence[Tensor | float]) -> float | Tensor | None:
         """Return the limit for these losses, without waiting for their device; None: no limit."""

@@ -13,8 +13,7 @@ from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
-SkippedBy = Literal["guard", "scaler"]
-"""The guard, or the loss scaler of the script."""
+SkippedBy = Literal["guard", "scaler"]  # the guard, or the loss scaler of the script
 KIND = "step_skipped"
 REMEDIES = (
     Remedy(Action.INSPECT_FIRST_SKIPPED),

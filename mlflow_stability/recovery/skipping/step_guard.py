@@ -80,8 +80,7 @@ class StepGuard:
         self.buffers = buffers
         self.buffers_lost = False
         """Buffers of the last broken capture could not be restored, and are not finite."""
-        self.awaits_forward = False
-        """The next forward pass is the first one since a step."""
+        self.awaits_forward = False  # the next forward pass is the first one since a step
         self._vote = vote
         self._on_device = on_device
         """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""

@@ -65,10 +65,8 @@ class BufferUndo:
         self._places: list[_Place] = []
         self._buckets: list[_Bucket] = []
         self._filled = self.has_buffers = False
-        self._versions = 0
-        """Sum of their autograd versions when the copy was made: versions only grow."""
-        self.left_out: tuple[str, ...] = ()
-        """Names of buffers beyond the budget."""
+        self._versions = 0  # sum of their autograd versions when the copy was made: versions only grow
+        self.left_out: tuple[str, ...] = ()  # names of buffers beyond the budget
         self._uncopied: list[_Place] = []
         self._gather()
 
@@ -191,8 +189,7 @@ class BufferUndo:
             self._buckets.append(_Bucket(places, buffers, copy, parts))
 
 
-_COPIES_MANY = ("cpu", "cuda")
-"""Devices on which many small copies are faster than one flat copy."""
+_COPIES_MANY = ("cpu", "cuda")  # devices on which many small copies are faster than one flat copy
 _VERSION: Callable[[Tensor], int] = attrgetter("_version")
 
 

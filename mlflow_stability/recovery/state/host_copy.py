@@ -24,8 +24,7 @@ from mlflow_stability.probes.flat_copies import copy_budget
 from mlflow_stability.probes.hooks import torch_api
 
 _Key = tuple[Any, ...]
-_Pair = tuple[Tensor, Tensor]
-"""Source and target."""
+_Pair = tuple[Tensor, Tensor]  # source and target
 SMALLEST_STAGED = 2**20
 """Bytes; less is copied faster than a second stream is started."""
 WITH_STREAMS = frozenset({"cuda", "xpu"})
@@ -269,8 +268,7 @@ class FiniteCheck:
 
     def __init__(self, tensors: Mapping[str, Tensor], copies: HostCopies, untrained: Collection[str] = ()) -> None:
         self._copies = copies
-        self._untrained = frozenset(untrained)
-        """Buffers and frozen parameters."""
+        self._untrained = frozenset(untrained)  # buffers and frozen parameters
         self._hosts: dict[str, Tensor] = {}
         far: dict[str, Tensor] = {}
         for name, tensor in tensors.items():

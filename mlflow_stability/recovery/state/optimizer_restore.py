@@ -30,8 +30,7 @@ class OptimizerPlan:
 
     def __init__(self, copy: OptimizerCopy, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         self.removed = 0
-        self.pairs: list[tuple[Tensor, Tensor]] = []
-        """Existing tensors, and what they are filled from."""
+        self.pairs: list[tuple[Tensor, Tensor]] = []  # existing tensors, and what they are filled from
         self._copy = copy
         self._optimizer = optimizer
         self._parameters = {

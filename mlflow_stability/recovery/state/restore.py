@@ -115,8 +115,7 @@ class RestorePlan:
             counts = f"{len(copy.later.schedulers)} schedulers, and there are {len(parts.schedulers)} here"
             raise _refusal(copy, f"it has the state of {counts}")
         copy.wait()
-        self.left: tuple[str, ...] = ()
-        """What could not be undone: the training is in neither state."""
+        self.left: tuple[str, ...] = ()  # what could not be undone: the training is in neither state
         with torch.no_grad():
             for plan, groups in zip(self._optimizers, copy.later.hyper_parameters, strict=True):
                 plan.stage(groups, choice.hyper_parameters)

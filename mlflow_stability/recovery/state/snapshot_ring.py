@@ -33,8 +33,7 @@ class SnapshotRing:
         self, policy: RollbackPolicy, clock: Callable[[], float] = time.perf_counter, ranks_here: int = 1
     ) -> None:
         self._policy = policy
-        self._ranks_here = ranks_here
-        """Number of ranks that share this machine's memory."""
+        self._ranks_here = ranks_here  # number of ranks that share this machine's memory
         self._clock = clock
         self._good: list[Snapshot] = []
         self._waiting: Snapshot | None = None
@@ -46,8 +45,7 @@ class SnapshotRing:
         self._last_step: int | None = None
         self._budget = policy.snapshot_budget
         self._usual: frozenset[str] | None = None
-        self.places = policy.snapshots
-        """Number of states that fit the budget, as far as their size is known."""
+        self.places = policy.snapshots  # number of states that fit the budget, as far as their size is known
 
     @property
     def good(self) -> tuple[Snapshot, ...]:

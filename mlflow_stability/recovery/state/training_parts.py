@@ -58,8 +58,7 @@ class WeakTrainingParts:
     def __init__(self, parts: TrainingParts, on_end: Callable[[Any], None] | None = None) -> None:
         """`on_end` is called when a model or an optimizer is gone."""
         self._needed = _weakly((*parts.optimizers, *parts.models), on_end)
-        self._optimizers = len(parts.optimizers)
-        """How many of them are optimizers; models follow."""
+        self._optimizers = len(parts.optimizers)  # how many of them are optimizers; models follow
         self._schedulers = _weakly(parts.schedulers)
         self._scaler = None if parts.scaler is None else weakref.ref(parts.scaler)
         self._averaged = _weakly(parts.averaged)

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.text import number_text
 
-WIDTH, HEIGHT = 1000, 300
-"""Units of a drawing, which a page stretches."""
-MIN_LOG_RATIO = 10.0
-"""From this ratio of the highest to the lowest value on, an axis is logarithmic."""
+WIDTH, HEIGHT = 1000, 300  # units of a drawing, which a page stretches
+MIN_LOG_RATIO = 10.0  # from this ratio of the highest to the lowest value on, an axis is logarithmic
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,23 +15,15 @@ from numpy.typing import NDArray
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH, Axis, Tick, axis_of
 from mlflow_stability.vocabulary.result import ParamPlot, RunCard, SurvivalCurve
 
-MAX_LINES = 24
-"""Losses in one picture: those of the most stable and of the least stable runs, half of each."""
-HEADROOM_SPANS = 2.0
-"""How far a logarithmic scale may go above all sound losses, in multiples of their span."""
-MIN_HEADROOM_RATIO = 100.0
-"""The scale goes at least up to this many times the highest sound loss."""
+MAX_LINES = 24  # losses in one picture: those of the most stable and of the least stable runs, half of each
+HEADROOM_SPANS = 2.0  # how far a logarithmic scale may go above all sound losses, in multiples of their span
+MIN_HEADROOM_RATIO = 100.0  # the scale goes at least up to this many times the highest sound loss
 MAX_STABLEST_STRIPS, MAX_UNSTABLE_STRIPS = 10, 30
-MIN_BAR_PERCENT = 0.5
-"""Percent of the width that a bar takes at least."""
-MAX_BANDS = 2
-"""More confidence bands than this hide each other."""
-DOTS_MARGIN = 4.0
-"""Percent that stay free at each edge, so that no dot is cut."""
-LETTERS = 32
-"""Letters that fit beneath a picture of dots."""
-MIN_LETTERS = 5
-"""Where a word would have fewer, every second, third, ... word is left out."""
+MIN_BAR_PERCENT = 0.5  # percent of the width that a bar takes at least
+MAX_BANDS = 2  # more confidence bands than this hide each other
+DOTS_MARGIN = 4.0  # percent that stay free at each edge, so that no dot is cut
+LETTERS = 32  # letters that fit beneath a picture of dots
+MIN_LETTERS = 5  # where a word would have fewer, every second, third, ... word is left out.
 MAX_SPREAD_VALUES = 12
 """Dots of at most this many different values are spread a little, so that they do not hide each other."""
 _GOLDEN = 0.6180339887

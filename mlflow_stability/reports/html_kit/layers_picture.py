@@ -57,16 +57,12 @@ _COLOURS = np.array(
     np.float64,
 )
 NOT_FINITE, ZERO, ABSENT = (213, 94, 0), (160, 160, 160), (205, 184, 150)
-ROW_HEIGHT, THIN_ROW_HEIGHT = 0.95, 0.5
-"""Heights of a layer in rem, up to and beyond `MAX_HIGH_ROWS` layers."""
+ROW_HEIGHT, THIN_ROW_HEIGHT = 0.95, 0.5  # heights of a layer in rem, up to and beyond `MAX_HIGH_ROWS` layers
 MAX_HIGH_ROWS = 24
-MIN_HEIGHT, MAX_HEIGHT = 4.0, 30.0
-"""Of a picture, in rem."""
+MIN_HEIGHT, MAX_HEIGHT = 4.0, 30.0  # of a picture, in rem
 LABEL_HEIGHT = 0.85
-BAR_CHARACTERS = 24
-"""Characters that fit beneath the bar of colours where it is narrowest."""
-MAX_NAME_CHARACTERS = 26
-"""Of longer names beside a row the end is kept."""
+BAR_CHARACTERS = 24  # characters that fit beneath the bar of colours where it is narrowest
+MAX_NAME_CHARACTERS = 26  # of longer names beside a row the end is kept
 
 
 @dataclass(frozen=True, slots=True)

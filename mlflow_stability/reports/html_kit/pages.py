@@ -30,8 +30,7 @@ from mlflow_stability.reports.sections import failures
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis, Finding
 from mlflow_stability.vocabulary.text import number_text
 
-MAX_CHARTS = 6
-"""Curves drawn for one run; the table lists them all."""
+MAX_CHARTS = 6  # curves drawn for one run; the table lists them all
 MAX_STABLEST, MAX_UNSTABLE = 50, 50
 
 
@@ -107,12 +106,10 @@ def _escaped(value: object) -> object:
     return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-MARGIN_SHARE = 0.04
-"""Share of the height that stays free above and below the curve."""
+MARGIN_SHARE = 0.04  # share of the height that stays free above and below the curve
 MIN_BAND_PERCENT = 0.4
 """Percent of the width that a band takes at least, so that a finding of one step is visible."""
-NUMBER_PERCENT = 6.0
-"""Percent of the width that the number of a finding takes on the narrowest of screens."""
+NUMBER_PERCENT = 6.0  # percent of the width that the number of a finding takes on the narrowest of screens
 MAX_NUMBER_ROWS = 4
 """Rows of numbers above the curve; a finding that has no room in them is a band without a number."""
 

@@ -19,8 +19,7 @@ from mlflow_stability.vocabulary.text import number_text
 # Bits of the dots of a braille character, from the bottom up: left column and right column.
 _DOTS = np.array([[0x40, 0x04, 0x02, 0x01], [0x80, 0x20, 0x10, 0x08]]).T
 _LABEL_WIDTH = 8
-GUTTER = _LABEL_WIDTH + 2
-"""Width of the labels on the left."""
+GUTTER = _LABEL_WIDTH + 2  # width of the labels on the left
 
 
 def draw(

@@ -37,8 +37,7 @@ _SIGN_STYLES = {
     Sign.PASSED: "green",
     Sign.FAILED: "bold red",
 }
-MAX_CHARACTERS = 2000
-"""Characters of one name or sentence; longer text is cut."""
+MAX_CHARACTERS = 2000  # characters of one name or sentence; longer text is cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
-SAVE_SECONDS = 60.0
-"""How long the end of a training waits for its last good state to be written."""
+SAVE_SECONDS = 60.0  # how long the end of a training waits for its last good state to be written
 
 
 class Autopilot:
@@ -101,8 +100,7 @@ class Autopilot:
         self._capture: StepCapture | None = None
         self._record: StepRecord | None = None
         self._pending: deque[StepRecord] = deque()
-        self.has_eased = False
-        """Whether a step was taken at a reduced learning rate."""
+        self.has_eased = False  # whether a step was taken at a reduced learning rate
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
         self._all_parts = guard(AutopilotPart.TRAINING_PARTS, lambda: self._parts_now(at_once=True))

@@ -30,8 +30,7 @@ from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
-CLOSE_SECONDS = 30.0
-"""How long the end of a recording waits for the checkpoint that is being written."""
+CLOSE_SECONDS = 30.0  # how long the end of a recording waits for the checkpoint that is being written
 
 
 class AutopilotLifecycle:
@@ -53,8 +52,7 @@ class AutopilotLifecycle:
         self._warn = warn
         self._ranks: Ranks | None = None
         self._checkpoint_ranks: CheckpointRanks | None = None
-        self._is_refused = False
-        """No autopilot, because other ranks have none."""
+        self._is_refused = False  # no autopilot, because other ranks have none
         self._control: Autopilot | None = None
         self._recording: Recording | None = None
         self._make = guard(AutopilotPart.AUTOPILOT, self._new_control)

@@ -79,8 +79,7 @@ class Decider:
         self._policy = policy = config.policy
         self._guard = config.guard
         self._modifier, self._states, self._batches, self._emit = modifier, states, context.batches, emit
-        self._decides = decides
-        """Whether this rank decides: only one does."""
+        self._decides = decides  # whether this rank decides: only one does
         self._has_level, self._warn = has_level, context.warn
         self._countdown = countdown_of(policy)
         self._history = self._before = RollbackHistory()
@@ -90,19 +89,14 @@ class Decider:
         self._skipped_before: dict[str, float] = {}
         self._adjusts = bool(policy.reset_at_spike or policy.cut_learning_rate or policy.act_ahead)
         self._was_cut = False
-        self.cuts_scale = self.calms_scaler = False
-        """What is done to the loss scaler before the next step."""
-        self.loss = math.nan
-        """The last finite loss."""
+        self.cuts_scale = self.calms_scaler = False  # what is done to the loss scaler before the next step
+        self.loss = math.nan  # the last finite loss
         self._stop_on = config.stop_on
         self._stop_rules = StopRules(config.stop_on)
-        self._stop: Stop | None = None
-        """Why the training ends; no step is taken until its reading has come."""
-        self._stop_heard: Stop | None = None
-        """A reason to stop among the metrics that the script logged."""
+        self._stop: Stop | None = None  # why the training ends; no step is taken until its reading has come
+        self._stop_heard: Stop | None = None  # a reason to stop among the metrics that the script logged
         self._is_stop_reported = False
-        self._origin: Finding | None = None
-        """Where the last non-finite value was traced to."""
+        self._origin: Finding | None = None  # where the last non-finite value was traced to
 
     @property
     def ends_training(self) -> bool:

@@ -22,12 +22,9 @@ from torch.optim.swa_utils import AveragedModel
 from mlflow_stability.probes.model_discovery import parameters_in, places_of
 from mlflow_stability.recovery.state import TrainingParts, WeakTrainingParts, find_parts
 
-MOST_SEARCHES = 32
-"""A script that makes an optimizer for every sample has no state worth keeping."""
-FREE_SEARCHES = 4
-"""Searches for new modules that are made whatever they cost."""
-SEARCH_SHARE = 0.005
-"""Share of the training's time for further ones: a search takes 0.05 to 0.3 s."""
+MOST_SEARCHES = 32  # a script that makes an optimizer for every sample has no state worth keeping
+FREE_SEARCHES = 4  # searches for new modules that are made whatever they cost
+SEARCH_SHARE = 0.005  # share of the training's time for further ones: a search takes 0.05 to 0.3 s
 _Item = TypeVar("_Item")
 
 

@@ -154,14 +154,11 @@ class SeveralRanks(Ranks):
         self.here = exchange.hosts.count(exchange.hosts[exchange.rank])
         self.any_broken = self._any_broken
         self._decides = False
-        self._to_send: Decision = NOTHING
-        """The decision to send with the next vote."""
+        self._to_send: Decision = NOTHING  # the decision to send with the next vote
         self._capture: StepCapture | None = None
-        self._mine = RankRow()
-        """What this rank sends with the first vote on this capture."""
+        self._mine = RankRow()  # what this rank sends with the first vote on this capture
         self._received: RankRow | None = None
-        self._is_over = False
-        """This capture was settled before its gradients were checked: no rank guards."""
+        self._is_over = False  # this capture was settled before its gradients were checked: no rank guards
 
     @property
     def silence(self) -> Silence | None:

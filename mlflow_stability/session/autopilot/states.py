@@ -50,15 +50,11 @@ from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
-ROOM = 2
-"""Multiple of a state's size that must be free for one to wait until another is written."""
-MOST_RATES = 64
-"""States whose learning rates are remembered: more than are kept."""
-WRITE_SECONDS = 60.0
-"""How long a rollback waits for its state to be written."""
+ROOM = 2  # multiple of a state's size that must be free for one to wait until another is written
+MOST_RATES = 64  # states whose learning rates are remembered: more than are kept
+WRITE_SECONDS = 60.0  # how long a rollback waits for its state to be written
 NEVER = 1 << 62
-Rates = Mapping[int, tuple[float, ...]]
-"""Learning rates of the groups of each optimizer, by its id."""
+Rates = Mapping[int, tuple[float, ...]]  # learning rates of the groups of each optimizer, by its id
 OpenDirectory = Callable[[], tuple[Path, str]]
 """Returns the directory for checkpoints, and the run that it belongs to."""
 
@@ -116,36 +112,29 @@ class States:
     ) -> None:
         self._policy = policy
         self._device_budget = device_budget
-        self._alone = alone
-        """With several ranks only rank 0 writes to disk, and all must be able to restore."""
+        self._alone = alone  # with several ranks only rank 0 writes to disk, and all must be able to restore
         self._open_directory = open_directory
         self._extra = extra
         self._ranks = ranks
         self._layouts: Layouts = MappingProxyType({})
-        self.writes_together = False
-        """Each rank writes its shards of a checkpoint."""
+        self.writes_together = False  # each rank writes its shards of a checkpoint
         self.ring = SnapshotRing(policy, ranks_here=ranks_here)
-        self._ranks_here = ranks_here
-        """Ranks that share this machine's memory, and ask for it at once."""
-        self.directory: Path | None = None
-        """Where checkpoints are; None before the first is due."""
+        self._ranks_here = ranks_here  # ranks that share this machine's memory, and ask for it at once
+        self.directory: Path | None = None  # where checkpoints are; None before the first is due
         self.untracked: StateCopy | None = None
         """The state before the last rollback, until a step is healthy again."""
-        self._plan: RestorePlan | None = None
-        """The restore in progress."""
+        self._plan: RestorePlan | None = None  # the restore in progress
         self._rates: dict[int, Rates] = {}
         self.incomplete: IncompleteState | None = None
         """The copy that waits for what the script does after its step."""
-        self.quiet_until = 0
-        """Before this step, a healthy step changes nothing here, and no state is due."""
+        self.quiet_until = 0  # before this step, a healthy step changes nothing here, and no state is due
         self._nbytes: int | None = None
         self._split: StateSplit | None = None
         """What splits the state over ranks, so that it has no checkpoints."""
         self._wanted: float | None = None
         """Metric of a requested checkpoint that is not written yet; NaN: without one."""
         self._findings: list[Finding] = []
-        self._unfit: set[int] = set()
-        """Steps of states, also on disk, that do not fit the training."""
+        self._unfit: set[int] = set()  # steps of states, also on disk, that do not fit the training
         self._due_from = first_step - 1 + policy.rollback_checkpoint_interval
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None

@@ -49,10 +49,8 @@ class StaleGraphs:
     def __init__(self) -> None:
         self._began = get_ident(), int(torch_api.get_sequence_nr())
         self._oldest = self._first_new = 0
-        self.first_step = 0
-        """Last step before the training started."""
-        self.left = 0
-        """Backward passes still to be checked."""
+        self.first_step = 0  # last step before the training started
+        self.left = 0  # backward passes still to be checked
 
     def restored(self, step: int | None = None) -> None:
         """Note a restore, in the training thread, after this step if known."""
@@ -111,12 +109,10 @@ class TrainingRollback:
         self._policy, self._decider, self._states, self._modifier = policy, decider, states, modifier
         self._ranks, self._recording, self._emit = ranks, recording, emit
         self._off, self._settle = guard.off, context.settle
-        self.is_running = False
-        """Decisions made meanwhile are void."""
+        self.is_running = False  # decisions made meanwhile are void
         self.stale = StaleGraphs()
         self._staged: _Staged | None = None
-        self._misfit = "it is refused in another process"
-        """Why the last state did not fit."""
+        self._misfit = "it is refused in another process"  # why the last state did not fit
         self._stage = guard(AutopilotPart.ROLLBACK, self._stage_state)
         self._restore = guard(AutopilotPart.ROLLBACK, self._restore_state)
         self._undo = guard(AutopilotPart.UNDO_ROLLBACK, states.undo)

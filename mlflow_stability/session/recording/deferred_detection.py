@@ -25,10 +25,8 @@ MAX_WAITING_STEPS = 64
 """Steps that wait at most; in groups of 32 each costs 5 % more, in larger ones nothing less."""
 SECONDS = 0.25
 """None waits once so long has passed since the last step that was judged: slow steps are judged at once."""
-IDLE_SECONDS = 0.5
-"""Interval of the thread's checks; what waits at two of them is judged."""
-GROUP = 8
-"""Normal steps judged together where the autopilot acts on findings."""
+IDLE_SECONDS = 0.5  # interval of the thread's checks; what waits at two of them is judged
+GROUP = 8  # normal steps judged together where the autopilot acts on findings
 
 
 class Judging(Enum):
@@ -82,8 +80,7 @@ class DeferredDetection:
     def __init__(self, judge: Callable[[StepReading], list[Finding]]) -> None:
         self._judge = judge
         self._waiting: deque[StepReading] = deque()
-        self._judged_at = 0.0
-        """Time of the last step that was judged."""
+        self._judged_at = 0.0  # time of the last step that was judged
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()

@@ -69,8 +69,7 @@ SIGNALS = signals(
     interval="every step",
 )
 
-STEPS_WITHOUT_LOSS = 20
-"""Number of steps without a loss after which none is expected."""
+STEPS_WITHOUT_LOSS = 20  # number of steps without a loss after which none is expected
 REPORT_EVERY_STEPS = 100
 NO_LOSS = (
     "no loss recorded: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a "
@@ -136,23 +135,16 @@ class Recording:
     ) -> None:
         self.folder = folder
         self.opening = opening
-        self.step = opening.first_step - 1
-        """The last step that was recorded."""
-        self.attempt = 0
-        """Number of rollbacks."""
+        self.step = opening.first_step - 1  # the last step that was recorded
+        self.attempt = 0  # number of rollbacks
         self.closed = False
-        self.failure = ""
-        """Why steps are not being written; empty while they are."""
-        self.say = say
-        """Prints a line for the user, unless silent."""
+        self.failure = ""  # why steps are not being written; empty while they are
+        self.say = say  # prints a line for the user, unless silent
         self.listener: Callable[[ScriptMetric], None] | None = None
         """Called with metrics that the script has logged."""
-        self.before_forward: ForwardObserver | None = None
-        """Also observes the forward passes."""
-        self.batches: BatchReport | None = None
-        """Report of its batches, if any."""
-        self.spikes: SpikeBatches | None = None
-        """Holds batches of spikes where the autopilot does not."""
+        self.before_forward: ForwardObserver | None = None  # also observes the forward passes
+        self.batches: BatchReport | None = None  # report of its batches, if any
+        self.spikes: SpikeBatches | None = None  # holds batches of spikes where the autopilot does not
         self.last: StepReading | None = None
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
@@ -160,8 +152,7 @@ class Recording:
         self._losses = LossCount()
         self._running = RollingStatistics(opening.log_every_n_steps)
         self._guard = guard
-        self._late: Detection | None = None
-        """Judges steps later; None where each is judged at once."""
+        self._late: Detection | None = None  # judges steps later; None where each is judged at once
         if judging is Judging.GROUPED:
             self._late = GroupedDetection(self._panel_judges, self._panel.is_usual)
         elif judging is Judging.DEFERRED:
@@ -175,10 +166,8 @@ class Recording:
         self._account_at_end = guard("losses", self._emit_loss_events)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
-        self._norm_bases: dict[str, list[str]] = {}
-        """Meanings of the gradient norm, by place."""
-        self._basis_of: tuple[tuple[Signal, ...], str] = ((), "")
-        """The last signals and meaning noted."""
+        self._norm_bases: dict[str, list[str]] = {}  # meanings of the gradient norm, by place
+        self._basis_of: tuple[tuple[Signal, ...], str] = ((), "")  # the last signals and meaning noted
 
     def slow_writes(self) -> SlowWrites | None:
         """Return the cost of slow journal writes, the first time that it is high."""
@@ -382,8 +371,7 @@ class RepresentationTotals:
     def __init__(self) -> None:
         self._modules: dict[str, _Module] = {}
         self._layout: tuple[Signal, ...] | None = None
-        self._columns: tuple[int, ...] = ()
-        """Indices of representations in readings of that layout."""
+        self._columns: tuple[int, ...] = ()  # indices of representations in readings of that layout
 
     def take(self, reading: StepReading) -> None:
         if reading.signals is not self._layout:

@@ -20,8 +20,7 @@ from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
 from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 from mlflow_stability.vocabulary.text import metric_meanings
 
-Logged = tuple[Mapping[str, Any], int | None]
-"""Metrics by name, and the trainer's own step or epoch."""
+Logged = tuple[Mapping[str, Any], int | None]  # metrics by name, and the trainer's own step or epoch
 
 
 @dataclass(frozen=True)
@@ -160,10 +159,8 @@ SIGNALS = signals(
 )
 
 MOST_WAITING = 10_000
-MOST_REMEMBERED = 1_000
-"""Values for which it is known whether the trainer, MLflow or both gave them."""
-MOST_NAMES = 2_000
-"""A script that makes up a new name at every step has no further meanings looked up."""
+MOST_REMEMBERED = 1_000  # values for which it is known whether the trainer, MLflow or both gave them
+MOST_NAMES = 2_000  # a script that makes up a new name at every step has no further meanings looked up
 _VALIDATION = "val_loss"
 _THEIR_STEP = "val_loss_step"
 
@@ -186,8 +183,7 @@ class ScriptMetrics:
         self.waiting: deque[tuple[LoggedMetric, float, float]] = deque(maxlen=MOST_WAITING)
         """Metrics to be taken."""
         self.is_on = False
-        self.wanted = ""
-        """The metric of `best_by`; ``val_loss`` is the validation loss too."""
+        self.wanted = ""  # the metric of `best_by`; ``val_loss`` is the validation loss too
         self._client = UserMetrics(self._heard)
         self._trainers = TrainerMetrics(self._heard)
         self._run_id = ""

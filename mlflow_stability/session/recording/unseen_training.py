@@ -19,8 +19,7 @@ from mlflow_stability.tracking.in_process import RunEndWatch
 
 FEWEST_BACKWARDS = 2
 """A single backward pass may be a picture of gradients, or a training that has just begun."""
-WARM_UP = 16
-"""Most steps before a whole step is captured in a CUDA graph; torch's manual says 3."""
+WARM_UP = 16  # most steps before a whole step is captured in a CUDA graph; torch's manual says 3
 FEWEST_NODES = 1000
 """Graph nodes that are a sign of training where gradients were computed without a backward pass."""
 GRAPHS = (
@@ -48,12 +47,10 @@ class UnseenTraining:
         self._signs_seen = signs_seen
         self._failed = failed
         self._said = self._installed = False
-        self._recorded = False
-        """Any step was recorded: later gradients may not be those of a training."""
+        self._recorded = False  # any step was recorded: later gradients may not be those of a training
         self._pid = os.getpid()
         self._nodes = torch_api.get_sequence_nr()
-        self._gradients = 0
-        """Number of gradient computations in this process at the last count."""
+        self._gradients = 0  # number of gradient computations in this process at the last count
         self._run_end = RunEndWatch(self._run_ends)
 
     def install(self) -> None:

@@ -38,12 +38,9 @@ from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 from mlflow_stability.vocabulary.result import Finding, Severity
 
-FIRST_STEPS = 32
-"""Number of first steps that are all checked for a new optimizer; later one in ten is."""
-OTHERS_EVERY = 100
-"""Interval of additional checks at odd steps, because optimizers may take turns."""
-MOST_SEARCHES = 8
-"""Maximum number of searches, for scripts that make an optimizer for each sample."""
+FIRST_STEPS = 32  # number of first steps that are all checked for a new optimizer; later one in ten is
+OTHERS_EVERY = 100  # interval of additional checks at odd steps, because optimizers may take turns
+MOST_SEARCHES = 8  # maximum number of searches, for scripts that make an optimizer for each sample
 
 
 def parts_of(optimizers: Sequence[Optimizer]) -> tuple[list[Module], list[LRScheduler], list[GradScaler]]:
@@ -68,8 +65,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self._searches = 0
         self._modifier = 0
         self._looked_at = 0
-        self.observes = True
-        """Whether to describe the batches of the next step; the last one is trained on."""
+        self.observes = True  # whether to describe the batches of the next step; the last one is trained on
         self._trained: set[int] | None = set()
         """Until the first look, ids of the parameters that steps have changed."""
         self.flops: FlopTotals | None = None
@@ -210,8 +206,7 @@ _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
 _OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
 """Also changed by cyclic schedules."""
 _BATCHES = SettingName(Setting.BATCH_SHAPE)
-_FIXED = frozenset({bool, int, float, str, type(None)})
-"""Types of immutable values."""
+_FIXED = frozenset({bool, int, float, str, type(None)})  # types of immutable values
 
 
 @dataclass(slots=True)

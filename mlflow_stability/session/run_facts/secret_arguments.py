@@ -24,8 +24,7 @@ _INNOCENT_KEYS = frozenset(
 )
 _INNOCENT_KEYS |= {"index", "output", "partition", "primary", "sort", "target", "text", "value"}
 """Keys of these are no secrets; every other key is."""
-_ADDRESSES = ["alerts"]
-"""``--alerts`` of ``mlflow-stability run``: its URLs contain tokens anywhere."""
+_ADDRESSES = ["alerts"]  # ``--alerts`` of ``mlflow-stability run``: its URLs contain tokens anywhere
 _SHORT = frozenset({"-p"})  # may be a password or a port; a port is a number
 _NAME = r"[\w.\-+/\[\]]*[A-Za-z][\w.\-\]]*"
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<mark>\s*[=:]\s*)(?P<value>.+)", re.DOTALL)

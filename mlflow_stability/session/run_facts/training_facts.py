@@ -84,8 +84,7 @@ class TrainingView:
     """Kernels without a formula, so not counted."""
 
 
-MOST_FACTS = 1_000
-"""Limit for a script that makes new optimizers without end."""
+MOST_FACTS = 1_000  # limit for a script that makes new optimizers without end
 
 
 class TrainingFacts:

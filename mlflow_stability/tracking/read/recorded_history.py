@@ -28,8 +28,7 @@ from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import DAMAGED, Closing, Fact, Gap, Metric, Note, RunHistory
 from mlflow_stability.vocabulary.text import Meaning
 
-RecordedLine = tuple[int, EventLine]
-"""Number of the recording, and a line of its events."""
+RecordedLine = tuple[int, EventLine]  # number of the recording, and a line of its events
 _OUTCOMES = {"FINISHED": "finished", "FAILED": "crashed", "KILLED": "killed", "RUNNING": "running"}
 
 

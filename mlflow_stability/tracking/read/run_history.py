@@ -44,8 +44,7 @@ from mlflow_stability.vocabulary.run import Metric, RunHistory, attempt_order, n
 from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings
 
 DELETED = "This run was deleted; it is readable until MLflow's garbage collection."
-READERS = 4
-"""Number of metrics that are fetched at once: a server answers a few as fast as one."""
+READERS = 4  # number of metrics that are fetched at once: a server answers a few as fast as one
 _POINT = np.dtype([("time", np.int64), ("step", np.int64), ("value", np.float64)])  # time in milliseconds
 _Points: TypeAlias = NDArray[np.void]
 

@@ -41,11 +41,9 @@ from mlflow_stability.vocabulary.measured import LayerTable, Signal
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.text import chart_order
 
-LARGEST_STORED = 1.79e308
-"""MLflow's databases store an infinity as the largest number."""
+LARGEST_STORED = 1.79e308  # MLflow's databases store an infinity as the largest number
 _T = TypeVar("_T")
-_Row: TypeAlias = tuple[int, int, float, int, float]
-"""Recording, step, time, number of the signal, value."""
+_Row: TypeAlias = tuple[int, int, float, int, float]  # recording, step, time, number of the signal, value
 _logger = logging.getLogger(__name__)
 _COUNT = "nonfinite_values"
 _COUNTED = ("loss", "grad_norm")
@@ -54,8 +52,7 @@ _COUNTED = ("loss", "grad_norm")
 
 class RunReader:
     def __init__(self, run_id: str, tracking_uri: str | None = None, client: MlflowClient | None = None) -> None:
-        self.left_out: list[str] = []
-        """The files, and lines of files, that could not be read."""
+        self.left_out: list[str] = []  # the files, and lines of files, that could not be read
         uri = tracking_uri or mlflow.get_tracking_uri()
         self._client = client or answering_client(tracking_uri)
         try:

@@ -26,8 +26,7 @@ PAGE, MAX_PAGE = 50, 1000
 """Number of runs of the first page and of later ones at most: each comes with all its parameters, tags and values."""
 QUICK_SECONDS = 3.0
 """After a page that took less, twice as many runs are asked for: a server sorts all runs for each page."""
-MAX_NAMED, MAX_ALIKE = 50, 1000
-"""Number of runs of one name, and of runs whose names are like it, at most."""
+MAX_NAMED, MAX_ALIKE = 50, 1000  # number of runs of one name, and of runs whose names are like it, at most
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 _ID_PREFIX = re.compile(r"[0-9a-fA-F]{1,32}")
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
 
-UNNAMED_LAYER = "attention"
-"""Layer name of weights that were given without one."""
+UNNAMED_LAYER = "attention"  # layer name of weights that were given without one
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,12 +13,9 @@ Cells = NDArray[np.float32]
 """By layer and column: infinite where a value was not finite, NaN where nothing was measured."""
 COLOUR_PERCENTILES = (1.0, 99.0)
 """Percentiles at which colours end, so that one exploding layer does not make all others look alike."""
-MIN_DECADES = 0.5
-"""Smallest range of logarithmic colours, in powers of ten."""
-EVERYWHERE = (-(2**63) + 1, 2**63 - 1)
-"""Span of a run whose first and last step are unknown."""
-OUTSIDE = "outside of the run"
-"""Legend of cells before the first step of a run or after its last."""
+MIN_DECADES = 0.5  # smallest range of logarithmic colours, in powers of ten
+EVERYWHERE = (-(2**63) + 1, 2**63 - 1)  # span of a run whose first and last step are unknown
+OUTSIDE = "outside of the run"  # legend of cells before the first step of a run or after its last
 
 
 def columns_of_run(cells: Cells, begin: int, width: int, span: tuple[int, int]) -> tuple[int, int]:

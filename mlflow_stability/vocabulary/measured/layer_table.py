@@ -9,12 +9,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-STATISTICS = ("mean", "std", "abs_max", "zeros")
-"""Measured each time; ``zeros`` is the share of zeros."""
-PERCENTILES = ("min", "p1", "p25", "p50", "p75", "p95", "p99", "max")
-"""Measured with the histogram."""
-LEVELS = (0.0, 0.01, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-"""The share of values below each of the percentiles."""
+STATISTICS = ("mean", "std", "abs_max", "zeros")  # measured each time; ``zeros`` is the share of zeros
+PERCENTILES = ("min", "p1", "p25", "p50", "p75", "p95", "p99", "max")  # measured with the histogram
+LEVELS = (0.0, 0.01, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)  # the share of values below each of the percentiles
 BINS = 64
 WIDTH = len(STATISTICS) + len(PERCENTILES) + 2 + BINS
 """Numbers of a layer in the flat form: all of these, and the two ends of the histogram."""
@@ -64,8 +61,7 @@ def layer_table_from(step: int, attempt: int, what: str, layers: Sequence[str], 
 Shape: TypeAlias = Literal[
     "healthy", "multi-modal", "heavy-tailed", "shifted", "collapsed", "too few values", "unknown"
 ]
-NORMAL_IQR = 1.349
-"""Interquartile range of a normal distribution in standard deviations."""
+NORMAL_IQR = 1.349  # interquartile range of a normal distribution in standard deviations
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 UNCLIPPED = "no clipping seen"
 """Value of the fact about the gradient norm: no gradients were clipped before any optimizer step."""
-TRACK = "track_"
-"""Prefix of the places of trainings beside the main one."""
+TRACK = "track_"  # prefix of the places of trainings beside the main one
 
 
 def is_whole_model(place: str) -> bool:

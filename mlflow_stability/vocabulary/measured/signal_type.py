@@ -15,8 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking")
-"""Where signals are measured."""
+FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking")  # where signals are measured
 Interval = Literal["every step", "every 10 steps", "by layer", "forward pass"]
 Combined = Literal["mean", "norm", "min", "max"]
 _PACKAGE = Path(__file__).parents[2]

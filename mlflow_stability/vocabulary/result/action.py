@@ -416,13 +416,11 @@ class Action(Enum):
     def __init__(
         self, sentence: str, topic: Topic | None = None, need: Need | None = None, if_unknown: str = ""
     ) -> None:
-        self.sentence = sentence
-        """With placeholders for what a `Remedy` knows."""
+        self.sentence = sentence  # with placeholders for what a `Remedy` knows
         self.parts = frozenset(part for _, part, _, _ in Formatter().parse(sentence) if part)
         """The placeholders of the sentence."""
         self.topic = topic
-        self.need = need
-        """Without it the action makes no sense."""
+        self.need = need  # without it the action makes no sense
         self._if_unknown = if_unknown
 
     @property

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 from mlflow_stability.vocabulary.result.action import Action
 from mlflow_stability.vocabulary.result.topic import Topic
 
-Amount: TypeAlias = float | tuple[float, float]
-"""A number, or the ends of a range."""
+Amount: TypeAlias = float | tuple[float, float]  # a number, or the ends of a range
 CLEARLY_ABOVE_USUAL = 2.0
 """Minimum ratio of the norm that exploded to the usual one for a clipping threshold between them."""
 

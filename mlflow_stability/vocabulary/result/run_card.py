@@ -13,8 +13,7 @@ from typing import Any
 from mlflow_stability.vocabulary.result.diagnosis import Sketch
 from mlflow_stability.vocabulary.result.finding import Severity
 
-LOST_OUTCOMES = frozenset({"diverged", "broken"})
-"""Outcomes of a training that never recovered."""
+LOST_OUTCOMES = frozenset({"diverged", "broken"})  # outcomes of a training that never recovered
 PROCESS_KINDS = frozenset({"crashed", "killed", "out_of_memory", "exited", "interrupted", "stall"})
 """Ends of a process and kinds of findings that do not concern the stability of the training."""
 STEADY_KINDS = frozenset({"plateau", "overfitting"})

@@ -15,8 +15,7 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.text.foreign_names import layer_metric, metric_words, word_set
 from mlflow_stability.vocabulary.text.recorded_keys import read_key
 
-TRAIN = word_set("train training trn tr 训练 訓練 treino entrenamiento entraînement")
-"""Words for training data."""
+TRAIN = word_set("train training trn tr 训练 訓練 treino entrenamiento entraînement")  # words for training data
 HELD_OUT = word_set(
     "val valid validation validating vld va eval evaluation ev dev heldout holdout test testing tst te "
     "验证 驗證 検証 测试 測試 validação validacao validación validacion teste"
@@ -26,8 +25,7 @@ TESTS = word_set("test testing tst te 测试 測試 teste")
 """Words for test data: used only where there is no validation of the same loss."""
 LOSSES = word_set("loss losses 损失 損失 perda pérdida perte verlust")
 LIKEST = ("objective", "cost", "nll", "ce", "xent", "crossentropy", "bce", "bpb", "bpc", "bpd", "mse", "rmse", "mae")
-LOSS_LIKE = frozenset(LIKEST)
-"""What is optimised in a run that logs nothing called a loss, most likely first."""
+LOSS_LIKE = frozenset(LIKEST)  # what is optimised in a run that logs nothing called a loss, most likely first
 ERRORS = ("perplexity", "ppl", "error", "err")
 """What falls with the loss, and replaces it where there is nothing else."""
 NOT_THE_LOSS = word_set(
@@ -59,8 +57,7 @@ COUNTER = word_set(
 
 _CHUNK = re.compile(r"[^\W_]+|%")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_JOINED = re.compile("(训练|訓練|验证|驗證|検証|测试|測試|损失|損失)")
-"""Words that are written without spaces."""
+_JOINED = re.compile("(训练|訓練|验证|驗證|検証|测试|測試|损失|損失)")  # words that are written without spaces
 _GLUED = re.compile(r"(?i)(?P<before>[a-z]\w*?)(?P<end>loss|gradnorm|gnorm)|(?P<start>loss)(?P<after>\d+|[gd])")
 _KNOWN_WORDS = TRAIN | HELD_OUT | LOSSES | {"norm", "grad", "gradient", "lr", "learning", "rate", "scale", "time"}
 

@@ -23,8 +23,7 @@ def counted(count: int, noun: str) -> str:
 
 _ORDINARY = re.compile(r"(?P<word>[a-z]+(?:['’-][a-z]+)*)(?=$|\s|[,;:.!?)](?:\s|$))")
 """A first word in lower case that is no identifier: not ``adam_rms``, ``train/loss``, ``bf16`` or ``https://…``."""
-_VOWEL = re.compile(r"[aeiouy]")
-"""A word without a vowel is an abbreviation: ``lr``."""
+_VOWEL = re.compile(r"[aeiouy]")  # a word without a vowel is an abbreviation: ``lr``
 
 
 def times(count: int) -> str:
@@ -45,8 +44,7 @@ def sentence(phrase: str) -> str:
     return capitalised(phrase) + ("" if phrase.endswith((".", "!", "?", "…")) else ".")
 
 
-MAX_SIGMAS = 1000.0
-"""A larger z is shown as "over" this."""
+MAX_SIGMAS = 1000.0  # a larger z is shown as "over" this
 
 
 def sigmas(z: float) -> str:
@@ -64,8 +62,7 @@ def factor(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
 
 
-MAX_PERCENT_SHARE = 10.0
-"""A rise above this share is shown as a factor."""
+MAX_PERCENT_SHARE = 10.0  # a rise above this share is shown as a factor
 
 
 def risen(share: float, level: str) -> str:
