@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.expert_groups import Candidate, ExpertGroup, expert_groups
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import PassHooks, SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import on_device
-from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
 SIGNALS = signals(
     SignalType(
@@ -157,14 +157,13 @@ class _Measured:
 class RouterProbe(SampledForwardProbe):
     part = "routers"
 
-    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
+    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] = list) -> None:
         super().__init__(guard, every, models)
         self._groups: weakref.WeakKeyDictionary[Module, list[ExpertGroup]] = weakref.WeakKeyDictionary()
         self._passes: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._root: weakref.ref[Module] | None = None
         self._seen: list[_Seen] = []
         self._measured: list[_Measured] = []
-        self._layouts: dict[tuple[str, int, bool, bool], tuple[Signal, ...]] = {}
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         groups = self._groups.get(root)
@@ -198,7 +197,7 @@ class RouterProbe(SampledForwardProbe):
     def blocks(self) -> Sequence[Block]:
         measured, self._measured = self._measured, []
         step = -(-sum(router.experts for router in measured) // MAX_SHARES)
-        return [self._block(router, at % step == 0) for at, router in enumerate(measured)]
+        return [_block(router, at % step == 0) for at, router in enumerate(measured)]
 
     def finish(self) -> None:
         self._measured.clear()
@@ -221,17 +220,14 @@ class RouterProbe(SampledForwardProbe):
         for module in (*seen.group.called, *([seen.group.stacked] if seen.group.stacked is not None else [])):
             hooks.before(module, called)
 
-    def _block(self, measured: _Measured, with_shares: bool) -> Block:
-        key = measured.name, measured.experts, with_shares, measured.dropped
-        if key not in self._layouts:
-            shares = [Signal(SHARE, f"{measured.name}.expert_{at}") for at in range(measured.experts)]
-            last = [Signal(DROPPED, measured.name)] if measured.dropped else []
-            few = [Signal(quantity, measured.name) for quantity in QUANTITIES]
-            self._layouts[key] = (*few, *(shares if with_shares else []), *last)
-        row = measured.row
-        if not with_shares:
-            row = torch.cat((row[: len(QUANTITIES)], row[len(QUANTITIES) + measured.experts :]))
-        return Block(self._layouts[key], row)
+
+def _block(router: _Measured, with_shares: bool) -> Block:
+    shares = signals_at((SHARE,), *(f"{router.name}.expert_{at}" for at in range(router.experts)))
+    dropped = signals_at((DROPPED,), router.name) if router.dropped else ()
+    row = router.row
+    if not with_shares:
+        shares, row = (), torch.cat((row[: len(QUANTITIES)], row[len(QUANTITIES) + router.experts :]))
+    return Block((*signals_at(QUANTITIES, router.name), *shares, *dropped), row)
 
 
 def _tensors(given: Any, depth: int = 1) -> Iterator[Tensor]:

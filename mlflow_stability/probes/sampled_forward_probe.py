@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,9 +25,8 @@ class WatchedModules:
     neither models nor modules are kept alive.
     """
 
-    def __init__(self, models: Callable[[], Sequence[Module]] | None = None) -> None:
-        self._models = models  # returns the models that train; None: those that were seen
-        self._seen: list[weakref.ref[Module]] = []
+    def __init__(self, models: Callable[[], Sequence[Module]]) -> None:
+        self._models = models  # returns the models that train
 
     def inside(self, root: Module) -> Iterator[tuple[str, Module]]:
         """Yield the modules in `root` without `root` itself, each once, in the order of the model."""
@@ -44,19 +42,14 @@ class WatchedModules:
     def _place(self, root: Module) -> tuple[str, str]:
         """Return the title of the model of `root`, and the path of `root` in it: usually `root` is the model."""
         part = unwrapped(root)
-        for model in () if self._models is None else map(unwrapped, self._models()):
+        for model in map(unwrapped, self._models()):
             for name, module in () if model is part else Module.named_modules(model):
                 if module is part or module is root:
                     return self._title(model), plain_name(name)
         return self._title(part), ""
 
     def _title(self, model: Module) -> str:
-        if all(reference() is not model for reference in self._seen):
-            self._seen.append(weakref.ref(model))
-        candidates = (
-            [reference() for reference in self._seen] if self._models is None else map(unwrapped, self._models())
-        )
-        models = [other for other in candidates if other is not None]
+        models = list(map(unwrapped, self._models()))
         if all(other is not model for other in models):
             models.append(model)
         if len(models) == 1:
@@ -115,7 +108,7 @@ class _Hook:
 class SampledForwardProbe:
     """Probe that observes modules in the tenth step of a model and in every `every`-th one."""
 
-    def __init__(self, guard: Guard, every: int, models: Callable[[], Sequence[Module]] | None) -> None:
+    def __init__(self, guard: Guard, every: int, models: Callable[[], Sequence[Module]]) -> None:
         self.every = every
         self._guard = guard
         self._modules = WatchedModules(models)

@@ -109,8 +109,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mlflow_stability.probes.probe import Block
-from mlflow_stability.probes.parameters.layers import whole_signals
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.vocabulary.measured import Signal
 from mlflow_stability.vocabulary.measured import SignalType
@@ -152,7 +151,7 @@ class ToyPeak(PeriodicProbe):
             return ()
         layers = tuple(Signal("toy_peak", name) for name in found)
         peaks = torch.stack(list(found.values()))
-        whole = Block(whole_signals(("toy_peak",), ""), peaks.max().reshape(1))
+        whole = Block(signals_at(("toy_peak",), ""), peaks.max().reshape(1))
         return whole, Block(layers, peaks)
 
 

@@ -16,6 +16,7 @@ together; no random number is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,20 +53,18 @@ SIGNALS = signals(
 MAX_SAMPLE = 2**16  # values of one output
 MAX_SAMPLES_TOGETHER = 2**22
 MAX_MODULES = 1024  # of more, every second or third is measured
-MAX_LAYOUTS = 16
 
 
 class ActivationProbe(SampledForwardProbe):
     part = "activations"
 
-    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
+    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] = list) -> None:
         super().__init__(guard, every, models)
         self._names: dict[int, tuple[str, OutputKind]] = {}  # modules of the present pass, by identity
         self._quota = MAX_SAMPLE
         self._axes: dict[torch.Size, int] = {}  # dimension of the units of outputs by shape
         self._samples: dict[str, tuple[OutputKind, ActivationSample]] = {}
         self._complete: dict[str, tuple[OutputKind, ActivationSample]] = {}  # of passes that have ended
-        self._layouts: dict[tuple[object, ...], tuple[tuple[Signal, ...], tuple[int, ...]]] = {}
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         hooks = self.observe(alive)
@@ -113,12 +112,7 @@ class ActivationProbe(SampledForwardProbe):
         kinds = [taken[name][0] for name in names]
         samples = [taken[name][1] for name in names]
         of_units = tuple(sample.units is not None for sample in samples)
-        key = device, tuple(names), of_units
-        if key not in self._layouts:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[key] = _layout(names, kinds, of_units)
-        signals, places = self._layouts[key]
+        signals, places = _layout(tuple(names), tuple(kinds), of_units)
         table: Tensor = statistics_of(samples, kinds).flatten()
         return Block(signals, table.index_select(0, on_device(places, device, torch.long)))
 
@@ -130,8 +124,9 @@ def _kind_of_measured(module: Module) -> OutputKind | None:
 
 
 # The signals of each module, and their places in the table of all numbers of all modules.
+@lru_cache(maxsize=16)
 def _layout(
-    names: Sequence[str], kinds: Sequence[OutputKind], of_units: Sequence[bool]
+    names: tuple[str, ...], kinds: tuple[OutputKind, ...], of_units: tuple[bool, ...]
 ) -> tuple[tuple[Signal, ...], tuple[int, ...]]:
     signals: list[Signal] = []
     places: list[int] = []
@@ -160,7 +155,7 @@ MAX_INPUT_VALUES = 2**24  # of larger inputs the first rows are measured
 class InputProbe(SampledForwardProbe):
     part = "inputs"
 
-    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
+    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] = list) -> None:
         super().__init__(guard, every, models)
         self._names: dict[int, str] = {}  # modules of the present pass, by identity
         self._is_embedded = False  # an embedding was called before the first layer

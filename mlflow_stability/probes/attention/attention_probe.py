@@ -15,7 +15,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,18 +107,14 @@ MAX_DRAWN_IN_FIRST_PASS = 128  # layers, while it is unknown how many there will
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    numbers: Tensor
-    """By number and head."""
-    drawing: Drawing | None
+_Measured = tuple[Tensor, Drawing | None]  # numbers, by number and head; and the map, if it is drawn
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(NamedTuple):
     root: Module
     name: str
-    measured: _Measured
+    numbers: Tensor
+    drawing: Drawing | None
 
 
 class AttentionProbe:
@@ -129,7 +126,7 @@ class AttentionProbe:
         max_seq_len: int,
         guard: Guard,
         keep: Callable[[AttentionMap], None],
-        models: Callable[[], Sequence[Module]] | None = None,
+        models: Callable[[], Sequence[Module]] = list,
     ) -> None:
         self.every = every
         self.max_seq_len = max_seq_len  # tokens of a map
@@ -143,7 +140,6 @@ class AttentionProbe:
         # Number of layers of each model in its last pass.
         self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._places = WatchedModules(models)
-        self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
         self._on_their_way: list[Drawing] = []
 
     def due(self, own_step: int) -> bool:
@@ -173,11 +169,11 @@ class AttentionProbe:
 
     def measure(self, scores: Scores, cross: bool) -> _Measured:
         numbers = head_numbers(scores)
-        return _Measured(numbers, drawn(scores, numbers, self.max_seq_len, cross) if self._is_drawn() else None)
+        return numbers, drawn(scores, numbers, self.max_seq_len, cross) if self._is_drawn() else None
 
     def add(self, measured: _Measured, name: str) -> None:
         if self._root is not None:
-            self._now.append(_Layer(self._root, name, measured))
+            self._now.append(_Layer(self._root, name, *measured))
 
     def blocks(self) -> Sequence[Block]:
         seen, self._seen = self._seen, []
@@ -186,8 +182,8 @@ class AttentionProbe:
         names = _numbered([layer.name for layer in seen])
         self._send(seen, names)
         self._deliver(wait=False)
-        device = seen[-1].measured.numbers.device
-        numbers = [layer.measured.numbers.to(device, torch.float32, non_blocking=True) for layer in seen]
+        device = seen[-1].numbers.device
+        numbers = [layer.numbers.to(device, torch.float32, non_blocking=True) for layer in seen]
         with torch.no_grad():
             entropies = torch.cat([rows[0] for rows in numbers])
             is_number = ~entropies.isnan()
@@ -196,7 +192,7 @@ class AttentionProbe:
             values = torch.cat([*(numbers[at].flatten() for at in kept), share.reshape(1)])
         if len(kept) < len(seen):
             _logger.info("Attention series by head are recorded for %d of %d layers.", len(kept), len(seen))
-        return (Block(self._layout(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
+        return (Block(_signals(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
 
     def finish(self) -> None:
         self._seen.clear()
@@ -207,18 +203,10 @@ class AttentionProbe:
         layers = None if self._root is None else self._counts.get(self._root)
         return number < MAX_DRAWN_IN_FIRST_PASS if layers is None else number in chosen(layers)
 
-    def _layout(self, layers: tuple[tuple[str, int], ...]) -> tuple[Signal, ...]:
-        if layers not in self._layouts:  # the signals of a block are the same object each time
-            self._layouts.clear()
-            places = [(name, quantity, heads) for name, heads in layers for quantity in QUANTITIES]
-            signals = [Signal(quantity, f"{name}.head_{at}") for name, quantity, heads in places for at in range(heads)]
-            self._layouts[layers] = (*signals, Signal("collapsed_heads"))
-        return self._layouts[layers]
-
     def _send(self, seen: Sequence[_Layer], names: Sequence[str]) -> None:
         numbers: Counter[int] = Counter()
         for layer, name in zip(seen, names, strict=True):
-            number, drawing = numbers[id(layer.root)], layer.measured.drawing
+            number, drawing = numbers[id(layer.root)], layer.drawing
             numbers[id(layer.root)] += 1
             if drawing is not None and number in chosen(self._counts.get(layer.root, 0)):
                 drawing.step, drawing.layer, drawing.number = self._step, name, number
@@ -227,6 +215,13 @@ class AttentionProbe:
     def _deliver(self, *, wait: bool) -> None:
         while self._on_their_way and (wait or self._on_their_way[0].parcel.arrived):
             self._keep(self._on_their_way.pop(0).finished())
+
+
+@lru_cache(maxsize=4)
+def _signals(heads_of_layers: tuple[tuple[str, int], ...]) -> tuple[Signal, ...]:
+    places = [(name, quantity, heads) for name, heads in heads_of_layers for quantity in QUANTITIES]
+    signals = [Signal(quantity, f"{name}.head_{at}") for name, quantity, heads in places for at in range(heads)]
+    return (*signals, Signal("collapsed_heads"))
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -94,13 +94,8 @@ def logarithm_of(node: Any) -> Any:
 
 def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
     """Yield the loss functions in the graph, with their node and that of their input."""
-    waiting, looked_at = [loss.grad_fn], 0
-    while waiting and looked_at < MAX_NODES:
-        node = waiting.pop(0)
-        if node is None:
-            continue
-        looked_at += 1
-        name, inputs = node_name(node), [following for following, _ in node.next_functions]
+    # Not through `Addmm`, which is a layer of the model.
+    for node, name, inputs in _nodes_of(loss, COMBINING):
         if name in LOSSES:
             source = inputs[0] if inputs else None
             softmax = logarithm_of(source)
@@ -110,7 +105,19 @@ def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
                 yield LOSSES[name], node, source
         elif name == "LogSoftmax":  # with probabilities as targets, cross entropy is a sum of products
             yield LossFunction.CROSS_ENTROPY, node, inputs[0]
-        elif name in COMBINING:  # not `Addmm`, which is a layer of the model
+
+
+def _nodes_of(loss: Tensor, through: Container[str]) -> Iterator[tuple[Any, str, list[Any]]]:
+    """Yield the first nodes of a loss, the nearest first, with their names and inputs; those behind nodes `through`."""
+    waiting, looked_at = [loss.grad_fn], 0
+    while waiting and looked_at < MAX_NODES:
+        node = waiting.pop(0)
+        if node is None:
+            continue
+        looked_at += 1
+        name, inputs = node_name(node), [following for following, _ in node.next_functions]
+        yield node, name, inputs
+        if name in through:
             waiting += inputs
 
 
@@ -163,19 +170,10 @@ ON_PURPOSE = frozenset(("Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Slic
 
 def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
     """Return a finding if a difference in the graph of this loss has a value for each pair of rows."""
-    waiting, looked_at = [loss.grad_fn], 0
-    while waiting and looked_at < MAX_NODES:
-        node = waiting.pop(0)
-        if node is None:
-            continue
-        looked_at += 1
-        name, inputs = node_name(node), [following for following, _ in node.next_functions]
-        if name in DIFFERENCES:
-            facts = _pairs(node, name, inputs)
-            if facts is not None:
-                return Finding.at(facts, step, Severity.WARNING, remedies=LossBroadcast.remedies)
-        if name in COMBINING or name in OF_A_DIFFERENCE:
-            waiting += inputs
+    for node, name, inputs in _nodes_of(loss, COMBINING | OF_A_DIFFERENCE):
+        facts = _pairs(node, name, inputs) if name in DIFFERENCES else None
+        if facts is not None:
+            return Finding.at(facts, step, Severity.WARNING, remedies=LossBroadcast.remedies)
     return None
 
 

@@ -20,7 +20,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishingLayers
 from mlflow_stability.kinds.inside.activations import DeadUnits, SaturatedActivation
 from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass, LossFunction, run_batch
-from mlflow_stability.probes.model_check.settings import model_finding, settings_found
+from mlflow_stability.probes.model_check.settings import listed, model_finding, settings_found
 from mlflow_stability.probes.model_check.values import layers_of, optimizers_found, values_found
 from mlflow_stability.probes.module_names import plain_name, unwrapped
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
@@ -34,6 +34,7 @@ from mlflow_stability.vocabulary.result import (
     Remedy,
     Severity,
 )
+from mlflow_stability.vocabulary.text import counted
 
 ABOVE_CHANCE = 1.0  # cross-entropy above chance with which the model is sure of wrong answers
 TIMES_CHANCE = 10.0  # squared error as a multiple of that of the targets' mean
@@ -165,7 +166,9 @@ def _batch_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[ModelFin
 def _forward_found(seen: BatchPass) -> Iterator[ModelFinding]:
     broken = list(_over(seen, "activation_nonfinite", 0.0))
     if broken:
-        message = f"The output of {broken[0]} has NaN or infinite values, the first of {_modules(len(broken))}."
+        message = (
+            f"The output of {broken[0]} has NaN or infinite values, the first of {counted(len(broken), 'module')}."
+        )
         remedies = (Remedy(Action.INSPECT_MODULE, module=broken[0]), Remedy(Action.CHECK_BATCH_VALUES))
         count = len(broken)
         yield model_finding("nonfinite_activations", Severity.CRITICAL, message, broken[0], remedies, modules=count)
@@ -217,13 +220,13 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> Iterator[
     norms = [(layer, layer.grad_norm) for layer in layers if layer.trainable and layer.grad_norm is not None]
     broken = [layer for layer, norm in norms if not math.isfinite(norm)]
     if broken and math.isfinite(seen.loss or 0.0):  # else the loss has a finding
-        message = f"The gradients of {_parameters(broken)} are not finite: {_names(broken)}."
+        message = f"The gradients of {counted(len(broken), 'parameter')} are not finite: {_names(broken)}."
         slopes, count = (Remedy(Action.CHECK_INFINITE_SLOPES),), len(broken)
         place = broken[-1].name
         yield model_finding("nonfinite_gradients", Severity.CRITICAL, message, place, slopes, parameters=count)
     unused = [layer for layer in layers if layer.trainable and layer.grad_norm is None]
     if unused:
-        message = f"The loss does not depend on {_parameters(unused)}: {_names(unused)}."
+        message = f"The loss does not depend on {counted(len(unused), 'parameter')}: {_names(unused)}."
         use, count = (Remedy(Action.USE_OR_REMOVE_PARAMETERS),), len(unused)
         yield model_finding("unused", Severity.WARNING, message, unused[0].name, use, parameters=count)
     yield from _zero_gradients(norms)
@@ -246,8 +249,8 @@ def _vanishing_gradients(seen: BatchPass, finite: Sequence[tuple[LayerCheck, flo
     if small and seen.loss != 0.0:  # gradients of a loss of zero are small
         first, norm = small[0]
         message = (
-            f"The gradients of {_parameters(small)} have vanished: the norm of {first.name} is {norm:.3g}, "
-            f"that of the largest {largest:.3g}."
+            f"The gradients of {counted(len(small), 'parameter')} have vanished: the norm of {first.name} is "
+            f"{norm:.3g}, that of the largest {largest:.3g}."
         )
         numbers = {"grad_norm": norm, "largest": largest, "parameters": len(small)}
         remedies = GradientVanishingLayers.remedies
@@ -260,7 +263,7 @@ def _zero_gradients(norms: Sequence[tuple[LayerCheck, float]]) -> Iterator[Model
         return
     # A branch that begins as nothing learns first, and then the layers before it.
     opening = [layer for layer, norm in norms if layer.largest == 0 and norm > 0 and not layer.name.endswith("bias")]
-    message = f"The gradients of {_parameters(dead)} are zero: {_names(dead)}."
+    message = f"The gradients of {counted(len(dead), 'parameter')} are zero: {_names(dead)}."
     severity = Severity.INFO if opening else Severity.WARNING
     remedies = () if opening else (Remedy(Action.CHECK_ZEROS_BEHIND),)
     if opening:
@@ -268,18 +271,9 @@ def _zero_gradients(norms: Sequence[tuple[LayerCheck, float]]) -> Iterator[Model
     yield model_finding("zero_gradients", severity, message, dead[0].name, remedies, parameters=len(dead))
 
 
-def _modules(count: int) -> str:
-    return "1 module" if count == 1 else f"{count} modules"
-
-
-def _parameters(layers: Sequence[object]) -> str:
-    return "1 parameter" if len(layers) == 1 else f"{len(layers)} parameters"
-
-
 def _names(layers: Sequence[LayerCheck]) -> str:
-    names = ", ".join(layer.name for layer in layers[:3])
-    return f"{names} and {len(layers) - 3} more" if len(layers) > 3 else names
+    return listed([layer.name for layer in layers])
 
 
 def _more(shares: dict[str, float]) -> str:
-    return f", and as many or more in {_modules(len(shares) - 1)} behind it" if len(shares) > 1 else ""
+    return f", and as many or more in {counted(len(shares) - 1, 'module')} behind it" if len(shares) > 1 else ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,6 @@ from mlflow_stability.probes.rerun.forward_rerun import (
 )
 from mlflow_stability.probes.rerun.writable_state import WritableState
 from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
-from mlflow_stability.probes.step.readback import Readback
 
 LossFunction = Callable[..., Tensor]
 
@@ -308,13 +307,9 @@ def _statistics(samples: Mapping[str, tuple[OutputKind, ActivationSample]]) -> d
         with untracked():
             table = statistics_of([samples[name][1] for name in names], [samples[name][0] for name in names])
             zeros = torch.stack([(samples[name][1].values == 0).mean(dtype=torch.float32) for name in names])
-        rows: list[Sequence[float]] = []
-        readback = Readback()
-        readback.fetch([], lambda _values, read, into=rows: into.extend(read), [*table, zeros])  # type: ignore[misc]
-        readback.drain()
-        *of_modules, shares = rows
-        for name, row, share in zip(names, of_modules, shares, strict=True):
-            result[name] = {**dict(zip(QUANTITIES, row, strict=True)), ZERO_SHARE: share}
+            numbers = iter(fetched(torch.cat((table, zeros[:, None]), 1).flatten().unbind()))
+        for name in names:
+            result[name] = {quantity: next(numbers) for quantity in (*QUANTITIES, ZERO_SHARE)}
     return {name: result[name] for name in samples}
 
 

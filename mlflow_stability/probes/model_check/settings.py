@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module
 from torch.optim import Optimizer
@@ -20,12 +19,13 @@ from mlflow_stability.kinds.reported.setup import EvaluationMode, EvaluationMode
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import Action, Finding, ModelFinding, Remedy, Severity
+from mlflow_stability.vocabulary.text import counted
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it
 _SCALES = ("scale", "scaling", "softmax_scale")
-_HALF = (torch.float16, torch.bfloat16)
 # Optimizers whose betas average gradients and their squares; those of others, such as NovoGrad, do not.
 _ADAMS = re.compile(r"adam|lamb", re.IGNORECASE)
 _NAMED = 3
@@ -118,7 +118,7 @@ def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFindi
         if type(module).__name__.endswith(_NORMS):
             eps = _number(module, _EPS)
             weights = [weight for weight in module._parameters.values() if weight is not None]
-            half = any(weight.dtype in _HALF for weight in weights)
+            half = any(weight.dtype in HALVES for weight in weights)
             least = limits.smallest_eps_in_half if half else limits.smallest_eps
             if eps is not None and eps < least:
                 small.append((eps, name, half, least))
@@ -174,9 +174,9 @@ def _tied(named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
     tied = [shared for shared in names.values() if len(shared) > 1]
     if not tied:
         return None
-    listed = "; ".join(" = ".join(shared[:_NAMED]) for shared in tied[:_NAMED])
+    groups = "; ".join(" = ".join(shared[:_NAMED]) for shared in tied[:_NAMED])
     more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
-    message = f"{count_of(tied, 'parameter')} shared under several names: {listed}{more}."
+    message = f"{count_of(tied, 'parameter')} shared under several names: {groups}{more}."
     return model_finding("tied", Severity.INFO, message, tied=len(tied))
 
 
@@ -266,15 +266,19 @@ def place_of(named: Sequence[tuple[str, Tensor]]) -> str:
     return named[0][0].rpartition(".")[0]
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names: `a, b, c and 5 more`."""
+    first = ", ".join(names[:_NAMED])
+    return f"{first} and {len(names) - _NAMED} more" if len(names) > _NAMED else first
+
+
 def names_of(named: Sequence[tuple[str, Tensor]]) -> str:
-    """Return the first few names."""
-    names = ", ".join(name for name, _ in named[:_NAMED])
-    return f"{names} and {len(named) - _NAMED} more" if len(named) > _NAMED else names
+    return listed([name for name, _ in named])
 
 
-def count_of(counted: Collection[object], noun: str) -> str:
+def count_of(items: Collection[object], noun: str, plural: str = "") -> str:
     """Return `1 parameter is`, `5 parameters are`."""
-    return f"{len(counted)} {noun} is" if len(counted) == 1 else f"{len(counted)} {noun}s are"
+    return f"{counted(len(items), noun, plural)} {'is' if len(items) == 1 else 'are'}"
 
 
 MIN_ROWS = 4  # of a batch normalisation: of two rows, each is the mirror image of the other
@@ -305,7 +309,7 @@ def few_rows(models: Sequence[Module], rows: int, step: int) -> Finding | None:
     if not names:
         return None
     message = (
-        f"{count_of(names, 'batch normalisation')} over batches of {rows} row{'s' if rows > 1 else ''} ({names[0]}), "
+        f"{count_of(names, 'batch normalisation')} over batches of {counted(rows, 'row')} ({names[0]}), "
         f"usually at least {MIN_ROWS}. Means of so few rows are noise, and differ from those in evaluation."
     )
     evidence = {"rows": float(rows), "modules": float(len(names))}

@@ -18,14 +18,23 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.untracked_ops import untracked
-from mlflow_stability.probes.model_check.settings import first_names, model_finding, names_of, place_of
+from mlflow_stability.probes.model_check.settings import (
+    count_of,
+    first_names,
+    listed,
+    model_finding,
+    names_of,
+    place_of,
+)
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
+from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, LayerCheck, ModelFinding, Remedy, Severity
+from mlflow_stability.vocabulary.text import counted
 
 Named = tuple[str, Tensor]
 _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HALVES = (torch.float16, torch.bfloat16)
+_MATRIX = "weight matrix", "weight matrices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +95,9 @@ def _numbers(tensor: Tensor) -> list[Tensor]:
     values = tensor.detach()
     if not values.is_floating_point() and not values.is_complex():
         return [zero, values.abs().amax().float(), zero]
-    if values.is_complex() or values.dtype not in (*_HALVES, torch.float32, torch.float64):
+    if values.is_complex() or values.dtype not in (*HALVES, torch.float32, torch.float64):
         values = values.abs() if values.is_complex() else values.to(torch.float32)
-    wide = torch.float32 if values.dtype in _HALVES else None
+    wide = torch.float32 if values.dtype in HALVES else None
     norm = torch.linalg.vector_norm(values, 2.0, dtype=wide)
     largest = torch.linalg.vector_norm(values, math.inf, dtype=wide)
     # A norm of finite values whose squares exceed float32 is infinite.
@@ -118,7 +127,7 @@ def _nonfinite(layers: Sequence[LayerCheck], noun: str, remedy: Remedy) -> Itera
     broken = [layer for layer in layers if layer.nonfinite]
     if broken:
         values = sum(layer.nonfinite for layer in broken)
-        message = f"{_counted(broken, noun)} NaN or infinite values ({values:,} in all): {_listed(broken)}."
+        message = f"{_having(broken, noun)} NaN or infinite values ({values:,} in all): {_names(broken)}."
         numbers = {f"{noun}s": len(broken), "values": values}
         yield model_finding(f"nonfinite_{noun}s", Severity.CRITICAL, message, broken[0].name, (remedy,), **numbers)
 
@@ -139,7 +148,7 @@ def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> Iterator[
         return
     worst = max(huge, key=lambda layer: layer.largest)
     message = (
-        f"{_counted(huge, 'parameter')} huge values, the largest {worst.largest:.3g} in {worst.name} "
+        f"{_having(huge, 'parameter')} huge values, the largest {worst.largest:.3g} in {worst.name} "
         f"({worst.dtype}; threshold {limit(worst):g})."
     )
     remedies = (Remedy(Action.LOAD_PARAMETER), CLIP_GRADIENTS)
@@ -167,23 +176,19 @@ def _gain_found(gains: dict[str, float], limits: ValueLimits) -> Iterator[ModelF
     if huge:
         worst, gain = max(huge.items(), key=lambda pair: pair[1])
         message = (
-            f"{_matrices_are(len(huge))} very large: {worst} multiplies the size of its input by about {gain:.3g} "
+            f"{count_of(huge, *_MATRIX)} very large: {worst} multiplies the size of its input by about {gain:.3g} "
             f"(threshold {limits.huge_gain:g})."
         )
         yield model_finding("huge_weights", Severity.WARNING, message, worst, remedies, gain=gain, matrices=len(huge))
     if tiny:
         worst, gain = min(tiny.items(), key=lambda pair: pair[1])
         message = (
-            f"{_matrices_are(len(tiny))} very small: {worst} multiplies the size of its input by about {gain:.2g} "
+            f"{count_of(tiny, *_MATRIX)} very small: {worst} multiplies the size of its input by about {gain:.2g} "
             f"(threshold {limits.tiny_gain:g})."
         )
         # Last layers, or those behind residual branches, are small on purpose.
         severity = Severity.WARNING if 2 * len(tiny) >= len(gains) else Severity.INFO
         yield model_finding("tiny_weights", severity, message, worst, remedies, gain=gain, matrices=len(tiny))
-
-
-def _matrices_are(count: int) -> str:
-    return "1 weight matrix is" if count == 1 else f"{count} weight matrices are"
 
 
 # Matrices of zeros, which are intended behind a residual branch.
@@ -193,7 +198,7 @@ def _zeros(layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
     if zeros:
         largest = max(layer.largest for layer in zeros)
         what = "zeros alone" if largest == 0 else f"values of {largest:.2g} at most"
-        message = f"{_counted(zeros, 'weight matrix', 'weight matrices')} {what}: {_listed(zeros)}."
+        message = f"{_having(zeros, *_MATRIX)} {what}: {_names(zeros)}."
         severity = Severity.WARNING if len(zeros) == len(matrices) else Severity.INFO
         remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
         yield model_finding("zero_weights", severity, message, zeros[0].name, remedies, matrices=len(zeros))
@@ -214,7 +219,7 @@ def _alike(named: Sequence[Named], layers: Sequence[LayerCheck]) -> Iterator[Mod
     alike = [pair for pair, differs in zip(checked, spreads, strict=True) if not differs]
     if alike:
         message = (
-            f"All units of {len(alike)} {'matrix' if len(alike) == 1 else 'matrices'} have the same weights, and stay "
+            f"All units of {counted(len(alike), 'matrix', 'matrices')} have the same weights, and stay "
             f"alike in training: {names_of(alike)}."
         )
         remedies = (Remedy(Action.INITIALISE_RANDOMLY),)
@@ -254,10 +259,9 @@ def _lost_eps(optimizer: Optimizer, number: int, eps: object, parameters: Sequen
         yield model_finding("optimizer_eps", Severity.WARNING, message, remedies=remedies, eps=eps)
 
 
-def _counted(layers: Sequence[LayerCheck], noun: str, plural: str = "") -> str:
-    return f"1 {noun} has" if len(layers) == 1 else f"{len(layers)} {plural or noun + 's'} have"
+def _having(layers: Sequence[LayerCheck], noun: str, plural: str = "") -> str:
+    return f"{counted(len(layers), noun, plural)} {'has' if len(layers) == 1 else 'have'}"
 
 
-def _listed(layers: Sequence[LayerCheck]) -> str:
-    names = ", ".join(layer.name for layer in layers[:3])
-    return f"{names} and {len(layers) - 3} more" if len(layers) > 3 else names
+def _names(layers: Sequence[LayerCheck]) -> str:
+    return listed([layer.name for layer in layers])

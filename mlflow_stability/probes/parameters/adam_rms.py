@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.flat_copies import Piece, flat_copies, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.parameters.layers import HeldLayers, whole_signals
+from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeContext, ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import on_device, squares, widest
@@ -149,7 +149,7 @@ class AdamRms(OptimizerProbe):
         with torch.no_grad():
             if step % self.every == 0 and joined.complete:
                 total, count = joined.rows.sum(1, keepdim=True)
-                blocks.append(Block(whole_signals(QUANTITIES, joined.place), (total / count).sqrt_()))
+                blocks.append(Block(signals_at(QUANTITIES, joined.place), (total / count).sqrt_()))
             if step % self.layers_every == 0:
                 total, count = joined.layout.sums(joined.rows)
                 columns = set(range(len(joined.layout.of_parameter))) - joined.unknown

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.flat_copies import flat_rows, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients
-from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import largest_of, nonzeros_of, on_device, scalars, widest
@@ -63,7 +62,7 @@ class GradientExtremes(OptimizerProbe):
         if joined is None or not joined.complete:
             return ()
         with torch.no_grad():
-            return [Block(whole_signals(QUANTITIES, joined.place), _values(*joined.rows))]
+            return [Block(signals_at(QUANTITIES, joined.place), _values(*joined.rows))]
 
 
 def _values(largest: Tensor, nonzeros: Tensor, sizes: Tensor) -> Tensor:
@@ -100,7 +99,7 @@ class WeightExtremes(OptimizerProbe):
             return ()
         with torch.no_grad():
             values = torch.cat((joined.rows[:1].amax(1), joined.rows[1:].sum(1)))
-            return [Block(whole_signals(WEIGHT_QUANTITIES, joined.place), values)]
+            return [Block(signals_at(WEIGHT_QUANTITIES, joined.place), values)]
 
     def _counts(self, parameters: Sequence[Tensor]) -> Tensor | None:
         turns = turns_of_copies(parameters, self.budget_bytes, extra_bytes=BYTES_FOR_COMPARING) if parameters else None

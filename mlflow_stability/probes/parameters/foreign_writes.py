@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layers import whole_signals
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.parameters.per_optimizer import on_host_if_there
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.vocabulary.measured import SignalType, signals
@@ -157,7 +156,7 @@ def _block(place: str, writes: float, change: float | Tensor, norm: float | Tens
     def on_host(numbers: Sequence[float]) -> Sequence[float]:
         return numbers[0], numbers[1] / numbers[2] if numbers[2] > 0 else 0.0
 
-    signals = whole_signals(QUANTITIES, place)
+    signals = signals_at(QUANTITIES, place)
     if not isinstance(change, Tensor) or not isinstance(norm, Tensor):
         return Block(signals, tuple(on_host((writes, cast(float, change), cast(float, norm)))))
     return Block(signals, torch.stack((change.new_full((), writes), change, norm)), on_host)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -19,14 +18,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.gradient_norm import is_split, parameters_of, world_size
 from mlflow_stability.probes.model_discovery import models_of
 from mlflow_stability.probes.module_names import owners_of_parameters
 from mlflow_stability.probes.tensor_sums import on_device
-from mlflow_stability.vocabulary.measured import Signal
-
-MAX_SIGNAL_SETS = 64
 
 
 class LayerLayout:
@@ -38,7 +34,6 @@ class LayerLayout:
         numbers = {name: number for number, name in enumerate(self.names)}
         self.of_parameter = tuple(numbers[name] for name in names)  # index of the layer by parameter
         self._indices: dict[torch.device, Tensor] = {}
-        self._signals: dict[tuple[object, ...], tuple[Signal, ...]] = {}
 
     def sums(self, rows: Tensor) -> Tensor:
         """Return sums by layer, of rows with a column for each parameter."""
@@ -63,20 +58,8 @@ class LayerLayout:
             only = None
         if only is not None:
             rows = rows.index_select(1, on_device(only, rows.device, torch.long))
-        signals = self._signals.get((quantities, only))
-        if signals is None:
-            if len(self._signals) >= MAX_SIGNAL_SETS:
-                self._signals.clear()
-            names = self.names if only is None else tuple(self.names[at] for at in only)
-            signals = tuple(Signal(quantity, name) for quantity in quantities for name in names)
-            self._signals[quantities, only] = signals
-        return Block(signals, rows.flatten())
-
-
-@lru_cache(maxsize=256)
-def whole_signals(quantities: tuple[str, ...], place: str) -> tuple[Signal, ...]:
-    """Return signals of the whole model; `place` is that of its training, where several run side by side."""
-    return tuple(Signal(quantity, place) for quantity in quantities)
+        names = self.names if only is None else [self.names[at] for at in only]
+        return Block(signals_at(quantities, *names), rows.flatten())
 
 
 # A script that makes an optimizer for every sample has no layers that could be followed.

@@ -14,9 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.gradient_norm import few_values, norm_of_row, total_norm
-from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
+from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.step.readback import value_on_host
 
@@ -95,7 +95,7 @@ class WholeNorms:
     ) -> Sequence[Block]:
         """Return a block of `values_of` the norms of all optimizers together; nothing if they are incomplete."""
         norms, count, complete = self._norms, self._count, self._complete and not has_others
-        signals = whole_signals(quantities, self._place)
+        signals = signals_at(quantities, self._place)
         self.drop()
         if not norms or not complete:
             return ()

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.flat_copies import Piece, copies_and_rows, flat_copies, turns_of_copies
 from mlflow_stability.probes.gradient_norm import few_values, norm_of_row
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
+from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout
 from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
     OptimizerProbe,
@@ -250,7 +250,7 @@ class WeightUpdates(OptimizerProbe):
             longest = max(rotations, key=lambda rotation: len(rotation.chunks))
             whole = joined.complete and longest.just_completed and all(rotation.complete for rotation in rotations)
             if whole and (len(longest.chunks) > 1 or step % self.every == 0 or step in FIRST_STEPS):
-                blocks.append(Block(whole_signals(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
+                blocks.append(Block(signals_at(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
             ready = self._ready(joined, rotations, step)
             self._layers_wanted = min(map(min, self._reported.values())) < self._wanted_since
             if ready:

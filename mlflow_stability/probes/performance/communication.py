@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.performance.step_timing import ACCELERATED
 from mlflow_stability.probes.probe import BaseProbe, Guard
 from mlflow_stability.vocabulary.measured import SignalType, signals
@@ -143,7 +142,7 @@ class Communication(BaseProbe):
         seconds = self._timer.take() if place == 0 else None
         if seconds is not None:
             times[WHOLE] = times.get(WHOLE, 0.0) + seconds
-        return (Block(whole_signals(tuple(times), ""), tuple(times.values())),) if times else ()
+        return (Block(signals_at(tuple(times), ""), tuple(times.values())),) if times else ()
 
     def _new_times_of_ddp(self) -> tuple[float, ...]:
         """Return the sum over all models whose timers were renewed since the last call."""

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layers import whole_signals
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.vocabulary.measured import SignalType
 
@@ -109,12 +108,12 @@ class Memory(PeriodicProbe):
         now = self._now()
         if now - self._read_at >= MIN_SECONDS_BETWEEN_READS:
             self._read_at, self._of_process = now, process_memory()
-        blocks = [Block(whole_signals(HOST, ""), (self._of_process,))]
+        blocks = [Block(signals_at(HOST, ""), (self._of_process,))]
         several = len(self._devices) > 1
         for device in sorted(self._devices, key=str):
             module = torch.get_device_module(device)
             place = str(device) if several else ""
-            blocks.append(Block(whole_signals(DEVICE, place), device_memory(module, device)))
+            blocks.append(Block(signals_at(DEVICE, place), device_memory(module, device)))
             if step % UTILIZATION_EVERY_STEPS == 0 and device.type == "cuda":
                 blocks += self.utilization(device, place)
         self._devices.clear()
@@ -129,7 +128,7 @@ class Memory(PeriodicProbe):
             self._utilization = None
             _logger.info("GPU utilization is not recorded: %s. It needs NVML and nvidia-ml-py.", error)
             return []
-        return [Block(whole_signals(UTILIZATION, place), (share,))]
+        return [Block(signals_at(UTILIZATION, place), (share,))]
 
 
 def device_memory(module: Any, device: torch.device) -> tuple[float, float, float, float]:

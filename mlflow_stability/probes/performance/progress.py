@@ -24,10 +24,9 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.model_discovery import living, remembered, schedules_of
 from mlflow_stability.probes.object_memory import Kind
-from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.vocabulary.measured import SignalType, signals
 
@@ -47,6 +46,12 @@ TRAINERS = (
     ("lightning.pytorch.trainer.trainer", "Trainer"),
     ("pytorch_lightning.trainer.trainer", "Trainer"),
 )
+# Attributes of schedules with their number of steps.
+TOTALS = {
+    schedules.OneCycleLR: "total_steps",
+    schedules.CosineAnnealingLR: "T_max",
+    schedules.PolynomialLR: "total_iters",
+}
 EVERY_STEPS = 10
 SEARCH_REPORTS = (1, 10)  # sources are searched for at these reports: one may be made late
 MAX_DISAGREEMENT = 0.01  # between the progress of two sources
@@ -123,12 +128,9 @@ def _sources_of(optimizers: Sequence[Optimizer]) -> list[_Source]:
 def total_of(schedule: LRScheduler) -> int | None:
     """Return the number of its own steps after which this schedule ends, or None if it says nothing of an end."""
     parts = vars(schedule)
-    if isinstance(schedule, schedules.OneCycleLR):
-        return _whole(parts.get("total_steps"))
-    if isinstance(schedule, schedules.CosineAnnealingLR):
-        return _whole(parts.get("T_max"))
-    if isinstance(schedule, schedules.PolynomialLR):
-        return _whole(parts.get("total_iters"))
+    for kind, name in TOTALS.items():
+        if isinstance(schedule, kind):
+            return _whole(parts.get(name))
     if isinstance(schedule, schedules.LinearLR):
         falls = parts.get("end_factor", 1) < parts.get("start_factor", 0)
         return _whole(parts.get("total_iters")) if falls else None
@@ -225,7 +227,7 @@ class Progress(BaseProbe):
         if measured is None:
             return ()
         self._was_reported = True
-        return [Block(whole_signals(QUANTITIES, ""), measured)]
+        return [Block(signals_at(QUANTITIES, ""), measured)]
 
     def _ask(self, step: int) -> None:
         if not self._sources:

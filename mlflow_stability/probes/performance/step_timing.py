@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layers import whole_signals
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.vocabulary.measured import SignalType, signals
 
@@ -235,7 +234,7 @@ class StepClock(BaseProbe):
         captures, self._captures_reported = self.split.captures - self._captures_reported, self.split.captures
         own = self._own_seconds()
         own_mean, self._own_before = (own - self._own_before) / max(captures, 1), own
-        blocks = [Block(whole_signals((OWN,), ""), (own_mean,))]
+        blocks = [Block(signals_at((OWN,), ""), (own_mean,))]
         place = ""
         if events is not None:
             means = events.take()
@@ -243,5 +242,5 @@ class StepClock(BaseProbe):
             place = "host"
         names = tuple([name for name in PARTS if name in means])
         if names:
-            blocks.append(Block(whole_signals(names, place), tuple([means[name] for name in names])))
+            blocks.append(Block(signals_at(names, place), tuple([means[name] for name in names])))
         return blocks

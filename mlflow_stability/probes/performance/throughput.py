@@ -23,10 +23,9 @@ import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.module_names import WRAPPERS
-from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
 from mlflow_stability.probes.performance.flop_count import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
@@ -274,7 +273,7 @@ class Throughput(ForwardObserver, BaseProbe):
 
     def blocks(self, _step: int) -> Sequence[Block]:
         rates, self._measured = self._measured, {}
-        return [Block(whole_signals(tuple(rates), ""), tuple(rates.values()))] if rates else ()
+        return [Block(signals_at(tuple(rates), ""), tuple(rates.values()))] if rates else ()
 
     def _rates(self, step: int) -> dict[str, float]:
         flops, now, before = self.flops.take(), self._now(), self._since

@@ -11,16 +11,16 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import fsum, isfinite, nan
+from math import fsum, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.gradient_norm import gradients_of, world_size
-from mlflow_stability.probes.parameters.layers import whole_signals
+from mlflow_stability.probes.parameters.per_optimizer import ratio
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
@@ -33,7 +33,7 @@ from mlflow_stability.probes.ranks.sharded_norms import (
 )
 from mlflow_stability.probes.ranks.shards import MicroBatches, TrainingRanks, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
 SIGNALS = signals(
     SignalType("loss_ranks_mean", "mean of the losses of all ranks"),
@@ -216,7 +216,7 @@ class RankWatch:
 
     def blocks(self, table: RankTable, place: str, step: int) -> list[Block]:
         blocks = [
-            Block(whole_signals(QUANTITIES[key], place), tuple(_whole_numbers(key, squares, table.norm)))
+            Block(signals_at(QUANTITIES[key], place), tuple(_whole_numbers(key, squares, table.norm)))
             for key, squares in table.whole.items()
             if key != "momentum" or squares[0]
         ]
@@ -225,14 +225,14 @@ class RankWatch:
             highest = max(losses)
             rank = self.ranks.ranks[losses.index(highest)] if self.ranks is not None else 0
             numbers = fsum(losses) / len(losses), min(losses), highest, float(rank)
-            blocks.append(Block(whole_signals(LOSSES, place), numbers))
+            blocks.append(Block(signals_at(LOSSES, place), numbers))
         layers = None if self._norms is None else self._norms.layers
         for key, squares in table.by_layer.items():
             if layers is None or (key == "momentum" and not any(squares)):
                 continue
             count = len(layers.names)
             columns = [squares[at : at + count] for at in range(0, len(squares), count)]
-            signals = [Signal(quantity, name) for quantity in LAYER_QUANTITIES[key] for name in layers.names]
+            signals = signals_at(LAYER_QUANTITIES[key], *layers.names)
             by_layer = [_layer_numbers(key, [column[at] for column in columns]) for at in range(count)]
             values = [layer[at] for at in range(len(LAYER_QUANTITIES[key])) for layer in by_layer]
             kept = [at for at, value in enumerate(values) if value == value or signals[at].quantity == "param_norm"]
@@ -362,16 +362,12 @@ def _whole_numbers(key: str, squares: Sequence[float], norm: float | None = None
     if key == "norms":
         weights, force, move = norms
         force = force if norm is None else norm
-        return weights, _over(force, weights), _over(move, weights)
+        return weights, ratio(force, weights), ratio(move, weights)
     if key == "updates":
-        return norms[1], _over(norms[1], norms[0])
+        return norms[1], ratio(norms[1], norms[0])
     return norms
 
 
 def _layer_numbers(key: str, squares: Sequence[float]) -> Sequence[float]:
     whole = _whole_numbers(key, squares)
     return (whole[0], root(squares[1]), *whole[1:]) if key == "norms" else whole
-
-
-def _over(norm: float, weights: float) -> float:
-    return norm / weights if weights > 0 else nan

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Embedding, Module
 
 from mlflow_stability.probes.activations.activation_statistics import axis_of, nature_of, output_tensor
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory
 from mlflow_stability.probes.representations.representation_spectrum import QUANTITIES as OF_ROWS
@@ -35,7 +35,7 @@ from mlflow_stability.probes.representations.sparse_codes import (
 )
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.step.readback import Readback, value_on_host
-from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
+from mlflow_stability.vocabulary.measured import SignalType, signals
 
 SIGNALS = signals(
     SignalType("sdr_input_ratio", "share of inputs that differ"),
@@ -189,7 +189,7 @@ class RepresentationProbe(SampledForwardProbe):
         guard: Guard,
         names: Sequence[str] = (),
         every: int = 100,
-        models: Callable[[], Sequence[Module]] | None = None,
+        models: Callable[[], Sequence[Module]] = list,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(guard, every, models)
@@ -202,7 +202,6 @@ class RepresentationProbe(SampledForwardProbe):
         self._codes: dict[str, bool] = {}  # whether a module puts out codes
         self._pass: RepresentationPass | None = None
         self._ended: list[RepresentationPass] = []  # passes of this capture
-        self._layouts: dict[tuple[str, tuple[str, ...]], tuple[Signal, ...]] = {}
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         self._readback.deliver()
@@ -232,7 +231,8 @@ class RepresentationProbe(SampledForwardProbe):
         with untracked():
             for model_pass in ended:
                 self._learn(model_pass)
-            return [self._block(name, *numbers) for model_pass in ended for name, numbers in model_pass.numbers()]
+            measured = [(name, *numbers) for model_pass in ended for name, numbers in model_pass.numbers()]
+        return [Block(signals_at(quantities, name), row) for name, quantities, row in measured]
 
     def finish(self) -> None:
         self._ended.clear()
@@ -269,12 +269,6 @@ class RepresentationProbe(SampledForwardProbe):
         for name, codes in learnt.items():
             if not codes or sum(self._codes.values()) < MAX_UNNAMED + len(self.names):
                 self._codes[name] = codes
-
-    def _block(self, name: str, quantities: tuple[str, ...], row: Tensor) -> Block:
-        key = name, quantities
-        if key not in self._layouts:
-            self._layouts[key] = tuple(Signal(quantity, name) for quantity in quantities)
-        return Block(self._layouts[key], row)
 
 
 def _probe(context: ProbeContext) -> RepresentationProbe | None:

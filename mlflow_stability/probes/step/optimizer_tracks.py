@@ -19,12 +19,12 @@ import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.model_discovery import outermost, parameters_in, remembered
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.object_memory import Kind
@@ -64,7 +64,7 @@ class OptimizerTracks:
         own_track = self._tracks.get(optimizer)
         if own_track is not None:
             return own_track
-        parameters: list[Tensor] = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        parameters = parameters_of(optimizer)
         if track < 0:
             earlier = {self._track_of_parameter.get(parameter) for parameter in parameters} - {None}
             track = (earlier.pop() or 0) if len(earlier) == 1 else -1
@@ -152,7 +152,7 @@ def _is_fresh(other: Optimizer, optimizer: Optimizer, has_stepped: _Predicate) -
     """Whether it has yet to step, and has no gradients, which would be used in the same step."""
     if has_stepped(other) or (other.state and not optimizer.state):
         return False
-    return all(parameter.grad is None for group in other.param_groups for parameter in group["params"])
+    return all(parameter.grad is None for parameter in parameters_of(other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _owners(optimizers: Sequence[Optimizer], modules: Sequence[Module]) -> list[
     paths: dict[int, dict[frozenset[int], str]] = {}
     owners: list[tuple[Module | None, str]] = []
     for optimizer in optimizers:
-        wanted = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        wanted = frozenset(map(id, parameters_of(optimizer)))
         root = next((root for root, owned in roots if wanted <= owned), None)
         if root is not None and id(root) not in paths:
             paths[id(root)] = _paths_in(root)
@@ -229,7 +229,7 @@ def _ids(module: Module) -> frozenset[int]:
 
 
 def _size(optimizer: Optimizer) -> int:
-    return sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
+    return sum(parameter.numel() for parameter in parameters_of(optimizer))
 
 
 def _named_holders(wanted: Sequence[object]) -> dict[int, list[tuple[object, str]]]:

@@ -207,7 +207,8 @@ def test_of_several_outputs_and_calls_the_first_counts() -> None:
 
 
 def test_names_have_the_models_class_in_front_where_two_train() -> None:
-    one, other, probe = convolutional(), Own(), ActivationProbe(unguarded)
+    one, other = convolutional(), Own()
+    probe = ActivationProbe(unguarded, models=lambda: [one, other])
     looked_into(probe, one, torch.randn(32, 3, 8, 8))
     _, row = looked_into(probe, other, torch.randn(64, 8))
     assert "activation_mean@Own.outer" in row
