@@ -59,6 +59,12 @@ def read_file(path: Path) -> list[RunHistory]:
         runs = log_format.read(log_file)
         if runs is not None:
             return runs
+    if head.startswith(_SQLITE):
+        store = f"sqlite:///{printable(path.as_posix())}"
+        raise UnreadableLogError(
+            f"{printable_path(path)} is an SQLite database. If it is an MLflow store, give a run's id and "
+            f"--tracking-uri {store}; --last instead of an id is the newest run."
+        )
     names = ", ".join(log_format.name for log_format in formats())
     raise UnreadableLogError(
         f"{printable_path(path)} is a binary file of unknown format. {names} "
@@ -66,6 +72,7 @@ def read_file(path: Path) -> list[RunHistory]:
     )
 
 
+_SQLITE = b"SQLite format 3\x00"
 MAX_DEPTH = 8
 MAX_FILES = 20_000
 _REPORT_JSON = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"summary":')

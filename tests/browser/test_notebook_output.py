@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @pytest.mark.parametrize(
     ("result", "expected"),
-    [(broken(), "train_loss became NaN at step 960"), (many(), "unstable")],
+    [(broken, "train_loss became NaN at step 960"), (many, "unstable")],
     ids=["diagnosis", "comparison"],
 )
 def test_the_output_of_a_cell_is_the_page_of_the_report(
-    browser: Chromium, tmp_path: Path, result: Any, expected: str
+    browser: Chromium, tmp_path: Path, result: Callable[[], Any], expected: str
 ) -> None:
     file = tmp_path / "notebook.html"
-    file.write_text(NOTEBOOK.format(result._repr_html_()), encoding="utf-8")
+    file.write_text(NOTEBOOK.format(result()._repr_html_()), encoding="utf-8")
     browser.requests.clear()
     browser.complaints.clear()
     browser.open(file, 1000, "light")

@@ -100,6 +100,10 @@ def test_a_file_name_that_no_system_allows_is_refused(name: str) -> None:
     refused(Path(name))
 
 
+def test_a_database_is_refused_with_the_option_that_reads_a_store(sqlite_uri: str, tmp_path: Path) -> None:
+    assert f"--tracking-uri {sqlite_uri}" in refused(tmp_path / "store" / "mlflow.db")
+
+
 def test_a_binary_file_is_refused_as_binary(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(bytes(range(256)) * 40)
     assert "binary" in refused(tmp_path / "model.pt")

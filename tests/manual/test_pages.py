@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 
 import click
 import pytest
@@ -23,8 +24,14 @@ from mlflow_stability.vocabulary.settings import Settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAP = (PACKAGE / "README.md").read_text(encoding="utf-8")
-TEXTS = {page.name: page.text() for page in all_pages()}
+PAGES = [page.name for page in all_pages()]
 LONGEST_README = 250
+
+
+@cache
+def texts() -> dict[str, str]:
+    """The pages of the manual by name."""
+    return {page.name: page.text() for page in all_pages()}
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:
@@ -33,20 +40,20 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 
 def test_every_written_page_is_in_the_contents() -> None:
     written = {path.stem for path in (PACKAGE / "manual").glob("*.md")}
-    assert written <= set(TEXTS)
+    assert written <= set(PAGES)
 
 
-@pytest.mark.parametrize("page", TEXTS)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_begins_with_its_title(page: str) -> None:
-    assert TEXTS[page].startswith("# ")
-    assert TEXTS[page].count("\n# ") == 0
+    assert texts()[page].startswith("# ")
+    assert texts()[page].count("\n# ") == 0
 
 
-@pytest.mark.parametrize("page", [*TEXTS, "README"])
+@pytest.mark.parametrize("page", [*PAGES, "README"])
 def test_every_page_that_a_page_links_to_is_there(page: str) -> None:
-    text = TEXTS.get(page, README)
+    text = texts().get(page, README)
     for target in re.findall(r"\]\(([\w./]+)\.md[#\w]*\)", text):
-        assert target.rpartition("/")[2] in TEXTS or (ROOT / f"{target}.md").exists(), target
+        assert target.rpartition("/")[2] in texts() or (ROOT / f"{target}.md").exists(), target
 
 
 def test_in_a_checkout_too_every_link_of_a_page_leads_to_a_file() -> None:
@@ -57,19 +64,19 @@ def test_in_a_checkout_too_every_link_of_a_page_leads_to_a_file() -> None:
 
 
 def test_every_page_that_is_named_by_its_command_is_there() -> None:
-    text = "\n".join([README, *TEXTS.values()])
+    text = "\n".join([README, *texts().values()])
     named = set(re.findall(r"`mlflow-stability manual (\w+)`", text))
-    assert {"findings", "causes", "python_api"} <= named - {"PAGE"} <= set(TEXTS)
+    assert {"findings", "causes", "python_api"} <= named - {"PAGE"} <= set(PAGES)
 
 
 def test_every_finding_and_every_cause_has_a_section() -> None:
-    assert set(KINDS) <= set(re.findall(r"^## (\w+)$", TEXTS["findings"], re.MULTILINE))
-    assert set(causes()) == set(re.findall(r"^## (\w+)$", TEXTS["causes"], re.MULTILINE))
+    assert set(KINDS) <= set(re.findall(r"^## (\w+)$", texts()["findings"], re.MULTILINE))
+    assert set(causes()) == set(re.findall(r"^## (\w+)$", texts()["causes"], re.MULTILINE))
 
 
 def test_every_command_and_every_option_is_described() -> None:
     for name in Commands.summaries:
-        described = TEXTS["command_line"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        described = texts()["command_line"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         command = commands.get_command(click.Context(commands), name)
         assert command is not None
         for option in command.params:
@@ -78,7 +85,7 @@ def test_every_command_and_every_option_is_described() -> None:
 
 
 def test_every_argument_of_autolog_is_described_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \| .{16}", TEXTS["options"], re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \| .{16}", texts()["options"], re.MULTILINE))
     parameters = inspect.signature(mlflow_stability.autolog).parameters
     assert list(parameters) == [name for name in rows if name in parameters]
     for name, parameter in parameters.items():
@@ -96,12 +103,12 @@ def test_every_extra_is_described() -> None:
     section = (ROOT / "pyproject.toml").read_text("utf-8").partition("[project.optional-dependencies]")[2]
     extras = re.findall(r"^(\w+) = \[", section.partition("\n[")[0], re.MULTILINE)
     assert {"alerts", "otel", "torch"} <= set(extras)
-    table = TEXTS["options"].partition("| needed for | extra |")[2].partition("\n\n")[0]
+    table = texts()["options"].partition("| needed for | extra |")[2].partition("\n\n")[0]
     assert sorted(extras) == sorted(re.findall(r"\| `(\w+)` \|$", table, re.MULTILINE))
 
 
 def test_the_public_interface_names_the_exit_codes_and_the_version_of_the_json() -> None:
-    page = TEXTS["public_interface"]
+    page = texts()["public_interface"]
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(code) for code in (0, FOUND, COULD_NOT, INTERRUPTED)]
     assert f"`schema_version` {SCHEMA_VERSION}." in page
     for schema in re.findall(r"(\w+\.schema\.json)", page):
@@ -109,12 +116,12 @@ def test_the_public_interface_names_the_exit_codes_and_the_version_of_the_json()
 
 
 def test_every_public_name_is_described() -> None:
-    assert set(mlflow_stability.__all__) == set(re.findall(r"^## (\w+)$", TEXTS["python_api"], re.MULTILINE))
+    assert set(mlflow_stability.__all__) == set(re.findall(r"^## (\w+)$", texts()["python_api"], re.MULTILINE))
 
 
 def test_every_field_of_a_public_type_is_described() -> None:
     for name in mlflow_stability.__all__:
-        section = TEXTS["python_api"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        section = texts()["python_api"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         table = section.partition("| --- | --- | --- | --- |\n")[2].partition("\n\n")[0]
         assert not [line for line in table.splitlines() if line.endswith("|  |")], name
         if is_dataclass(getattr(mlflow_stability, name)):
@@ -136,7 +143,7 @@ def test_findings_of_every_source_are_findings_and_say_what_they_are() -> None:
 
 
 def test_the_signature_of_autolog_has_every_argument_with_its_default() -> None:
-    signature = TEXTS["python_api"].partition("\n## autolog\n")[2].partition("```text\n")[2].partition("```")[0]
+    signature = texts()["python_api"].partition("\n## autolog\n")[2].partition("```text\n")[2].partition("```")[0]
     for name in inspect.signature(mlflow_stability.autolog).parameters:
         assert re.search(rf"^    {name}: .+ = .+,$", signature, re.MULTILINE), name
 
@@ -145,12 +152,12 @@ def test_every_variable_of_the_environment_is_described() -> None:
     used: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         used |= set(re.findall(r"MLFLOW_STABILITY_[A-Z_]+", path.read_text(encoding="utf-8")))
-    assert used - {"MLFLOW_STABILITY_COMPLETE"} <= set(re.findall(r"MLFLOW_STABILITY_[A-Z_]+", TEXTS["options"]))
+    assert used - {"MLFLOW_STABILITY_COMPLETE"} <= set(re.findall(r"MLFLOW_STABILITY_[A-Z_]+", texts()["options"]))
 
 
 def test_every_quantity_that_is_measured_is_described() -> None:
     for quantity in measured():
-        assert f"`{quantity}`" in TEXTS["signals"], quantity
+        assert f"`{quantity}`" in texts()["signals"], quantity
 
 
 def measured() -> set[str]:
@@ -169,17 +176,17 @@ def measured() -> set[str]:
 def test_the_page_on_recovery_has_the_intervals_of_the_policy() -> None:
     policy = RollbackPolicy()
     for name in ("snapshot_every", "rollback_checkpoint_interval", "healthy_after"):
-        assert re.search(rf" {getattr(policy, name)} (healthy )?steps \(`{name}`\)", TEXTS["recovery"]), name
+        assert re.search(rf" {getattr(policy, name)} (healthy )?steps \(`{name}`\)", texts()["recovery"]), name
 
 
 def test_every_example_is_listed() -> None:
     for path in (ROOT / "examples").glob("*.py"):
-        assert f"`examples/{path.name}`" in TEXTS["getting_started"]
+        assert f"`examples/{path.name}`" in texts()["getting_started"]
 
 
-@pytest.mark.parametrize("page", [*TEXTS, "README"])
+@pytest.mark.parametrize("page", [*PAGES, "README"])
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
-    for name in named_files(TEXTS.get(page, README)):
+    for name in named_files(texts().get(page, README)):
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
 
 
@@ -202,12 +209,12 @@ def test_the_map_has_every_room_and_draws_the_layers_as_the_contract_has_them() 
 
 
 def test_the_oldest_torch_is_the_same_everywhere() -> None:
-    assert f"PyTorch {OLDEST_TORCH} or later" in TEXTS["limits"]
+    assert f"PyTorch {OLDEST_TORCH} or later" in texts()["limits"]
     assert f"PyTorch {OLDEST_TORCH} or later" in README
     assert f"torch>={OLDEST_TORCH}" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_the_oldest_mlflow_is_the_same_everywhere() -> None:
     (oldest,) = re.findall(r'"mlflow>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for text in (TEXTS["limits"], TEXTS["getting_started"], README):
+    for text in (texts()["limits"], texts()["getting_started"], README):
         assert f"MLflow {oldest} or later" in text
