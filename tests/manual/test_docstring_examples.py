@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from architecture.repository import PACKAGE, ROOT, python_files, tree_of
+from architecture.repository import PACKAGE, ROOT, python_files
 from manual.pages_and_blocks import PAGES, prepared
 
 import mlflow_stability
@@ -28,7 +28,7 @@ BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 def docstrings(path: Path) -> Iterator[str]:
     """Every docstring of a file, and what stands under its constants and fields."""
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
 
@@ -117,7 +117,8 @@ def _evaluated(value: ast.expr) -> Any:
 def test_kinds_lists_every_detector_for_type_checkers() -> None:
     assert kinds.__all__ == sorted(kinds.__all__)
     assert {getattr(kinds, name) for name in kinds.__all__} == {*DETECTORS, *ON_REQUEST}
-    written = {alias.name for node in tree_of(Path(kinds.__file__)).body for alias in getattr(node, "names", [])}
+    body = ast.parse(Path(kinds.__file__).read_text(encoding="utf-8")).body
+    written = {alias.name for node in body for alias in getattr(node, "names", [])}
     assert set(kinds.__all__) <= written
 
 

@@ -10,7 +10,7 @@ from functools import cache
 import click
 import pytest
 import torch
-from architecture.repository import PACKAGE, ROOT, tree_of
+from architecture.repository import PACKAGE, ROOT
 
 import mlflow_stability
 from mlflow_stability.cli.commands.manual import all_pages
@@ -164,7 +164,7 @@ def measured() -> set[str]:
     """The quantities that the code names, at the few places where readings are made."""
     found = set()
     for name in ("probes/step/reading.py", "session/recording/recording.py", "tracking/thinning.py"):
-        for node in ast.walk(tree_of(PACKAGE / name)):
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Signal", "named") and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):

@@ -83,9 +83,8 @@ def test_one_threshold_leaves_the_others_of_a_rule_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("detector", default_detectors(), ids=name_of)
-def test_the_default_thresholds_change_no_rule(rule: type[Rule], detector: Detector) -> None:
-    assert rule().like(detector) == rule()
+def test_the_default_thresholds_change_no_rule(rule: type[Rule]) -> None:
+    assert [name_of(detector) for detector in default_detectors() if rule().like(detector) != rule()] == []
 
 
 def test_a_detector_by_name_and_one_with_thresholds_judge_together() -> None:

@@ -20,15 +20,12 @@ WITH_PARTS = {
 """A remedy for each action whose sentence is nothing without numbers or names."""
 
 
-@pytest.mark.parametrize("action", Action)
-def test_each_action_has_a_sentence_with_and_without_a_condition(action: Action) -> None:
-    remedy = WITH_PARTS.get(action, Remedy(action))
-    for sentence in (str(remedy), str(replace(remedy, conditional=True))):
-        assert sentence[0].isupper()
-        assert sentence.endswith(".")
-        assert "  " not in sentence
-        assert "nan" not in sentence
-        assert "{" not in sentence
+def test_each_action_has_a_sentence_with_and_without_a_condition() -> None:
+    remedies = [WITH_PARTS.get(action, Remedy(action)) for action in Action]
+    for sentence in map(str, (*remedies, *(replace(remedy, conditional=True) for remedy in remedies))):
+        assert sentence[0].isupper(), sentence
+        assert sentence.endswith("."), sentence
+        assert not any(part in sentence for part in ("  ", "nan", "{")), sentence
 
 
 def test_no_two_actions_have_the_same_sentence() -> None:
