@@ -34,7 +34,7 @@ def shipped_files() -> list[str]:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """The syntax tree of a file of the package, read once for all tests of this folder: `conftest.py` drops it."""
+    """The syntax tree of a file of the package, read once in each process that runs tests."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
