@@ -44,6 +44,7 @@ class Symptom(Enum):
     DEAD_LAYER = "dead layer"
     LEARNING_RATE = "learning rate"
     LARGE_UPDATES = "large updates"
+    TINY_UPDATES = "tiny updates"
     REPEATED_DATA = "repeated data"
     OVERFITTING = "overfitting"
     INSIDE = "inside"

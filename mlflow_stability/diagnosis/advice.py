@@ -21,7 +21,7 @@ from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_o
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
 from mlflow_stability.diagnosis.findings.attempts import FOR_EVER, RunAttempts, attempts_of_run, batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
-from mlflow_stability.diagnosis.verdict import deciding_of
+from mlflow_stability.diagnosis.verdict import deciding_of, not_led_to
 from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
@@ -271,7 +271,8 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
 
     against = cause.remedies if cause is not None else ()
     first = tuple(remedy for mistake in sorted(certain, key=rank) for remedy in mistake.remedies)
-    others = tuple(remedy for episode in sorted(serious, key=rank) for remedy in episode.remedies)
+    own = not_led_to(serious)
+    others = tuple(remedy for episode in sorted(own, key=rank) for remedy in episode.remedies)
     if cause is not None and cause.name not in RATE_CAUSES and rules_out_rate(cause.ruled_out_causes):
         against, others = without_topics(against, RATE_TOPICS) or against, without_topics(others, RATE_TOPICS)
     if any(episode.kind in RISING for episode in serious):

@@ -21,13 +21,13 @@ from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.coverage import limits_of, loss_that_stopped, single_loss
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
-from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, recovered_rises
+from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, recovered_rises, without_harm
 from mlflow_stability.diagnosis.findings.log_messages import endings_of, findings_in_log
 from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import with_lines
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
 from mlflow_stability.diagnosis.findings.undone import kept_losses, kept_points, restored_level, undone_steps
-from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict import MAX_CURVES, outcome_of, verdict_of
 from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.rules import (
     OF_VALIDATIONS,
@@ -40,9 +40,6 @@ from mlflow_stability.kinds.rules import (
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding, NotJudged
 from mlflow_stability.vocabulary.run import RunHistory
-
-MAX_CURVES = 12
-"""Curves with a reading and a sketch."""
 
 
 def diagnosis_of(history: RunHistory, *, detectors: Sequence[Detector] | None = None) -> Diagnosis:
@@ -132,7 +129,7 @@ def _findings(history: RunHistory, curves: RunCurves, detectors: Sequence[Detect
         events = replayed(history, curves, detectors) if history.complete else []
     by_detectors = episodes_of(events, history, curves, starts, (*default_detectors(), *detectors))
     if history.events is not None:
-        return cap_severities(merged([*by_detectors, *by_rules], span))
+        return cap_severities(without_harm(merged([*by_detectors, *by_rules], span), curves))
     by_detectors = in_hindsight(by_detectors, by_rules, curves, asked)
     by_rules += of_detectors(findings_in_log(history, curves, starts), detectors)
     return recovered_rises(cap_severities(merged([*by_detectors, *by_rules], span)), curves, asked)

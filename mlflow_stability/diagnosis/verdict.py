@@ -21,6 +21,7 @@ from mlflow_stability.kinds.optimizer.loss_scaling import SkippedStepsFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, SkippedStepFacts
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
+from mlflow_stability.vocabulary.measured import TRACK
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import counted, factor, times
 
@@ -60,6 +61,8 @@ def _order_of_loss(finding: Finding) -> tuple[bool, int, bool, int, int]:
     return recovered, -finding.attempt, finding.kind == "loss_spike", -finding.severity, finding.start
 
 
+MAX_CURVES = 12
+"""Maximum number of curves with a reading and a sketch."""
 MIN_POINTS = 8
 """A run is called healthy only if one of its losses has this number of points."""
 MIN_POINTS_OF_LEVELS = 30
@@ -153,15 +156,21 @@ def verdict_of(
 def title_of(outcome: str, findings: Sequence[Finding]) -> str:
     """Return the outcome as verdicts begin with it.
 
-    A run with nothing but mistakes in its set-up, or a slow machine, is not called unstable. One that a condition of
-    `stop_on` ended is not called healthy.
+    A run with nothing but mistakes in its set-up, what they lead to, or a slow machine, is not called unstable. One
+    that a condition of `stop_on` ended is not called healthy.
     """
-    bad = {finding.kind for finding in findings if finding.severity >= Severity.WARNING}
+    bad = {finding.kind for finding in not_led_to([f for f in findings if f.severity >= Severity.WARNING])}
     if outcome == "healthy" and _stop(findings) is not None:
         return STOPPED
     if outcome != "unstable" or not bad or not bad <= OF_SETUP | OF_HARDWARE:
         return outcome.capitalize()
     return "Check the hardware" if bad <= OF_HARDWARE else "Check the set-up"
+
+
+def not_led_to(bad: Sequence[Finding]) -> list[Finding]:
+    """Return the mistakes in the set-up, and of other findings those that none of them led to."""
+    mistaken = any(finding.kind in OF_SETUP for finding in bad)
+    return [f for f in bad if not (mistaken and f.kind not in OF_SETUP and f.cause and f.cause.name == "setup")]
 
 
 def end_on_purpose(findings: Sequence[Finding]) -> str:
@@ -213,6 +222,7 @@ def _training_sentence(
     bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
     measures = main is None or main.metric not in without_level
     course = _course(main, bad, silence) if main is None or measures else _size(main)
+    course += _trainings_since(readings)
     last = ""
     if main is not None and measures and _is_noisy(main) and "last value" not in course:
         last = f"; last value {main.last:.4g}"
@@ -230,6 +240,7 @@ def _training_sentence(
     if outcome == "unstable" and (new_data := _new_data(bad)):
         return f"Unstable: {new_data}{_origin(findings)}"
     if outcome == "unstable":
+        bad = not_led_to(bad)
         unit, first = bad[0].unit, min(finding.start for finding in bad)
         where = f" at {unit} {first}" if all(finding.start == first for finding in bad) else f" from {unit} {first} on"
         if all(finding.kind in OF_SETUP for finding in bad):
@@ -255,7 +266,7 @@ def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding]) -> str:
     back = _rollbacks_clause(findings, [finding for finding in findings if finding.severity >= Severity.WARNING])
     was = f"The training was {back}"
     answered = any(finding.attempt >= deciding.attempt and finding.end >= deciding.start for finding in rollbacks)
-    if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
+    if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered or deciding.recovered:
         return f"{message} {was}."
     ended = deciding.facts_as(LastingRiseFacts)
     if ended is None or ended.best <= 0:
@@ -409,6 +420,21 @@ def _new_data(bad: Sequence[Finding]) -> str:
         f"{lost.metric or 'loss'} rose from {facts.level:.4g} to {facts.loss:.4g} "
         f"and has fallen to {ended.last:.4g} since."
     )
+
+
+def _trainings_since(readings: Sequence[CurveReading]) -> str:
+    """Name the trainings of other models that began after the main one had ended, such as trials; empty without any."""
+    later = [
+        reading
+        for reading in readings[1:]
+        if reading.place.startswith(TRACK) and reading.first_step > readings[0].last_step
+    ]
+    if not later:
+        return ""
+    if len(readings) == MAX_CURVES:
+        return ", the first of many trainings"
+    last = max(later, key=lambda reading: reading.first_step)
+    return f", the first of {len(later) + 1} trainings; the last: {_movement(last)}"
 
 
 def _course(reading: CurveReading | None, bad: Sequence[Finding], silence: str) -> str:

@@ -40,7 +40,12 @@ from mlflow_stability.kinds.first_look.loss_function import (
     LossInputFacts,
     LossSum,
 )
-from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized, UnregisteredModule
+from mlflow_stability.kinds.first_look.not_trained import (
+    NoGradient,
+    NoGradientFacts,
+    NotOptimized,
+    UnregisteredModule,
+)
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.settings import AccumulationSum, EqualWeights, OptimizedTwice, StrongDropout
 from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallFacts
@@ -90,6 +95,17 @@ LOSSES_BEFORE = 100
 def standstill_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that keeps the model from learning."""
     return _first_mistake(context, (finding for kind in PREVENT_LEARNING for finding in context.findings_of(kind.kind)))
+
+
+def without_gradient_check(context: EpisodeContext) -> CheckResult:
+    """Check whether nothing that the optimizer holds ever had a gradient."""
+    mistakes = context.findings_of(NoGradient.kind)
+    return _first_mistake(context, (mistake for mistake in mistakes if _holds_for_all(mistake)))
+
+
+def _holds_for_all(mistake: Finding) -> bool:
+    facts = mistake.facts_as(NoGradientFacts)
+    return facts is not None and facts.share == 1.0
 
 
 def rise_check(context: EpisodeContext) -> CheckResult:
@@ -346,6 +362,7 @@ CAUSES = (
 )
 CHECKS = (
     Check(standstill_check, {Symptom.STUCK: 5, Symptom.VANISHING: 5}, frozenset({"setup"})),
+    Check(without_gradient_check, {Symptom.TINY_UPDATES: 5, Symptom.DEAD_LAYER: 5}, frozenset({"setup"})),
     Check(rise_check, {Symptom.RISING: 5, Symptom.NON_FINITE: 5}, frozenset({"setup"})),
     Check(unbounded_check, {Symptom.RISING: 6}, frozenset({"setup"})),
     Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),

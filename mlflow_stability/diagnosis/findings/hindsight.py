@@ -3,7 +3,7 @@
 `in_hindsight` makes findings of detectors milder, moves the start of a divergence to where the loss left its level, and
 drops rises that are only the rounding of the log. `recovered_rises` mentions small rises that passed, many of them in
 one sentence. Nothing becomes worse, kinds with thresholds of the user's stay as they are, and what was judged during
-training is not touched.
+training is not touched, but for `without_harm`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.curves.levels import is_rounding, read_levels
 from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
+from mlflow_stability.kinds.first_look.not_trained import NoGradient
 from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
@@ -128,6 +129,22 @@ def _within_noise(finding: Finding, by_rules: Sequence[Finding], curves: RunCurv
     if confirmed or points > SHORT_SPIKE_POINTS or not finding.recovered:
         return finding
     return replace(with_note(finding, OutcomeNote(Outcome.WITHIN_NOISE)), severity=Severity.INFO)
+
+
+def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding]:
+    """Make parameters without a gradient INFO where the loss fell almost to zero: it needed none of them."""
+    learnt = {curve.attempt for curve in curves.losses if curve.has_level and not curve.part and _is_learnt(curve)}
+    return [
+        replace(finding, severity=Severity.INFO)
+        if finding.kind == NoGradient.kind and finding.attempt in learnt
+        else finding
+        for finding in findings
+    ]
+
+
+def _is_learnt(curve: Curve) -> bool:
+    values = curve.values[curve.finite]
+    return len(values) > 0 and values.min() > 0 and _end_level(values) < curve.floor
 
 
 def recovered_rises(findings: Sequence[Finding], curves: RunCurves, asked: Collection[str] = ()) -> tuple[Finding, ...]:

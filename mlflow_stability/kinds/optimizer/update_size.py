@@ -229,6 +229,7 @@ class UpdateRatioLow(StreakWithLossDetector):
 
     kind = "update_ratio_low"
     noun = "tiny updates"
+    symptom = Symptom.TINY_UPDATES
     question = "Do the updates change the weights at all?"
     check_by_hand = (
         "Compare the weights before and after 100 steps; below a relative change of 1e-5 nothing is learned."

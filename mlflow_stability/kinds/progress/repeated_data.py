@@ -14,6 +14,9 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
+LAST_BENDS = 64
+"""Number of differences between two changes that are kept, more than are compared."""
+
 
 @dataclass(slots=True)
 class RepeatedDataState:
@@ -35,6 +38,7 @@ class RepeatedDataState:
     rough: int = 0
     """Number of noisy steps in a row."""
     reported: bool = False
+    last_bends: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_BENDS))
     levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     """Logarithms of the last losses that were not smooth."""
 
@@ -98,11 +102,12 @@ class RepeatedData(Detector):
 
     What it sees: {row} steps in a row whose changes differ from each other by less than {share:percent} of the usual
     difference, with at most {most_turns} turning points. Before, in {first_steps} losses or more, at least
-    {least_turns:percent} were turning points, as from batch to batch. Where it rose meanwhile by {risen} usual
-    differences, the finding is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below
-    zero are not judged, nor is the loss of a GAN, or one whose usual difference is above {noisiest:percent}, or below
-    {quietest:percent}, as that of a whole data set is. Other logs are not judged, since their points may be means over
-    many steps. The finding ends after {row} noisy steps.
+    {least_turns:percent} were turning points, as from batch to batch. The last {bends_before} differences have a median
+    of {abrupt:percent} of the usual one or more, unlike those of an oscillation that dies away. Where it rose meanwhile
+    by {risen} usual differences, the finding is a `constant_output`. Exact repetitions, as in rounded values, and
+    losses at or below zero are not judged, nor is the loss of a GAN, or one whose usual difference is above
+    {noisiest:percent}, or below {quietest:percent}, as that of a whole data set is. Other logs are not judged, since
+    their points may be means over many steps. The finding ends after {row} noisy steps.
 
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
     better.
@@ -125,6 +130,10 @@ class RepeatedData(Detector):
     least_turns: float = 0.3
     """Minimum usual share of turning points: a curve that was smooth from the start is not judged."""
 
+    bends_before: int = 32
+    """Number of differences before the smooth steps that show how the noise ended."""
+    abrupt: float = 0.5
+    """Minimum median of these differences, as a share of the usual one: less is an oscillation that died away."""
     most_turns: int = 4
     """Maximum number of turning points in the smooth steps: noise that is only smaller turns in two of three steps."""
     risen: float = 1.5
@@ -155,6 +164,7 @@ class RepeatedData(Detector):
         level = math.log(point.value)
         change = level - state.last
         bend, turned = abs(change - state.change), change * state.change < 0
+        state.last_bends.append(bend)
         state.count += 1
         state.last = level
         if state.count <= 2:
@@ -170,9 +180,9 @@ class RepeatedData(Detector):
             state.turned, state.bends = state.turned + turned, state.bends + bend
             if state.row < self.row or state.reported:
                 return state, None  # smooth steps do not change the usual noise
-            if state.turned <= self.most_turns:
+            if state.turned <= self.most_turns and self._ended_at_once(state):
                 return state, self._report(state, point, level)
-            # It goes up and down as before, only less: that is its noise from here on.
+            # It goes up and down as before, only less, or less and less: that is its noise from here on.
             state.bend, state.row, state.turned, state.bends = state.bends / state.row, 0, 0, 0.0
             return state, None
         state.row, state.turned, state.bends, state.rough = 0, 0, 0.0, state.rough + 1
@@ -184,6 +194,11 @@ class RepeatedData(Detector):
         state.bend += weight * (min(bend, limit) - state.bend)
         state.turns += weight * (turned - state.turns)
         return state, None
+
+    def _ended_at_once(self, state: RepeatedDataState) -> bool:
+        """Whether the noise was as usual until the smooth steps."""
+        before = list(state.last_bends)[: -self.row][-self.bends_before :]
+        return median(before) >= self.abrupt * state.bend
 
     def _report(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
         state.reported = True

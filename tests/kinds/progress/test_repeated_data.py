@@ -56,6 +56,12 @@ def test_a_noisy_loss_is_silent_also_when_batches_grow_fourfold(share: float) ->
     assert judged("repeated_data", loss=calmer) == []
 
 
+def test_an_oscillation_that_dies_away_is_no_batch_that_is_repeated() -> None:
+    alive = noise(0, 600, 0.04)
+    dying = np.exp(-np.clip(np.arange(600) - 300, 0, None) / 12)
+    assert judged("repeated_data", loss=decaying(600, 1.3, 3.0) + alive * dying) == []
+
+
 def test_a_training_on_the_whole_data_set_was_always_smooth() -> None:
     assert judged("repeated_data", loss=3.0 * np.exp(-np.arange(900) / 200)) == []
 
