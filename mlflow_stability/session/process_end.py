@@ -13,6 +13,7 @@ import gc
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_de
 from mlflow_stability.session.run_facts.secret_arguments import message_without_secrets
 from mlflow_stability.vocabulary.run import Closing
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Messages of torch's CPU allocator; out of memory on an accelerator has its own exception class.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -102,8 +104,9 @@ class EndingWatch:
 
 
 def closing_of(error: BaseException) -> Closing:
-    """Return how an uncaught exception ends a training; secrets in its message are hidden."""
-    text = f"{type(error).__name__}: {message_without_secrets(str(error))}"[:500]
+    """Return how an uncaught exception ends a training; its message is on one line, without secrets and colours."""
+    message = " ".join(message_without_secrets(_COLOUR.sub("", str(error))).split())
+    text = f"{type(error).__name__}: {message}"[:500]
     if isinstance(error, TrainingDiverged):
         return Closing("stopped", error.reason[:500])
     if isinstance(error, KeyboardInterrupt):

@@ -69,3 +69,12 @@ def test_a_rise_near_zero_is_no_trouble(kind: str) -> None:
 def test_a_short_rise_of_a_loss_that_fell_within_few_steps_is_no_trouble(kind: str) -> None:
     losses = np.r_[np.geomspace(2.4, 0.02, 10), np.geomspace(0.02, 1e-4, 140), np.full(4, 0.3), np.full(146, 1e-4)]
     assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
+
+
+@pytest.mark.parametrize("kind", [*INSIDE, "gradient_explosion"])
+def test_single_hard_examples_of_a_loss_that_is_nearly_always_zero_are_no_trouble(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.random(STEPS) < 0.1
+    losses = np.r_[np.geomspace(2.4, 0.02, 10), np.where(hard, 2.5, 1e-9)[10:]]
+    series = INSIDE.get(kind, {"grad_norm": np.where(hard, 10.0, 1e-7) * np.exp(rng.normal(0, 1.0, STEPS))})
+    assert {each.severity for each in judged(kind, loss=losses, **series)} <= {Severity.INFO}

@@ -72,6 +72,11 @@ class Rate:
     jumped_at: int | None = None
     """The step of the last jump."""
     highest_before_jump: float = 0.0
+    rises: bool = True
+    """Whether its last change was a rise."""
+    changes: int = 0
+    turns: int = 0
+    """Number of changes that go the other way than the change before."""
     is_barred: bool = False
     """Whether a rollback undid the present rate, which does not count until it has decreased."""
 
@@ -114,7 +119,9 @@ class LearningRateJump(Detector):
     {warm_up_start} or less is INFO, as a warm-up may rise once an epoch, and its next stages do not count. It becomes a
     warning if the median of {compared_losses} losses within the next {watched_losses} is {worse} times that before it.
     Restarts (cosine with warm restarts, cyclic schedules) return to the highest rate and do not count; nor does a
-    decrease. Groups that jump in the same step are one finding.
+    decrease. A rate that goes up and down, as one that follows the length of each batch, has to reach {smallest_rise}
+    times its highest value: {restless:percent} of its changes, and {fewest_turns} or more, are turns. Groups that jump
+    in the same step are one finding.
 
     Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
     in the loss have their cause here.
@@ -147,6 +154,10 @@ class LearningRateJump(Detector):
     """Minimum ratio of the loss after it to the loss before for a warning."""
     beyond_highest: float = MAX_RESTART
     """Minimum ratio to the highest rate so far."""
+    restless: float = 0.25
+    """Minimum share of its changes that go the other way than the change before, of a rate that goes up and down."""
+    fewest_turns: int = 6
+    """Minimum number of these."""
 
     kind = "learning_rate_jump"
     instability = Instability.HARMFUL
@@ -180,6 +191,8 @@ class LearningRateJump(Detector):
         group.last, group.pending_jump, group.last_step = rate, None, point.step
         group.is_barred = group.is_barred and rate > highest * self.beyond_highest
         if rate != last:
+            group.turns += (rate > last) != group.rises
+            group.rises, group.changes = rate > last, group.changes + 1
             in_stages = group.stage > 0 or self._may_be_first_stage(group, last)
             if point.step - group.changed_at >= self.constant and not in_stages:
                 group.warm_up_is_over = True
@@ -198,7 +211,8 @@ class LearningRateJump(Detector):
         group.highest = max(rate, highest)
         if group.stage and rate - last <= (1 + self.same_pace) * group.stage:
             return None
-        if last > 0 and rate >= highest * self.beyond_highest:
+        is_restless = group.turns >= max(self.fewest_turns, self.restless * group.changes)
+        if last > 0 and rate >= highest * (self.smallest_rise if is_restless else self.beyond_highest):
             if group.warm_up_is_over and rate >= last * self.smallest_rise:
                 return self._jump(state, group, point, last, highest)
             if not group.warm_up_is_over and rate >= last * self.smallest_rise_in_warm_up:

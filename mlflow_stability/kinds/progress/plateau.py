@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -229,15 +229,16 @@ class PlateauRule(Rule):
     """The loss is still at its start, or stopped falling early.
 
     What it sees: a whole curve of {fewest_points} points or more, {fewest_steps} where each is one optimizer step and
-    has a gradient norm, with one of three plateaus. Stuck at the start: it
-    fell by less than {stuck_gain:percent} from its first points to its last ({validated_gain:percent} where a
-    validation loss did not fall), and moved by at most {steady} nats, as at chance level (the logarithm of the number
-    of classes, or the variance of the target). Stopped early: it started at chance level for many classes (a loss of
-    {untrained[0]} to {untrained[1]}), fell by less than {early_gain:percent}, and then was flat, within
-    {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left} within
-    the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or less
-    than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout, as
-    from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
+    has a gradient norm, {fewest_in_warm_up} steps where the learning rate rose by a factor of {rising} in the last
+    tenth, with one of three plateaus. Stuck at the start: it fell by less than {stuck_gain:percent} from its first
+    points to its last ({validated_gain:percent} where a validation loss did not fall), and moved by at most {steady}
+    nats, as at chance level (the logarithm of the number of classes, or the variance of the target). Stopped early: it
+    started at chance level for many classes (a loss of {untrained[0]} to {untrained[1]}), fell by less than
+    {early_gain:percent}, and then was flat, within {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed:
+    it fell to less than {collapse:exp_left} within the first {at_once:percent} of {fewest_after} points or more, and
+    changed by less than {distance:percent}, or less than noise, from there to the end, with an error of at most
+    {max_error}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is
+    one below {loss_fall.LEARNT:percent} of its start.
 
     Why it matters: the steps cost time and nothing is learnt.
 
@@ -264,6 +265,10 @@ class PlateauRule(Rule):
     """Minimum number of points."""
     fewest_steps: int = 30
     """The same where each point is one optimizer step, as the gradient norms of all of them show."""
+    fewest_in_warm_up: int = 200
+    """Minimum number of steps of a run whose learning rate is still rising at its end."""
+    rising: float = 1.05
+    """Minimum growth of that rate in the last tenth."""
     stuck_gain: float = 0.03
     """Relative fall since the start below which nothing was gained."""
     possible_gain: float = 0.05
@@ -314,10 +319,16 @@ class PlateauRule(Rule):
                 continue
             if len(levels.raw_x) < self.fewest_steps and any(len(n.steps) == len(curve.steps) for n in curves.norms):
                 continue
-            if not _resumed(curve):
+            if not _resumed(curve) and not self._is_warming_up(curve, curves.rates):
                 finding = self._judge(curve, levels, self._is_validation_stuck(curve, curves))
                 findings += [] if finding is None else [finding]
         return findings
+
+    def _is_warming_up(self, curve: Curve, rates: Sequence[Curve]) -> bool:
+        """Whether a short run ended while all its learning rates were rising."""
+        ends = [values for rate in rates if len(values := rate.values[rate.finite & (rate.steps <= curve.steps[-1])])]
+        rising = [values[-1] == values.max() > self.rising * values[9 * len(values) // 10] for values in ends]
+        return curve.steps[-1] - curve.steps[0] < self.fewest_in_warm_up and bool(rising) and all(rising)
 
     def _judge(self, curve: Curve, levels: Levels, validation_stuck: bool) -> Finding | None:
         x = levels.raw_x

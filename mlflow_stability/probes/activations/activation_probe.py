@@ -38,7 +38,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
-from mlflow_stability.probes.tensor_sums import on_device
+from mlflow_stability.probes.tensor_sums import HALVES, on_device
 from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 
 SIGNALS = signals(
@@ -222,7 +222,8 @@ def _measure_input(tensor: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
     if tensor.numel() > MAX_INPUT_VALUES:
         tensor = tensor.narrow(rows, 0, max(1, tensor.size(rows) * MAX_INPUT_VALUES // tensor.numel()))
     low, high = torch.aminmax(tensor)
-    rms = torch.linalg.vector_norm(tensor, dtype=torch.float32) / tensor.numel() ** 0.5
+    norm = torch.linalg.vector_norm(tensor, dtype=torch.float32 if tensor.dtype in HALVES else None)
+    rms = norm.float() / tensor.numel() ** 0.5
     spread = None
     if tensor.size(rows) >= MIN_ROWS:
         spread = (tensor.amax(rows) - tensor.amin(rows)).amax().reshape(1).float()

@@ -13,6 +13,8 @@ from mlflow_stability.vocabulary.result.action import Action
 from mlflow_stability.vocabulary.result.topic import Topic
 
 Amount: TypeAlias = float | tuple[float, float]  # a number, or the ends of a range
+SMALLEST_CLIPPING_NORM = 1e-6
+"""A smaller usual norm is that of a training with nothing left to learn."""
 CLEARLY_ABOVE_USUAL = 2.0
 """Minimum ratio of the norm that exploded to the usual one for a clipping threshold between them."""
 
@@ -131,7 +133,7 @@ class Remedy:
 
 def clipping_norm(usual: float, exploded: float) -> float | None:
     """Return at which norm to clip: the usual one, if the norm that exploded is clearly above it; else None."""
-    exists = 0 < usual < math.inf and exploded >= CLEARLY_ABOVE_USUAL * usual
+    exists = SMALLEST_CLIPPING_NORM <= usual < math.inf and exploded >= CLEARLY_ABOVE_USUAL * usual
     return float(f"{usual:.2g}") if exists else None
 
 

@@ -11,6 +11,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientSpikeFacts
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.vocabulary.result import Diagnosis, Remedy, Severity, Topic, read_remedies
+from mlflow_stability.vocabulary.result.remedy import clipping_norm
 
 AT, COUNT = 250, 400
 NOISE = np.random.default_rng(7).normal(0, 0.1, COUNT)
@@ -83,3 +84,8 @@ def test_clipping_is_not_advised_where_the_run_clips_near_its_usual_norm_or_belo
     diagnosis, advised = diverged(norms_of(3.0, 40.0), max_norm=clips_at)
     assert diagnosis.remedies
     assert not advised
+
+
+def test_the_norm_of_a_training_with_nothing_left_to_learn_is_no_clipping_norm() -> None:
+    assert clipping_norm(0.02, 10.0) == 0.02
+    assert clipping_norm(1.8e-9, 10.0) is None

@@ -83,6 +83,13 @@ def test_no_schedule_is_a_jump(name: str) -> None:
     assert judged("learning_rate_jump", learning_rate=SCHEDULES[name]) == []
 
 
+def test_a_rate_that_follows_the_length_of_each_batch_jumps_far_above_its_maximum_alone() -> None:
+    rate = 0.1 * np.maximum(5, np.random.default_rng(0).normal(20, 5, 1000).astype(int)) / 20
+    assert judged("learning_rate_jump", learning_rate=rate) == []
+    rate[500:] *= 4
+    assert judged("learning_rate_jump", learning_rate=rate)
+
+
 @pytest.mark.parametrize("name", ["constant", "warm-up and cosine", "falls in stairs", "cosine with warm restarts"])
 @pytest.mark.parametrize("factor", [20.0, 1000.0])
 def test_a_learning_rate_far_above_its_maximum_is_a_jump(name: str, factor: float) -> None:

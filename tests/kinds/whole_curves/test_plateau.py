@@ -113,3 +113,14 @@ def test_a_few_optimizer_steps_do_not_show_a_plateau_and_as_many_epochs_do() -> 
     assert PlateauRule().find(run_curves(run_of(epochs, norms))) == []
     longer = metric_of("loss", losses * 3), metric_of("grad_norm", [0.5] * 3 * len(losses))
     assert [one.kind for one in PlateauRule().find(run_curves(run_of(*longer)))] == ["plateau"]
+
+
+def test_a_short_run_that_ended_in_its_warm_up_is_no_plateau_and_a_long_one_is() -> None:
+    rising, constant = np.arange(1, 61) * 1e-3, np.full(60, 0.1)
+    losses = noisy(np.full(60, 4.65), 0.02)
+    run = {"loss": losses, "learning_rate": rising}
+    assert PlateauRule().find(run_curves(run_named(**run))) == []
+    assert PlateauRule().find(run_curves(run_named(**run | {"learning_rate": constant})))
+    assert PlateauRule().find(run_curves(run_named(**run | {"learning_rate": rising[::-1]})))
+    long = {name: np.repeat(values, 5) for name, values in run.items()}
+    assert PlateauRule().find(run_curves(run_named(**long)))

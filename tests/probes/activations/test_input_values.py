@@ -19,8 +19,10 @@ def measured(model: nn.Module, *args: Any) -> dict[str, float]:
     return looked_into(InputProbe(unguarded), model, *args)[1]
 
 
-def test_size_and_spread_of_the_input_of_the_first_layer_are_measured() -> None:
-    row = measured(nn.Sequential(nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_size_and_spread_of_the_input_of_the_first_layer_are_measured(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).to(dtype)
+    row = measured(model, ROWS.to(dtype))
     assert row == {
         "input_spread@1": 14.0,
         "input_low@1": 0.0,

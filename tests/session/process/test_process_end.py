@@ -30,6 +30,11 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[EndingWatch]:
         (MemoryError("big"), "out_of_memory", "MemoryError: big"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 GB"), "out_of_memory", None),
         (RuntimeError("shapes do not match"), "crashed", "RuntimeError: shapes do not match"),
+        (
+            RuntimeError("not \x1b[1mloaded\x1b[0m:\n\tMissing keys"),
+            "crashed",
+            "RuntimeError: not loaded: Missing keys",
+        ),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"), "out_of_memory", None),
     ],
 )
