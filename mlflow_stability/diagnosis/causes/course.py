@@ -114,6 +114,11 @@ def rise_check(context: EpisodeContext) -> CheckResult:
     return _first_mistake(context, filter(_lets_loss_grow, findings))
 
 
+def inside_check(context: EpisodeContext) -> CheckResult:
+    """Check for inputs whose size saturates or kills units."""
+    return _first_mistake(context, context.findings_of(InputScale.kind))
+
+
 def unbounded_check(context: EpisodeContext) -> CheckResult:
     """Name a loss without a lower bound as a mistake in the set-up."""
     facts = context.episode.facts_as(UnboundedFallFacts)
@@ -364,6 +369,7 @@ CHECKS = (
     Check(standstill_check, {Symptom.STUCK: 5, Symptom.VANISHING: 5}, frozenset({"setup"})),
     Check(without_gradient_check, {Symptom.TINY_UPDATES: 5, Symptom.DEAD_LAYER: 5}, frozenset({"setup"})),
     Check(rise_check, {Symptom.RISING: 5, Symptom.NON_FINITE: 5}, frozenset({"setup"})),
+    Check(inside_check, {Symptom.INSIDE: 5}, frozenset({"setup"})),
     Check(unbounded_check, {Symptom.RISING: 6}, frozenset({"setup"})),
     Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
     Check(chance_check, {Symptom.STUCK: 60}),

@@ -56,6 +56,10 @@ class RateLimits:
     """Learning rate of SGD or an unknown optimizer from ten times which on first steps are far too large."""
     too_low: float = 1e-08
     """Learning rate up to which no weight moves."""
+    almost_nothing: float = 0.001
+    """Share of its highest value below which a learning rate is almost nothing."""
+    low_share: float = 0.5
+    """Minimum share of a plateau at such a rate for it to be the reason."""
     constant: float = 0.001
     """Share of its change just before up to which a learning rate is constant."""
     risen: float = 1.05
@@ -181,9 +185,30 @@ def rate_too_low_check(context: EpisodeContext) -> CheckResult:
         return not_checked("learning rate: not logged")
     top = max(float(rate.values[rate.finite].max()) for rate in rates)
     if top > LIMITS.too_low:
-        return ruled_out(f"learning rate too low: it reached {top:.3g}")
+        return _fell_early(context, rates) or ruled_out(f"learning rate too low: it reached {top:.3g}")
     statement = f"The learning rate never exceeded {top:.3g}, too low to change the weights."
     return cause_found("learning_rate_too_low", statement, since=min(int(rate.steps[0]) for rate in rates))
+
+
+def _fell_early(context: EpisodeContext, rates: list[Curve]) -> CheckResult | None:
+    """Check whether all learning rates fell to almost nothing long before the end of a plateau."""
+    falls = []
+    for rate in rates:
+        values, steps = rate.values[rate.finite], rate.steps[rate.finite]
+        high = np.flatnonzero(values > LIMITS.almost_nothing * values.max())
+        after = min(int(high[-1]) + 1 if len(high) else 0, len(steps) - 1)
+        if steps[-1] - steps[after] < LIMITS.low_share * (context.episode.end - context.episode.start):
+            return None
+        falls.append((int(steps[after]), float(values.max()), float(values[-1])))
+    step, top, last = max(falls)
+    return cause_found(
+        "learning_rate_too_low",
+        f"The learning rate had fallen from {top:.3g} to less than {LIMITS.almost_nothing * top:.2g} by {context.unit} "
+        f"{step}, long before the end: the schedule may be stepped too often.",
+        f"learning rate {last:.3g} at the end",
+        since=step,
+        remedies=(Remedy(Action.STEP_SCHEDULE_PER_EPOCH), Remedy(Action.CHECK_SCHEDULE)),
+    )
 
 
 def rate_too_high_check(context: EpisodeContext) -> CheckResult:
@@ -419,7 +444,8 @@ CAUSES = (
     CauseDocumentation(
         "learning_rate_too_low",
         "The learning rate was too low to change the weights.",
-        "It never exceeded {LIMITS.too_low}, or all steps together hardly moved the weights.",
+        "It never exceeded {LIMITS.too_low}, or all steps together hardly moved the weights. Or it fell below "
+        "{LIMITS.almost_nothing} of its highest value and stayed there for {LIMITS.low_share:percent} of a plateau.",
         "An optimizer that does not scale its steps by the logged rate.",
         (Remedy(Action.RAISE_LEARNING_RATE),),
     ),

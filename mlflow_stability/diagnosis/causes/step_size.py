@@ -14,9 +14,10 @@ import numpy as np
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, may_follow_scale
+from mlflow_stability.kinds.first_look.loss_function import LossSum
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
-from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesFacts
+from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts
 from mlflow_stability.kinds.reported.rollback import Rollback, RollbackFacts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
@@ -102,16 +103,20 @@ def _too_high(context: EpisodeContext, update: float, step: int, *effects: str) 
     """Name the learning rate, with an update that shows it and sentences on its effects."""
     rate = _rate_at(context, step)
     value = "" if rate is None else f" of {rate:.3g}"
+    sums = context.events_of(LossSum.kind) if may_follow_scale(context.history) else []
     share = f"{update:.2g} times their norm" if update >= 1 else f"{update:.0%} of their norm"
     statement = (
         f"The learning rate{value} is far too high: the update at {context.unit} {step} changed the weights by {share}."
     )
     return cause_found(
         "learning_rate_too_high",
-        " ".join((statement, *effects)),
+        " ".join((statement, *effects, *(finding.message for finding in sums[:1]))),
         f"update ratio {update:.3g}; {LIMITS.usual_first:g} is large for a first step, 0.001 is usual later",
         since=step,
-        remedies=(_stable_rate(context, rate) or lower_by(rate, update / LIMITS.usual_first),),
+        remedies=(
+            _stable_rate(context, rate) or lower_by(rate, update / LIMITS.usual_first),
+            *(LossSum.remedies if sums else ()),
+        ),
     )
 
 

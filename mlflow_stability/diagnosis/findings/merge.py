@@ -12,7 +12,7 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFact
 from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected, NonFiniteFacts
 from mlflow_stability.kinds.optimizer.loss_scaling import StepSkipped
-from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesFacts
+from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts
 from mlflow_stability.kinds.progress.no_progress import StandstillFacts
 from mlflow_stability.kinds.progress.oscillation import PeriodicLoss, PeriodicLossFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts

@@ -21,6 +21,7 @@ class LossFunction(TextEnum):
     CROSS_ENTROPY = "cross_entropy"
     BINARY_CROSS_ENTROPY = "binary_cross_entropy_with_logits"
     NLL = "nll_loss"
+    CTC = "ctc_loss"
 
 
 class Activation(TextEnum):
@@ -51,7 +52,7 @@ class LossInputFacts(Facts):
     @property
     def expected(self) -> str:
         """What the function expects instead."""
-        return "log-probabilities" if self.function is LossFunction.NLL else "logits"
+        return "log-probabilities" if self.function in (LossFunction.NLL, LossFunction.CTC) else "logits"
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         if self.activation is Activation.LOG_SOFTMAX:
@@ -70,7 +71,8 @@ class LossInput(FindingType):
 
     What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
     `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits`, and a softmax, linear layer
-    or convolution before `nll_loss`, or a `log_softmax` over the batch. No value is read. Compiled losses are not seen.
+    or convolution before `nll_loss` or `ctc_loss`, or a `log_softmax` over the batch before `nll_loss`. No value is
+    read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
@@ -96,6 +98,8 @@ class LossInput(FindingType):
 
 def remedies_for(facts: LossInputFacts) -> tuple[Remedy, ...]:
     """What to change about this input."""
+    if facts.function is LossFunction.CTC:
+        return (Remedy(Action.TAKE_LOG_SOFTMAX),)
     if facts.activation in (Activation.LINEAR, Activation.LOG_SOFTMAX):
         return (Remedy(Action.USE_CROSS_ENTROPY),)
     return LossInput.remedies

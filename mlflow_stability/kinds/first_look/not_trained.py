@@ -23,13 +23,14 @@ class NotTrainedFacts(Facts):
     share: float
     """Their share of the values of the model that require a gradient."""
     modules: tuple[str, ...]
-    """The first of their modules."""
+    """The first of their modules; empty where they belong to none."""
 
     @property
     def which(self) -> str:
         """``4 parameters of head, embed (12% of the values)``."""
         share = f"{self.share:.0%} of the values"
-        return f"{counted(self.tensors, 'parameter')} of {', '.join(self.modules)} ({share})"
+        of = f" of {', '.join(self.modules)}" if self.modules else " outside of the model"
+        return f"{counted(self.tensors, 'parameter')}{of} ({share})"
 
 
 @dataclass(frozen=True, slots=True)

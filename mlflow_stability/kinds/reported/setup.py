@@ -91,10 +91,13 @@ class UnclearedFacts(Facts):
 
     steps: int
     """Number of steps in a row in which they were not cleared."""
+    optimizer: str = ""
+    """Their optimizer, of several: ``optimizer_1 (Adam)``."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
+        whose = f" of {self.optimizer}" if self.optimizer else ""
         return (
-            f"Gradients are not cleared since step {step}: each step used those of the step before as well, "
+            f"Gradients{whose} are not cleared since step {step}: each step used those of the step before as well, "
             f"{self.steps} steps in a row."
         )
 

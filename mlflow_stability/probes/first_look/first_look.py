@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.left_out import LeftOut
-from mlflow_stability.probes.first_look.loss_graph import chance_loss, loss_input, loss_over_pairs, loss_sum
+from mlflow_stability.probes.first_look.loss_graph import Chance, chance_of, loss_input, loss_over_pairs, loss_sum
 from mlflow_stability.probes.first_look.module_settings import (
     Accumulation,
     SameLoss,
@@ -72,6 +73,7 @@ SIGNALS = (
     ),
 )
 CHANCE = (Signal("chance_loss", ""),)
+WHOLE_MEAN = 0.01  # maximum distance of the shares of micro-batches from one mean
 FIRST_STEPS = 10  # whose losses are examined; later, losses of the step after one of `STEPS`
 MAX_LOSSES = 32  # of a step
 STEPS = (1, 2, 3, 10, 20, 100, 1000)  # before which parameters and settings are examined
@@ -101,7 +103,7 @@ class FirstLook(BaseProbe):
         self._left_out = LeftOut()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
-        self._chances: list[float | None] = []  # of the losses of one step
+        self._chances: list[Chance | None] = []  # of the losses of one step
         self._loss_step = 0  # step of the last losses
         self._reported: set[str] = set()
 
@@ -125,7 +127,7 @@ class FirstLook(BaseProbe):
                 self._emit(loss_input(loss, self._models(), step))
                 self._emit(loss_over_pairs(loss, step))
                 self._emit(loss_sum(loss, step))
-                self._chances.append(chance_loss(loss))
+                self._chances.append(chance_of(loss))
                 self._targets.note(loss)
                 if self._left_out.may_be_known:
                     self._left_out.note_loss(loss)
@@ -168,10 +170,12 @@ class FirstLook(BaseProbe):
         self._precision.forget()
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        levels, self._chances = self._chances, []
-        chances = [level for level in levels if level is not None]
-        # Of each micro-batch, or of none.
-        chance = [Block(CHANCE, (sum(chances),))] if chances and len(chances) == len(levels) else []
+        losses, self._chances = self._chances, []
+        chances = [chance for chance in losses if chance is not None]
+        # All micro-batches together are one mean over the same classes.
+        is_mean = len(chances) == len(losses) and abs(sum(chance.share for chance in chances) - 1) < WHOLE_MEAN
+        is_one = is_mean and len({chance.classes for chance in chances}) == 1
+        chance = [Block(CHANCE, (math.log(chances[0].classes),))] if is_one else []
         weights, self._weights = self._weights, []
         return [*chance, *weights, *self._targets.blocks(), *self._precision.blocks()]
 

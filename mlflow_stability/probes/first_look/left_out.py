@@ -224,5 +224,5 @@ def _values(tensors: Iterable[Tensor]) -> int:
 
 def _modules_of(named: Sequence[tuple[str, Tensor]], models: Sequence[Module]) -> tuple[str, ...]:
     owners = owners_of_parameters(models)
-    names = dict.fromkeys(owners.get(id(tensor), "a tensor outside the model") for _, tensor in named)
+    names = dict.fromkeys(owner for _, tensor in named if (owner := owners.get(id(tensor))) is not None)
     return tuple(names)[:MAX_NAMES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import Module
@@ -20,6 +20,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
     remedies_for,
 )
 from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.step.readback import value_on_host
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 MAX_NODES = 64  # from the loss on: enough for the sum of a few losses
@@ -36,6 +37,7 @@ LOSSES: Mapping[str, LossFunction] = {
     "NllLoss": LossFunction.NLL,
     "NllLoss2D": LossFunction.NLL,
     "BinaryCrossEntropyWithLogits": LossFunction.BINARY_CROSS_ENTROPY,
+    "CtcLoss": LossFunction.CTC,
 }
 ACTIVATIONS: Mapping[str, Activation] = {
     "Softmax": Activation.SOFTMAX,
@@ -50,9 +52,13 @@ UNEXPECTED: Mapping[LossFunction, frozenset[Activation]] = {
     LossFunction.CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU, Activation.TANH)),
     LossFunction.BINARY_CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU)),
     LossFunction.NLL: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
+    LossFunction.CTC: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
 }
 NONE, MEAN, SUM = 0, 1, 2  # ``reduction="mean"`` in a node
 CLASSES_DIM = 1  # of the input of `nll_loss`
+WRAPPED = 2**64  # added to a negative dimension in a node
+PER_CLASS = frozenset(("NllLoss", "NllLoss2D"))
+AROUND_PICKED = ARRANGING | {"Neg", "Mean"}
 MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
     Activation.SOFTMAX: (nn.Softmax, nn.Softmax2d),
     Activation.SIGMOID: (nn.Sigmoid,),
@@ -148,17 +154,54 @@ def _module_of(activation: Activation, models: Sequence[Module]) -> str:
     return plain_name(names[0]) if len(names) == 1 else ""
 
 
-def chance_loss(loss: Tensor) -> float | None:
-    """Return the loss of a model that gives each class the same probability; None without a mean cross entropy."""
-    node = loss.grad_fn
-    if not node_name(node).startswith("NllLoss") or node_name(node) not in LOSSES:
-        return None
-    softmax = logarithm_of(node.next_functions[0][0] if node is not None else None)
-    if softmax is None or getattr(node, "_saved_reduction", None) != MEAN:
-        return None
+class Chance(NamedTuple):
+    """A loss that is a share of a mean cross entropy."""
+
+    classes: int
+    share: float
+    """1, or less where the script divides it."""
+
+
+def chance_of(loss: Tensor) -> Chance | None:
+    """Return of how many classes this loss is a mean cross entropy; None for another loss."""
+    node, share = _undivided(loss.grad_fn)
+    if node_name(node) in PER_CLASS:
+        softmax = logarithm_of(node.next_functions[0][0] if node is not None else None)
+        is_mean, dim = getattr(node, "_saved_reduction", None) == MEAN, CLASSES_DIM
+    else:
+        softmax = _of_picked(node)
+        is_mean, dim = softmax is not None, getattr(softmax, "_saved_dim", CLASSES_DIM)
     shape = _shape(softmax)
-    classes = shape[1] if len(shape) > 1 else 0
-    return math.log(classes) if classes > 1 else None
+    dim = dim - WRAPPED if dim >= WRAPPED // 2 else dim  # a negative number, as its node has it
+    if softmax is None or not is_mean or len(shape) < 2 or not -len(shape) <= dim < len(shape):
+        return None
+    return Chance(shape[dim], share) if shape[dim] > 1 else None
+
+
+def _undivided(node: Any) -> tuple[Any, float]:
+    """Return the node before it is divided by numbers on the host, as for gradient accumulation, and what is left."""
+    share = 1.0
+    while node_name(node) == "Div":
+        divisor = getattr(node, "_saved_other", None)
+        if not isinstance(divisor, Tensor) or divisor.numel() != 1 or divisor.requires_grad:
+            break
+        number = value_on_host(divisor)
+        if not number:
+            break
+        share /= number
+        node = node.next_functions[0][0]
+    return node, share
+
+
+def _of_picked(node: Any) -> Any:
+    """Return the softmax of a cross entropy that is written as the negated mean of what an index picks, else None."""
+    names = []
+    while node_name(node) in AROUND_PICKED:
+        names.append(node_name(node))
+        node = node.next_functions[0][0]
+    if node_name(node) not in ("Gather", "Index") or names.count("Neg") != 1 or names.count("Mean") != 1:
+        return None
+    return logarithm_of(source_of(node.next_functions[0][0]))
 
 
 # Nodes of a difference between prediction and target.
@@ -181,7 +224,6 @@ def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
 ADDING = frozenset(("Add", "Sub"))
 # Nodes whose input has a value for each example.
 PER_EXAMPLE = frozenset((*LOSSES, "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss"))
-PER_CLASS = frozenset(("NllLoss", "NllLoss2D"))
 
 
 def loss_sum(loss: Tensor, step: int) -> Finding | None:

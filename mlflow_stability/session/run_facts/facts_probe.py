@@ -141,8 +141,14 @@ class FactsProbe(ForwardObserver, BaseProbe):
                 self._report_cleared(first, view.step - 1)
         elif optimizer not in self._kept:
             first = self._kept[optimizer] = max(1, view.step - kept_for)
-            remedies = MissingZeroGrad.remedies
-            self._recording.emit(Finding.at(UnclearedFacts(kept_for), first, Severity.WARNING, remedies=remedies))
+            facts, remedies = UnclearedFacts(kept_for, self._name_of(view.optimizer)), MissingZeroGrad.remedies
+            self._recording.emit(Finding.at(facts, first, Severity.WARNING, remedies=remedies))
+
+    def _name_of(self, optimizer: Optimizer) -> str:
+        """Return the number and the class of one of several optimizers; empty for the only one."""
+        living = _living(self._optimizers)
+        number = next((at for at, each in enumerate(living) if each is optimizer), None)
+        return "" if number is None or len(living) < 2 else f"optimizer_{number} ({type(optimizer).__name__})"
 
     def _report_cleared(self, first: int, cleared: int) -> None:
         facts = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=first)

@@ -351,6 +351,7 @@ class Action(Enum):
     USE_CROSS_ENTROPY = (
         "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
     )
+    TAKE_LOG_SOFTMAX = "Apply log_softmax over the classes to the input of ctc_loss, which takes log-probabilities."
     CHECK_SIGN_OF_LOSS = (
         "Check the sign of the loss and of each of its terms; nll_loss takes log-probabilities, cross_entropy logits."
     )

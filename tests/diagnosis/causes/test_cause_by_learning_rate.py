@@ -179,3 +179,17 @@ def test_a_rate_at_which_the_loss_fell_in_an_earlier_period_is_ruled_out() -> No
     triangle = 1e-4 + 1e-3 * np.abs((np.arange(COUNT) % 200) / 100 - 1)
     look = looked(run_named(loss=diverging_from(390), learning_rate=triangle), 390)
     assert "at this rate the loss fell" in look.ruled_out
+
+
+@pytest.mark.parametrize(("at", "is_cause"), [(40, True), (360, False)])
+def test_a_rate_that_fell_to_almost_nothing_long_before_the_end_is_the_cause_of_a_plateau(
+    at: int, is_cause: bool
+) -> None:
+    steps = np.arange(400)
+    rate = np.maximum(1e-3 * 10.0 ** -(steps / (at / 4)), 1e-8)
+    losses = (2.3 if is_cause else 2.302) + np.random.default_rng(0).normal(0, 0.002, 400)
+    run = run_of(metric_of("loss", losses), metric_of("learning_rate", rate))
+    cause = diagnosis_of(run).cause
+    assert (cause is not None and cause.name == "learning_rate_too_low") == is_cause
+    if cause is not None and is_cause:
+        assert "had fallen from 0.001 to less than 1e-06 by step 3" in cause.statement

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.first_look.batches import InputScale, InputScaleFacts
@@ -26,6 +27,7 @@ from mlflow_stability.kinds.first_look.precision import (
     UpdatesLostFacts,
 )
 from mlflow_stability.kinds.first_look.settings import AccumulationFacts, AccumulationSum
+from mlflow_stability.kinds.inside.activations import DeadUnits
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
@@ -107,6 +109,14 @@ def test_a_loss_that_is_a_sum_is_the_cause_of_a_divergence_under_sgd_alone(optim
     cause = diagnosis.cause
     assert (cause is not None and cause.statement == summed.message) == is_cause
     assert (Action.AVERAGE_LOSS in [remedy.action for remedy in diagnosis.remedies]) == is_cause
+
+
+def test_inputs_that_were_not_scaled_are_the_cause_of_dead_units() -> None:
+    dead = at_step(200, "dead_units", Severity.WARNING, remedies=DeadUnits.remedies)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", FLAT), events=[BYTES, dead]))
+    found = next(finding for finding in diagnosis.findings if finding.kind == "dead_units")
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.statement) == ("setup", BYTES.message)
 
 
 def measured(**curves: np.ndarray) -> RunHistory:

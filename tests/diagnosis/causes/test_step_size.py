@@ -11,9 +11,10 @@ from findings import at_step, changed
 
 from mlflow_stability.diagnosis.causes.step_size import lower_by
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.first_look.loss_function import LossSum, LossSumFacts
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary.result import Finding, Severity, Topic
+from mlflow_stability.vocabulary.result import Action, Finding, Severity, Topic
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import Meaning
 
@@ -127,6 +128,18 @@ def test_first_updates_after_which_there_are_no_gradients_show_too_high_a_rate()
     assert found.cause.name == "learning_rate_too_high"
     assert "From step 12 on there are no gradients" in found.cause.statement
     assert str(found.remedies[0]) == "Lower the learning rate from 3 to about 0.2, 17 times less."
+
+
+def test_a_rate_that_killed_the_gradients_of_a_sum_is_answered_by_a_mean_as_well() -> None:
+    losses = np.full(COUNT, 2.303)
+    losses[:4] = [2.301, 2.325, 2.295, 2.332]
+    norms = np.r_[np.full(12, 0.1), np.zeros(COUNT - 12)]
+    ended = run_with(losses, updates([0.17, 0.02, 0.0], [0, 10, 20]), metric_of("grad_norm", norms), rate=3.0)
+    summed = Finding.at(LossSumFacts(64), 1, Severity.INFO, remedies=LossSum.remedies)
+    found = diagnosis_of(replace(ended, events=[summed]))
+    assert found.cause is not None
+    assert found.cause.statement.endswith(summed.message)
+    assert [remedy.action for remedy in found.remedies[:2]] == [Action.LOWER_LEARNING_RATE, Action.AVERAGE_LOSS]
 
 
 def test_steps_that_were_too_small_are_answered_by_a_higher_rate_alone() -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesRule
+from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import Meaning
@@ -64,3 +64,20 @@ def test_a_loss_that_still_falls_is_not_reported() -> None:
     falling = history.of("loss")[0].series.values * np.linspace(1.1, 0.9, len(STEPS))
     losses = metric_of("loss", falling, steps=list(STEPS), meaning=Meaning("loss", is_known=True))
     assert found_in(run_of(losses, *history.of("update_ratio"))) == []
+
+
+@pytest.mark.parametrize(
+    ("clipped", "move", "severity"),
+    [(0.25, 0.25, Severity.INFO), (0.9, 0.9, Severity.WARNING), (0.25, 2.5, Severity.WARNING)],
+    ids=["bounded", "seldom clipped", "with momentum"],
+)
+def test_updates_that_clipping_bounds_are_information(clipped: float, move: float, severity: Severity) -> None:
+    history = recorded(4.5, 2.9, 0.029, rate=10.0)
+    norms = np.where(STEPS % 2, 0.8, 0.9) if clipped == 0.9 else np.full(STEPS.shape, 0.9)
+    values = {"grad_norm": norms, "grad_norm_clipped": np.minimum(norms, clipped), "update_norm": 10.0 * move}
+    more = (
+        metric_of(name, np.broadcast_to(each, STEPS.shape), steps=list(STEPS), meaning=Meaning(name, is_known=True))
+        for name, each in values.items()
+    )
+    (finding,) = found_in(run_of(*history.metrics, *more))
+    assert finding.severity is severity

@@ -12,7 +12,7 @@ from torch.nn import functional
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInputFacts, LossSumFacts
 from mlflow_stability.probes.first_look import FirstLook
 from mlflow_stability.probes.first_look.loss_graph import loss_input, loss_sum
-from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Severity
 
 CLASSES = 6
 LABELS = torch.randint(0, CLASSES, (4,), generator=torch.Generator().manual_seed(0))
@@ -186,6 +186,23 @@ def test_the_first_losses_of_a_resumed_training_are_checked() -> None:
     step = 510
     look.at_loss(RIGHT["logits"]())
     assert switched == [False]
+
+
+def ctc(inputs: Tensor) -> Tensor:
+    targets, lengths = torch.tensor([[1, 2], [2, 3]]), torch.tensor([9, 9])
+    return functional.ctc_loss(inputs, targets, lengths, torch.tensor([2, 2]))
+
+
+def test_ctc_takes_log_probabilities() -> None:
+    layer = nn.Linear(5, CLASSES)
+    scores = layer(torch.randn(9, 2, 5))
+    assert facts_of(ctc(scores)) == LossInputFacts(LossFunction.CTC, Activation.LINEAR)
+    assert facts_of(ctc(layer(torch.randn(2, 9, 5)).transpose(0, 1))) is not None
+    assert facts_of(ctc(scores.softmax(-1))) == LossInputFacts(LossFunction.CTC, Activation.SOFTMAX)
+    assert facts_of(ctc(scores.log_softmax(-1))) is None
+    finding = loss_input(ctc(scores), (), 1)
+    assert finding is not None
+    assert [remedy.action for remedy in finding.remedies] == [Action.TAKE_LOG_SOFTMAX]
 
 
 SUMS: dict[str, tuple[Callable[[], Tensor], int]] = {

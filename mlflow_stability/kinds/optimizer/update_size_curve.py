@@ -1,0 +1,129 @@
+"""Find updates in whole curves that stayed large to the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class LargeUpdatesFacts(Facts):
+    """Updates that stayed large while the loss hardly fell."""
+
+    kind = "large_updates"
+    metrics = ("update_ratio", "limit", "late_fall")
+
+    signal: str
+    """The loss, by the name that the log gives it."""
+    update_ratio: float
+    """Median update norm, as a share of the weight norm."""
+    limit: float
+    """From which share on updates are large."""
+    late_fall: float
+    """How far the loss fell in that time, as a share."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"update ratio about {self.update_ratio:.2g} from {unit} {step} to the end (threshold {self.limit:g} "
+            f"while {self.signal} hardly falls; it fell by {self.late_fall:.1%} in that time)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LargeUpdatesRule(Rule):
+    """Updates stayed large to the end of a training whose loss hardly fell.
+
+    What it sees: a loss that fell by less than {most_gain:exp_fall} in all, and by less than {late_gain:exp_fall} after
+    {early:percent} of the run, while the updates were {lowest_ratio} of the weight norm or more, both in the median of
+    that time and at the end. It needs {fewest_points} losses and {fewest_ratios} measured updates. INFO where clipping
+    bounds {bounded:percent} of the updates: they are within {of_rate:percent} of the learning rate times the clipped
+    norm, as with plain SGD. Recurrent language models are trained so.
+
+    Why it matters: every fifty steps change the weights by as much as they hold, so what is learnt is overwritten. The
+    loss stays at a level that a lower rate would leave.
+
+    What to try: lower the learning rate by a factor of 5 to 10; lengthen the warm-up.
+
+    When it is wrong: data that cannot be learnt better. A lower rate then changes nothing. Of 82 healthy trainings none
+    has a ratio above 0.0165 for so long while its loss has a level.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/; You et al., LAMB (arXiv:1904.00962)
+    """
+
+    kind = "update_ratio_high"
+    order = 180
+    remedies = UpdateRatioHigh.remedies
+
+    lowest_ratio: float = 0.02
+    """Minimum ratio of update norm to weight norm."""
+    most_gain: float = math.log(2)
+    """Maximum fall of the loss from its start to its end, in nats: to its half."""
+    late_gain: float = -math.log(0.88)
+    """Maximum fall from the end of `early` to the end of the run, in nats: {late_gain:exp_fall}."""
+    early: float = 0.2
+    """Share of the run after which the loss should still fall."""
+    bounded: float = 0.9
+    """Minimum share of the updates that clipping bounds, ..."""
+    of_rate: float = 0.05
+    """... with at most this relative difference from the learning rate times the clipped norm."""
+    fewest_points: int = 200
+    """Minimum number of losses."""
+    fewest_ratios: int = 10
+    """Minimum number of measured updates after the early share."""
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
+        findings = [self._judge(loss, curves) for loss in judged]
+        return [finding for finding in findings if finding is not None]
+
+    def _judge(self, loss: Curve, curves: RunCurves) -> Finding | None:
+        updates = (curve for curve in curves.updates if (curve.attempt, curve.place) == (loss.attempt, loss.place))
+        ratio = next(updates, None)
+        values, steps = loss.values[loss.finite], loss.steps[loss.finite]
+        if ratio is None or len(values) < self.fewest_points or values.min() <= 0:
+            return None
+        x, tenth = np.log(values), len(values) // 10
+        first, last = float(np.median(x[: max(3, tenth // 5)])), float(np.median(x[-tenth:]))
+        start = round(self.early * len(x))
+        early = float(np.median(x[start : start + tenth]))
+        if first - last > self.most_gain or early - last > self.late_gain or last > first:
+            return None
+        ratios = ratio.values[ratio.finite & (ratio.steps >= steps[start])]
+        if len(ratios) < self.fewest_ratios:
+            return None
+        usual, end = float(np.median(ratios)), float(np.median(ratios[-max(3, len(ratios) // 10) :]))
+        if min(usual, end) < self.lowest_ratio:
+            return None
+        facts = LargeUpdatesFacts(loss.name, usual, self.lowest_ratio, 1 - math.exp(last - early))
+        is_bounded = self._is_bounded_by_clipping(loss, curves, int(steps[start]))
+        return self.finding(loss, Severity.INFO if is_bounded else Severity.WARNING, facts, steps[start], steps[-1])
+
+    def _is_bounded_by_clipping(self, loss: Curve, curves: RunCurves, since: int) -> bool:
+        """Whether nearly all updates since a step are the learning rate times a norm that clipping has lowered."""
+        rate = next((curve for curve in curves.rates if curve.attempt == loss.attempt), None)
+        measured = [_own_of(each, loss) for each in (curves.moves, curves.norms, curves.clipped)]
+        if rate is None or any(curve is None for curve in measured):
+            return False
+        series = [_by_step(curve, since) for curve in (*measured, rate) if curve is not None]
+        shared = sorted(set.intersection(*(set(each) for each in series)))
+        moves, norms, clipped, rates = (np.array([each[step] for step in shared]) for each in series)
+        is_bounded = (norms > clipped) & (np.abs(moves - rates * clipped) <= self.of_rate * moves)
+        return len(shared) >= self.fewest_ratios and float(is_bounded.mean()) >= self.bounded
+
+
+def _own_of(curves: Sequence[Curve], loss: Curve) -> Curve | None:
+    return next((curve for curve in curves if (curve.attempt, curve.place) == (loss.attempt, loss.place)), None)
+
+
+def _by_step(curve: Curve, since: int) -> dict[int, float]:
+    known = curve.finite & (curve.steps >= since)
+    return dict(zip(curve.steps[known].tolist(), curve.values[known].tolist(), strict=True))
