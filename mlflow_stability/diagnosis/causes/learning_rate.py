@@ -199,13 +199,12 @@ def _fell_early(context: EpisodeContext, rates: list[Curve]) -> CheckResult | No
         after = min(int(high[-1]) + 1 if len(high) else 0, len(steps) - 1)
         if steps[-1] - steps[after] < LIMITS.low_share * (context.episode.end - context.episode.start):
             return None
-        falls.append((int(steps[after]), float(values.max()), float(values[-1])))
-    step, top, last = max(falls)
+        falls.append((int(steps[after]), float(values.max())))
+    step, top = max(falls)
     return cause_found(
         "learning_rate_too_low",
         f"The learning rate had fallen from {top:.3g} to less than {LIMITS.almost_nothing * top:.2g} by {context.unit} "
         f"{step}, long before the end: the schedule may be stepped too often.",
-        f"learning rate {last:.3g} at the end",
         since=step,
         remedies=(Remedy(Action.STEP_SCHEDULE_PER_EPOCH), Remedy(Action.CHECK_SCHEDULE)),
     )
@@ -345,6 +344,11 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             remedies=(lower_by(now, now / tolerance.rate),),
         )
     if context.is_early and episode.kind != "loss_spike" and float(values[0]) >= LIMITS.from_start * top > 0:
+        fell = _fell_afterwards(context, rate, now)
+        if fell is not None:
+            return ruled_out(
+                f"missing warm-up: at {now:.3g} the loss fell from {fell[0]:.3g} to {fell[1]:.3g} afterwards"
+            )
         return cause_found(
             "no_warm_up",
             f"No warm-up: the learning rate was {now:.3g}, its highest, from the first step on.",
@@ -373,6 +377,18 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             remedies=(lower_by(now, now / tolerance.rate if learned else 10.0),),
         )
     return None
+
+
+def _fell_afterwards(context: EpisodeContext, rate: Curve, now: float) -> tuple[float, float] | None:
+    """Return from where to where the loss fell at the same rate, which is none that a rollback has lowered."""
+    later = rate.steps[(rate.steps > context.episode.start) & (rate.values >= LIMITS.tolerated * now)]
+    if (loss := context.loss) is None:
+        return None
+    first = loss.values[loss.finite][: LIMITS.ends]
+    last = loss.values[loss.finite & np.isin(loss.steps, later)]
+    if len(last) < LIMITS.min_losses or not _fell(np.concatenate((first, last))):
+        return None
+    return float(np.median(first)), float(np.median(last[-LIMITS.ends :]))
 
 
 def _was_tolerated(context: EpisodeContext, rate: Curve, values: Values) -> CheckResult:

@@ -110,12 +110,12 @@ class LargeUpdatesRule(Rule):
     def _is_bounded_by_clipping(self, loss: Curve, curves: RunCurves, since: int) -> bool:
         """Whether nearly all updates since a step are the learning rate times a norm that clipping has lowered."""
         rate = next((curve for curve in curves.rates if curve.attempt == loss.attempt), None)
-        measured = [_own_of(each, loss) for each in (curves.moves, curves.norms, curves.clipped)]
+        measured = [_own_of(several, loss) for several in (curves.moves, curves.norms, curves.clipped)]
         if rate is None or any(curve is None for curve in measured):
             return False
         series = [_by_step(curve, since) for curve in (*measured, rate) if curve is not None]
-        shared = sorted(set.intersection(*(set(each) for each in series)))
-        moves, norms, clipped, rates = (np.array([each[step] for step in shared]) for each in series)
+        shared = sorted(set.intersection(*(set(values) for values in series)))
+        moves, norms, clipped, rates = (np.array([values[step] for step in shared]) for values in series)
         is_bounded = (norms > clipped) & (np.abs(moves - rates * clipped) <= self.of_rate * moves)
         return len(shared) >= self.fewest_ratios and float(is_bounded.mean()) >= self.bounded
 
@@ -125,5 +125,5 @@ def _own_of(curves: Sequence[Curve], loss: Curve) -> Curve | None:
 
 
 def _by_step(curve: Curve, since: int) -> dict[int, float]:
-    known = curve.finite & (curve.steps >= since)
-    return dict(zip(curve.steps[known].tolist(), curve.values[known].tolist(), strict=True))
+    chosen = curve.finite & (curve.steps >= since)
+    return dict(zip(curve.steps[chosen].tolist(), curve.values[chosen].tolist(), strict=True))

@@ -147,7 +147,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
     def _name_of(self, optimizer: Optimizer) -> str:
         """Return the number and the class of one of several optimizers; empty for the only one."""
         living = _living(self._optimizers)
-        number = next((at for at, each in enumerate(living) if each is optimizer), None)
+        number = next((at for at, other in enumerate(living) if other is optimizer), None)
         return "" if number is None or len(living) < 2 else f"optimizer_{number} ({type(optimizer).__name__})"
 
     def _report_cleared(self, first: int, cleared: int) -> None:

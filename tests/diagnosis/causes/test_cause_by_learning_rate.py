@@ -193,3 +193,14 @@ def test_a_rate_that_fell_to_almost_nothing_long_before_the_end_is_the_cause_of_
     assert (cause is not None and cause.name == "learning_rate_too_low") == is_cause
     if cause is not None and is_cause:
         assert "had fallen from 0.001 to less than 1e-06 by step 3" in cause.statement
+
+
+@pytest.mark.parametrize(("last", "is_missing"), [(0.4, False), (1.9, True)])
+def test_a_warm_up_is_not_missing_where_the_loss_fell_at_the_same_rate_afterwards(
+    last: float, is_missing: bool
+) -> None:
+    losses = np.concatenate((np.full(6, 1.95), falling(394, first=1.9, last=last)))
+    run = run_of(metric_of("loss", losses), metric_of("learning_rate", np.full(COUNT, 0.02)))
+    result = looked(run, 6, "nan_detected")
+    assert (result.cause is not None and result.cause.name == "no_warm_up") == is_missing
+    assert ("missing warm-up: at 0.02 the loss fell" in result.ruled_out) != is_missing
