@@ -16,6 +16,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, first_step_of, norm_baseline
+from mlflow_stability.diagnosis.causes.course import RAISE_LOSS
 from mlflow_stability.diagnosis.causes.gradient import LIMITS as GRADIENT_LIMITS
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
@@ -51,6 +52,8 @@ JUDGED_BY_CURVES = frozenset(
     {"above_chance", "clipping_strong", "weight_decay_strong", "one_class", "learning_rate_zero", "learning_rate_rise"}
 )
 """Mistakes in the set-up that curves, batches or a schedule only suggest."""
+MAY_RAISE_LOSS = frozenset({MissingZeroGrad.kind, *(kind.kind for kind in RAISE_LOSS)})
+"""Mistakes that let a loss rise, as a learning rate does that is too high."""
 CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
 """Mistakes that are seen in the set-up itself."""
 RISING = NON_FINITE | {"divergence", "gradient_explosion"}
@@ -295,6 +298,8 @@ def _is_certain_mistake(episode: Finding, deciding: Finding) -> bool:
 def _comes_before(cause: Cause, mistakes: Sequence[Finding]) -> bool:
     if cause.certain or cause.name == "setup":
         return True
+    if cause.name == "learning_rate_too_high" and cause.certainty == "likely":
+        return all(mistake.kind not in MAY_RAISE_LOSS for mistake in mistakes)
     latest = max(map(first_step_of, mistakes), default=0)
     is_late = cause.since is not None and cause.since > latest + MISTAKE_LIMITS.seen_within
     is_general = all(remedy.topic in SMALLER_UPDATE_TOPICS for remedy in cause.remedies[:1])

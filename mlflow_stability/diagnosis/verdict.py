@@ -432,9 +432,9 @@ def _trainings_since(readings: Sequence[CurveReading]) -> str:
     if not later:
         return ""
     if len(readings) == MAX_CURVES:
-        return ", the first of many trainings"
+        return "; the first of many trainings"
     last = max(later, key=lambda reading: reading.first_step)
-    return f", the first of {len(later) + 1} trainings; the last: {_movement(last)}"
+    return f"; the last of {len(later) + 1} trainings: {_movement(last)}"
 
 
 def _course(reading: CurveReading | None, bad: Sequence[Finding], silence: str) -> str:

@@ -103,7 +103,13 @@ def nonzeros_of(tensors: list[Tensor]) -> Tensor:
     )
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as real numbers in the same memory, two for each; others as they are."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+
+
 def largest_of(tensors: list[Tensor]) -> Tensor:
+    tensors = [as_real(tensor) for tensor in tensors] if tensors[0].is_complex() else tensors
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, torch.inf))
     # On the CPU `aminmax` takes a tenth of the time of a norm.

@@ -17,7 +17,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, may_follow_scale
 from mlflow_stability.kinds.first_look.loss_function import LossSum
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
-from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts
+from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts, fell_by
 from mlflow_stability.kinds.reported.rollback import Rollback, RollbackFacts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
@@ -151,15 +151,23 @@ def _rate_at(context: EpisodeContext, step: int) -> float | None:
     return max(rates, default=0.0) or None
 
 
+def moved_weights(context: EpisodeContext) -> tuple[float, float, int]:
+    """Return by which share of their norm all steps of an episode moved the weights at most, the share of one, and
+    their number; infinite shares where no updates were measured.
+    """
+    ratio, episode = context.model_curve("update_ratio"), context.episode
+    steps = max(1, episode.end - episode.start)
+    updates = () if ratio is None else ratio.values[ratio.finite & (ratio.steps <= episode.end)]
+    usual = float(np.mean(updates)) if len(updates) else math.inf
+    return usual * steps, usual, steps
+
+
 def small_steps_check(context: EpisodeContext) -> CheckResult:
     """Check whether all steps together hardly moved the weights, though there were gradients."""
-    ratio, episode = context.model_curve("update_ratio"), context.episode
+    ratio = context.model_curve("update_ratio")
     if ratio is None or not context.rates or context.findings_of(GradientVanishing.kind):
         return CheckResult()  # the check of the learning rate reports what was not logged
-    steps = max(1, episode.end - episode.start)
-    updates = ratio.values[ratio.finite & (ratio.steps <= episode.end)]
-    usual = float(updates.mean()) if len(updates) else math.inf
-    moved = usual * steps
+    moved, usual, steps = moved_weights(context)
     top = max(float(rate.values[rate.finite].max(initial=0.0)) for rate in context.rates)
     if moved > LIMITS.moved or not 0 < top <= LIMITS.usual_rate:
         return CheckResult()
@@ -248,7 +256,7 @@ def lasting_updates_check(context: EpisodeContext) -> CheckResult:
     return cause_found(
         "learning_rate_too_high",
         f"At a learning rate of {rate:.3g} each update was {ratio:.1%} of the weight norm: {1 / ratio:.0f} steps "
-        f"change the weights by as much as they hold, and the loss fell by only {facts.late_fall:.1%}.",
+        f"change the weights by as much as they hold, and the loss {fell_by(facts.late_fall, 'only ')}.",
         "an update usually changes 0.1 % of the weights",
         since=context.episode.start,
         remedies=(lower_by(rate, min(10.0, max(5.0, ratio / LIMITS.usual_later))),),

@@ -189,7 +189,8 @@ class DivergenceRule(Rule):
         best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
         start = self._start_never_reached_again(curve, levels)
         if start is not None:
-            return self._finding(curve, levels, best, onset(levels, best, start), critical=True)
+            level, left = start
+            return self._finding(curve, levels, best, onset(levels, best, level), critical=True, left=left)
         middle = self._middle_of_risen_thirds(curve, levels)
         return None if middle is None else self._finding(curve, levels, best, onset(levels, best, middle))
 
@@ -279,24 +280,39 @@ class DivergenceRule(Rule):
                 return bool(np.log(late.min() / values.min()) > self.smallest_rise)
         return False
 
-    def _start_never_reached_again(self, curve: Curve, levels: Levels) -> float | None:
-        """Return the level at the start where the whole second half is above it, which noise cannot explain."""
-        x = levels.raw_x
+    def _start_never_reached_again(self, curve: Curve, levels: Levels) -> tuple[float, float] | None:
+        """Return the level at the start where the whole second half is above it, which noise cannot explain.
+
+        As a logarithm, and in the unit of the loss.
+        """
+        x, values = levels.raw_x, curve.values[curve.finite]
         if len(x) < self.fewest_points_never_back:
             return None
         lowest = float(levels.x[len(levels.x) // 2 :].min())
-        starts = [(float(np.median(x[:3])), self.above_start)]
-        if curve.values[curve.finite][0] > 0:  # some log a zero before they know a loss
-            starts.append((float(x[0]), self.above_first))
-        return next((start for start, above in starts if lowest > start + above), None)
+        starts = [(float(np.median(x[:3])), float(np.median(values[:3])), self.above_start)]
+        if values[0] > 0:  # some log a zero before they know a loss
+            starts.append((float(x[0]), float(values[0]), self.above_first))
+        return next(((start, value) for start, value, above in starts if lowest > start + above), None)
 
-    def _finding(self, curve: Curve, levels: Levels, best: int, start: int, *, critical: bool = False) -> Finding:
+    def _finding(
+        self,
+        curve: Curve,
+        levels: Levels,
+        best: int,
+        start: int,
+        *,
+        critical: bool = False,
+        left: float | None = None,
+    ) -> Finding:
+        """Return the finding; `left`: the loss at the start, where that is the level that it left."""
         finite = curve.values[curve.finite]
         broken = not np.isfinite(curve.values[-1])
         last = float(finite[-1]) if broken else _last_level(curve)
         peak = start + int(np.argmax(finite[start:]))
         # The median of its level: the lowest single point is luck, and reported elsewhere as the best.
         lowest = float(np.median(finite[best * levels.size : (best + 1) * levels.size]))
+        if left is not None:
+            lowest = left
         facts = LastingRiseFacts(
             curve.name,
             last,
@@ -304,7 +320,7 @@ class DivergenceRule(Rule):
             last_is_single=f"{last:.4g}" == f"{finite[-1]:.4g}",
             is_finite=not broken,
             best=lowest,
-            best_step=int(levels.steps[best]),
+            best_step=int(levels.steps[best] if left is None else levels.raw_steps[0]),
             threshold=math.exp(self.smallest_rise),
         )
         severity, steps = Severity.CRITICAL if critical else Severity.WARNING, levels.raw_steps

@@ -15,6 +15,11 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
+def fell_by(share: float, only: str = "") -> str:
+    """Return in words how far a loss fell, as a share of it: ``fell by 3.0%``, or ``rose by 3.0%``."""
+    return f"fell by {only}{share:.1%}" if share >= 0 else f"rose by {-share:.1%}"
+
+
 @dataclass(frozen=True, slots=True)
 class LargeUpdatesFacts(Facts):
     """Updates that stayed large while the loss hardly fell."""
@@ -29,12 +34,12 @@ class LargeUpdatesFacts(Facts):
     limit: float
     """From which share on updates are large."""
     late_fall: float
-    """How far the loss fell in that time, as a share."""
+    """How far the loss fell in that time, as a share; below zero where it rose."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
             f"update ratio about {self.update_ratio:.2g} from {unit} {step} to the end (threshold {self.limit:g} "
-            f"while {self.signal} hardly falls; it fell by {self.late_fall:.1%} in that time)."
+            f"while {self.signal} hardly falls; it {fell_by(self.late_fall)} in that time)."
         )
 
 

@@ -239,6 +239,7 @@ class PlateauRule(Rule):
     changed by less than {distance:percent}, or less than noise, from there to the end, with an error of at most
     {max_error}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is
     one below {loss_fall.LEARNT:percent} of its start.
+    A collapse to less than {mostly:exp_left} is INFO.
 
     Why it matters: the steps cost time and nothing is learnt.
 
@@ -275,6 +276,8 @@ class PlateauRule(Rule):
     """Maximum relative fall that the noise may hide."""
     steady: float = 0.1
     """Maximum movement, in nats and beyond its noise, of a plateau."""
+    lifted: float = math.log(3)
+    """Rise of the first tenth above the first value, in nats, from which that value counts as the start."""
     validated_gain: float = 0.06
     """Maximum fall of the training loss where the validation loss did not fall."""
     early_gain: float = 0.33
@@ -288,6 +291,8 @@ class PlateauRule(Rule):
 
     collapse: float = 1.5
     """Fall in nats, to less than {collapse:exp_left}, that is a collapse."""
+    mostly: float = math.log(20)
+    """Fall in nats, to less than {mostly:exp_left}, from which it is INFO: the rest may be the noise of the targets."""
     at_once: float = 0.07
     """Share of the run within which the collapse must be over."""
     distance: float = 0.01
@@ -337,11 +342,14 @@ class PlateauRule(Rule):
         noise = levels.noise * math.sqrt(levels.size)  # of a single point
         error = noise * 1.25 * math.sqrt(2 / edge)
         lowest_start = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
+        levels_seen = levels.x
+        if first - lowest_start > self.lifted + 3 * noise:  # the first updates threw the loss far above its start
+            first, levels_seen = lowest_start, levels.x[len(levels.x) // 2 :]
         from_start, gain = -_grown(last - start), -_grown(last - first)
         rest = -_grown(min(last, float(np.median(x[len(x) // 2 :]))) - first)
         allowed = self.validated_gain if validation_stuck else self.stuck_gain
         margin = self.possible_gain - self.stuck_gain
-        low, high = np.percentile(levels.x, [10, 90])
+        low, high = np.percentile(levels_seen, [10, 90])
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
         learned = max(gain, rest) >= allowed or -_grown(last - lowest_start) >= allowed + margin + noise
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
@@ -351,7 +359,8 @@ class PlateauRule(Rule):
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
             return self._finding(curve, flat, lowest_start, last, edge)
         if collapsed := self._collapsed(curve, levels):
-            return self._finding(curve, collapsed, max(float(x[0]), start), last, edge)
+            finding = self._finding(curve, collapsed, max(float(x[0]), start), last, edge)
+            return replace(finding, severity=Severity.INFO) if start - last >= self.mostly else finding
         return None
 
     def _collapsed(self, curve: Curve, levels: Levels) -> int:

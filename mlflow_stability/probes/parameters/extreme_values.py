@@ -17,7 +17,7 @@ from mlflow_stability.probes.flat_copies import flat_rows, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeFactory, StepView
-from mlflow_stability.probes.tensor_sums import largest_of, nonzeros_of, on_device, scalars, widest
+from mlflow_stability.probes.tensor_sums import as_real, largest_of, nonzeros_of, on_device, scalars, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
@@ -83,7 +83,7 @@ class WeightExtremes(OptimizerProbe):
 
     def before_step(self, view: StepView) -> None:
         held = view.layers.held(view.optimizer, view.step)
-        parameters = held.parameters(view.optimizer)
+        parameters = [as_real(parameter) for parameter in held.parameters(view.optimizer)]
         largest = scalars(parameters, largest_of)
         counts = self._counts(parameters)
         if largest is not None and counts is not None:

@@ -92,7 +92,7 @@ class LayerSamples:
         self._length = at
 
     def take(self, tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
-        """Return the matrices in single precision, with NaN for None."""
+        """Return the matrices in single precision, with NaN for None; of complex numbers their real parts."""
         with torch.no_grad():
             whole = torch.full((self._length,), torch.nan, dtype=torch.float32, device=device)
             targets: list[Tensor] = []
@@ -100,7 +100,7 @@ class LayerSamples:
             for place, tensor in zip(self._places, tensors, strict=True):
                 if tensor is not None:
                     targets.append(whole[place.begin : place.end])
-                    flat = flat_view(tensor)
+                    flat = flat_view(tensor.real if tensor.is_complex() else tensor)
                     sources.append(flat if place.stride == 1 else flat[:: place.stride])
             if targets:
                 torch_api.foreach_copy_(targets, sources, non_blocking=True)

@@ -183,4 +183,5 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
 
 
 def _can_be_measured(parameter: Tensor) -> bool:
-    return not is_split(parameter) and not is_lazy(parameter) and parameter.is_floating_point()
+    is_number = parameter.is_floating_point() or parameter.is_complex()
+    return is_number and not is_split(parameter) and not is_lazy(parameter)

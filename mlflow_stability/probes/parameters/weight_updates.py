@@ -92,8 +92,9 @@ def _buffer(state: object) -> Tensor | None:
         return None
     for name in BUFFERS:
         buffer = state.get(name)
-        if type(buffer) is Tensor and buffer.layout is torch.strided and buffer.is_floating_point():
-            return buffer
+        plain = buffer if type(buffer) is Tensor and buffer.layout is torch.strided else None
+        if plain is not None and (plain.is_floating_point() or plain.is_complex()):
+            return plain
     return None
 
 

@@ -18,6 +18,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun import version_of
 
 DEEPEST = 16
@@ -216,10 +217,14 @@ class BatchCapture(ForwardObserver):
             return
         first = args[0] if len(args) == 1 and not kwargs else None
         if type(first) is Tensor and first.layout is torch.strided and not first.is_nested:  # nearly always
+            if torch_api.is_functorch_wrapped_tensor(first):
+                return  # within `torch.func`: it cannot be used outside
             size = first.nbytes
             versions: tuple[int, ...] = (0 if first.is_inference() else first._version,)
         else:
             inputs = tensors_in(args, kwargs) if kwargs else tensors_in(args)
+            if any(map(torch_api.is_functorch_wrapped_tensor, inputs)):
+                return
             size, versions = sum(map(_bytes_of, inputs)), tuple(map(version_of, inputs))
         passes = self._passes
         if len(passes) == 1 and passes[0].step <= self.step - self.steps_kept:
@@ -237,6 +242,8 @@ class BatchCapture(ForwardObserver):
         passes.append(batch)
 
     def forward_gave(self, outputs: Any) -> None:
+        if self._open is not None and any(map(torch_api.is_functorch_wrapped_tensor, tensors_in(outputs))):
+            self.forward_failed()
         batch, self._open = self._open, None
         if batch is None:
             return

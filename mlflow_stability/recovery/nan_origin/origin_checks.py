@@ -97,7 +97,8 @@ def loss_operations(loss: Any, outputs: Sequence[tuple[str, int]]) -> tuple[str,
         if (node.name(), node._sequence_nr()) in ends:
             arrived = True
             continue
-        names.append(word_of(node.name()))
+        if not _is_whole_power(node):
+            names.append(word_of(node.name()))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -105,8 +106,16 @@ def loss_operations(loss: Any, outputs: Sequence[tuple[str, int]]) -> tuple[str,
     return tuple(dict.fromkeys(reversed(names))) if arrived else ()
 
 
+def _is_whole_power(node: Any) -> bool:
+    """Return whether a node is a square, a cube and so on, which is finite for every usual number."""
+    exponent = getattr(node, "_saved_exponent", None)
+    return isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
+
+
 def suspects(operations: Sequence[str]) -> tuple[str, ...]:
-    return tuple(operation for operation in operations if operation in BREAKING)
+    """Return the operations that can have broken a loss; last those that only large numbers break."""
+    breaking = (operation for operation in operations if operation in BREAKING)
+    return tuple(sorted(breaking, key=lambda operation: operation in ENDLESS))
 
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}

@@ -16,6 +16,7 @@ from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.reported.setup import EvaluationMode, MissingZeroGrad, UnclearedFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Text
+from mlflow_stability.vocabulary.text import Meaning
 
 COUNT, AT = 800, 60
 RISING = np.concatenate((falling(AT, first=2.3, last=0.9), np.linspace(1, 60, COUNT - AT)))
@@ -65,6 +66,17 @@ def test_the_remedy_of_a_layer_that_was_dead_in_its_first_measurement_comes_firs
 
 def test_a_layer_that_died_later_does_not_come_before_the_divergence() -> None:
     assert actions(LATE, diverged(500), DEAD_LATER)[0] is not DEAD_LATER.remedies[0].action
+
+
+def test_a_learning_rate_that_replaced_the_weights_comes_before_what_cannot_raise_a_loss() -> None:
+    losses = np.r_[0.7, 5.0, 300.0, np.full(COUNT - 3, 4e6)]
+    ratios = metric_of("update_ratio", [43.0], meaning=Meaning("update_ratio", "", is_known=True), steps=[1])
+    curves = metric_of("loss", losses), metric_of("learning_rate", np.full(COUNT, 30.0)), ratios
+    found = diagnosis_of(run_of(*curves, events=[diverged(3), FORGOTTEN]))
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_too_high"
+    first = [remedy.action for remedy in found.remedies]
+    assert first.index(Action.LOWER_LEARNING_RATE) < first.index(FORGOTTEN.remedies[0].action)
 
 
 def test_the_jump_of_the_learning_rate_long_after_a_mistake_comes_first() -> None:

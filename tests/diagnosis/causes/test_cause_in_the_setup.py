@@ -133,6 +133,14 @@ def test_steps_that_hardly_move_the_weights_are_the_cause_of_a_plateau(ratio: fl
         assert "399 steps together moved the weights by at most 0.4% of their norm" in diagnosis.cause.statement
 
 
+def test_a_high_rate_whose_steps_hardly_move_the_weights_is_not_too_high() -> None:
+    run = measured(loss=FLAT, update_ratio=np.full(COUNT, 7.5e-8), learning_rate=np.full(COUNT, 0.5))
+    diagnosis = diagnosis_of(run)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "guessing"
+    assert any("learning rate too high: 399 steps together moved" in reason for reason in diagnosis.cause.ruled_out)
+
+
 @pytest.mark.parametrize("mistake", [SOFTMAX, FORGOTTEN], ids=lambda mistake: mistake.kind)
 def test_a_divergence_is_not_put_down_to_what_only_holds_a_loss_back(mistake: Finding) -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", RISING), events=[mistake]))

@@ -86,7 +86,7 @@ def test_the_verdict_names_the_trainings_of_other_models_that_followed() -> None
         for at, name in enumerate(names)
     ]
     verdict = diagnosis_of(run_of(*trials)).verdict
-    assert "fell from 4.157 to 1.008 in 100 steps, the first of 3 trainings; the last: " in verdict
+    assert "fell from 4.157 to 1.008 in 100 steps; the last of 3 trainings: " in verdict
     assert verdict.endswith("in 100 steps; no warnings.")
     beside = [metric_of(name, falling(100, seed=at)) for at, name in enumerate(names)]
     assert "trainings" not in diagnosis_of(run_of(*beside)).verdict

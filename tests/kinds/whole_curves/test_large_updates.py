@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesRule
+from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts, LargeUpdatesRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import Meaning
@@ -81,3 +81,9 @@ def test_updates_that_clipping_bounds_are_information(clipped: float, move: floa
     )
     (finding,) = found_in(run_of(*history.metrics, *more))
     assert finding.severity is severity
+
+
+def test_a_loss_that_rose_meanwhile_did_not_fall_by_a_negative_share() -> None:
+    assert "while loss hardly falls; it rose by 268.6% in that time" in LargeUpdatesFacts(
+        "loss", 0.11, 0.02, -2.686
+    ).sentence(59)

@@ -68,3 +68,9 @@ def test_a_loss_that_rose_within_its_noise_is_not_called_healthy() -> None:
 def test_a_verdict_of_a_loss_that_hardly_moved_does_not_say_that_it_rose() -> None:
     losses = 0.69 * np.linspace(1, 1.04, 300) * np.exp(np.random.default_rng(0).normal(0, 0.1, 300))
     assert "loss (noisy) stayed between about 0.682 and 0.693 for" in diagnosis_of(run_named(loss=losses)).verdict
+
+
+def test_the_best_level_that_is_named_is_below_the_end() -> None:
+    losses = np.r_[0.0752, 0.18 * np.exp(np.random.default_rng(0).normal(0, 0.03, 299))]
+    (found,) = DivergenceRule().find(run_curves(run_named(loss=losses)))
+    assert "times its best level of 0.0752 at step 0" in found.message

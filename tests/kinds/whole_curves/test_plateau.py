@@ -15,7 +15,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.kinds.progress.no_progress import FrozenRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
-from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 Floats = NDArray[np.float64]
 
@@ -124,3 +124,19 @@ def test_a_short_run_that_ended_in_its_warm_up_is_no_plateau_and_a_long_one_is()
     assert PlateauRule().find(run_curves(run_named(**run | {"learning_rate": rising[::-1]})))
     long = {name: np.repeat(values, 5) for name, values in run.items()}
     assert PlateauRule().find(run_curves(run_named(**long)))
+
+
+@pytest.mark.parametrize(("floor", "severity"), [(0.1, Severity.WARNING), (0.03, Severity.INFO)])
+def test_a_loss_that_fell_to_less_than_a_twentieth_at_once_is_only_mentioned(floor: float, severity: Severity) -> None:
+    losses = (floor + 0.85 * np.exp(-np.arange(900) / 8)) * np.exp(np.random.default_rng(0).normal(0, 0.003, 900))
+    (found,) = PlateauRule().find(run_curves(run_of(metric_of("loss", losses))))
+    assert found.severity is severity
+
+
+def test_a_loss_that_blew_up_at_once_and_came_back_to_its_start_has_learned_nothing() -> None:
+    thrown = noisy(20.0 + 2000.0 * np.exp(-np.arange(400) / 12), 0.2)
+    thrown[0], thrown[120:] = 20.05, noisy(np.full(280, 19.97), 0.001)
+    (episode,) = found(thrown)
+    assert "fell by only 0.4%" in episode.message
+    thrown[300:] = 10.0
+    assert not found(thrown)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, Adagrad, AdamW, Muon, Optimizer
 
-from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
+from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
+from mlflow_stability.probes.parameters.layer_norms import LayerNorms
+from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
 from mlflow_stability.probes.probe import StepView
 
 Weights = dict[int, Tensor]
@@ -67,6 +69,32 @@ def test_the_update_of_a_single_small_tensor_is_its_real_change() -> None:
         assert wanted["update_norm"] > 0
         must_be(row, {key: wanted[key] for key in row})
         assert {"update_norm", "update_ratio"} <= set(row)
+
+
+def test_complex_weights_count_as_real_ones() -> None:
+    model = nn.Linear(4, 1)
+    spectrum = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+    model.register_parameter("spectrum", spectrum)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    probes = [WeightUpdates(1, 100), LayerNorms(1, 100), MomentumNorm(1, 100), WeightExtremes(1), GradientExtremes(1)]
+    measured = Measured([optimizer], probes)
+    (model(torch.randn(8, 4)).square().mean() + spectrum.abs().square().sum()).backward()
+    before = {id(each): each.detach().clone() for each in model.parameters()}
+    optimizer.step()
+    after = list(model.parameters())
+    moved, size = (
+        math.hypot(*(float((each.detach() - before[id(each)]).norm()) for each in after)),
+        math.hypot(*(float(each.norm()) for each in before.values())),
+    )
+    row = measured.end()
+    assert row["update_norm"] == pytest.approx(moved, rel=1e-5)
+    assert row["update_ratio"] == pytest.approx(moved / size, rel=1e-5)
+    assert row["param_norm"] == pytest.approx(size, rel=1e-5)
+    momentum = math.hypot(*(float(optimizer.state[each]["exp_avg"].norm()) for each in after))
+    assert row["momentum_norm"] == pytest.approx(momentum, rel=1e-5)
+    reals = [torch.view_as_real(each) if each.is_complex() else each for each in before.values()]
+    assert row["param_max"] == pytest.approx(max(float(each.abs().max()) for each in reals))
+    assert math.isfinite(row["grad_max"])
 
 
 def test_a_closure_may_be_evaluated_many_times() -> None:

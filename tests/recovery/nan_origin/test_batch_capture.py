@@ -122,6 +122,22 @@ def test_a_batch_that_is_too_large_is_not_held() -> None:
     assert capture.too_large == 0
 
 
+def test_a_pass_within_a_function_transform_is_not_held() -> None:
+    model = nn.Linear(3, 2)
+    capture, _ = listening(model)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(model, weights, (row,)).square().sum()
+        return found
+
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(4, 3))
+    torch.func.grad(loss)(weights, torch.randn(3))
+    assert capture.passes(0) == ()
+    model(torch.randn(4, 3))
+    assert len(capture.passes(0)) == 1
+
+
 def test_a_pass_that_raised_is_not_held() -> None:
     model = Reader()
     capture, _ = listening(model)

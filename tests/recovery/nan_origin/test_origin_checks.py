@@ -10,7 +10,7 @@ from torch import Tensor
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
-from mlflow_stability.recovery.nan_origin.origin_checks import origin_event, overflowed
+from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, origin_event, overflowed, suspects
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 SMALL, ZERO = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])
@@ -121,3 +121,20 @@ def test_of_a_loss_function_each_operation_that_can_do_it_is_named() -> None:
         Action.USE_LOG_SOFTMAX,
         Action.KEEP_DIVISOR_FROM_ZERO,
     ]
+
+
+def suspects_of(do: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
+    output = torch.ones(3, requires_grad=True) * 2
+    node = output.grad_fn
+    assert node is not None
+    return suspects(loss_operations(do(output).grad_fn, [(node.name(), node._sequence_nr())]))
+
+
+def test_a_square_does_not_break_a_loss_and_a_root_may() -> None:
+    assert suspects_of(lambda output: ((output - 1) ** 2 / torch.zeros(3)).mean()) == ("div",)
+    assert suspects_of(lambda output: ((output - 1) ** 0.5).mean()) == ("pow",)
+    assert suspects_of(lambda output: ((output - 1) ** -2).mean()) == ("pow",)
+
+
+def test_what_only_large_numbers_break_is_named_last() -> None:
+    assert suspects_of(lambda output: (1 - torch.exp(-output)).log().mean()) == ("log", "exp")
