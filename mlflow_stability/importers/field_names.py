@@ -19,9 +19,12 @@ _STEPS = (
     ("total steps",),
     ("batch", "batch idx", "batch id", "minibatch", "mini batch", "batches", "s"),
 )
+BATCH_RANK = len(_STEPS) - 1
+"""That of the least certain names: a batch may be its size."""
 _STEP_RANKS = {name: rank for rank, names in enumerate(_STEPS) for name in names}
 _EPOCHS = frozenset(
-    {"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx", "end of epoch"} | {"轮次", "轮数", "周期"}
+    {"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx", "end of epoch"}
+    | {"epoca", "época", "epoque", "époque", "epoche", "轮次", "轮数", "周期"}
 )
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
 _IGNORED_WORDS = frozenset(

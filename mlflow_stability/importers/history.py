@@ -193,7 +193,8 @@ class Clock:
         if not self.recounted:
             numbers = np.where(np.isfinite(own) & (np.abs(own) <= _MAX_STEP), np.round(own), numbers)
         steps = numbers.astype(np.int64)
-        if len(steps) > 2 and steps[-1] == 0 < steps[-2] and attempts[-1] == attempts[-2]:
+        same_attempt = len(steps) > 2 and attempts[-1] == attempts[-2]
+        if same_attempt and steps[-1] == 0 < steps[-2] and not _ends_as_it_began(column):
             steps[-1] = int(self.steps.max())  # the last value, logged without a step
         return steps, attempts
 
@@ -227,6 +228,12 @@ def clock_of(columns: Mapping[str, Column], main: Column, totals: Iterable[int] 
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])
     return Clock(rows, main=main_rows, begins=begins, averaged=averaged, **counted._asdict())
+
+
+def _ends_as_it_began(column: Column) -> bool:
+    """Whether the last value is that of an untrained model: nearer to the first value than to those before it."""
+    values = np.frombuffer(column.values, np.float64)
+    return bool(abs(values[-1] - values[0]) < abs(values[-1] - values[-2]))
 
 
 def _is_constant(steps: _Floats) -> bool:

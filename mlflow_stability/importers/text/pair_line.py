@@ -10,7 +10,7 @@ import math
 import re
 from functools import lru_cache
 
-from mlflow_stability.importers.field_names import is_epoch, step_rank
+from mlflow_stability.importers.field_names import BATCH_RANK, is_epoch, step_rank
 from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TOTAL, LineParts, number_of
 from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
@@ -40,6 +40,8 @@ _STEP_AND_TOTAL = tuple(
 )
 _COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}  # units of a count of steps: `step 5k/1.2M`
 _ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)
+_MAY_BE_TIMES = frozenset({"cost", "costs", "train cost", "val cost", "test cost"})
+_TIME_UNIT = re.compile(r" ?(?:ms|s|secs?|seconds?|mins?|minutes?|hours?)\b")
 _NO_NAMES = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
 """Words before a name that are no part of it: a logger's level, the value of another name."""
 _MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
@@ -59,7 +61,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         return None
     line = line[:MAX_CHARACTERS]
     read, parts = LogLine(form="text"), LineParts(line)
-    end, rank = 0, 99
+    end, counters = 0, []
     for match in _PAIR.finditer(line):
         between, begin, end = line[end : match.start()], end, match.end()
         name = _name(between, match["mark"])
@@ -73,17 +75,13 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
             read.epoch = number
             parts.number(match.span("number"), EPOCH)
         elif own_rank >= 0:
-            if own_rank < rank and number >= 0:
-                read.step, read.total, rank = number, math.nan, own_rank
-                parts.number(match.span("number"), STEP)
-                _read_total(read, match, "of", parts)
-                _scale_counts(read, match, parts)
-        elif match["of"] is None:
+            if number >= 0:
+                counters.append((own_rank, match))
+        elif match["of"] is None and not (name.lower() in _MAY_BE_TIMES and _TIME_UNIT.match(line, end)):
             read.values[name] = number
             parts.number(match.span("number"), name)
         parts.name((start, start + len(name)))
-    if "[" in line or "/" in line:
-        _read_brackets(line, read, parts)
+    _read_counters(line, read, parts, counters)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
     held_out = held_out_in(read.label)  # `Test set: loss: 0.04`
@@ -93,10 +91,25 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
     return read, parts
 
 
-def _read_brackets(line: str, read: LogLine, parts: LineParts) -> None:
-    """Read epoch and step in brackets, unless the line names its step."""
-    if read.has_step:
+def _read_counters(line: str, read: LogLine, parts: LineParts, counters: list[tuple[int, re.Match[str]]]) -> None:
+    """Read the step that the line names, or the one in its brackets."""
+    rank, step = min(counters, key=lambda counter: counter[0], default=(BATCH_RANK, None))
+    if rank == BATCH_RANK and (step is None or step["of"] is None) and ("[" in line or "/" in line):
+        _read_brackets(line, read, parts)  # `[500/50000] … batch 16` ends with the size of a batch
+    if step is None or read.has_step:
         return
+    read.step = number_of(step["number"])
+    parts.number(step.span("number"), STEP)
+    _read_total(read, step, "of", parts)
+    _scale_counts(read, step, parts)
+    first = counters[0][1]
+    if first is not step and step["of"] and not first["of"] and read.epoch != read.epoch:
+        read.epoch = number_of(first["number"])  # `iteration:2 step:13/1687`
+        parts.number(first.span("number"), EPOCH)
+
+
+def _read_brackets(line: str, read: LogLine, parts: LineParts) -> None:
+    """Read epoch and step in brackets."""
     both = _EPOCH_AND_STEP.search(line)
     if both is not None:
         read.epoch, read.step = float(both["epoch"]), float(both["step"])

@@ -264,8 +264,8 @@ class DivergenceRule(Rule):
         return min(self.smallest_rise_in_spreads, max(1.0, self.smallest_share_of_fall * fallen))
 
     def _noise(self, levels: Levels, best: int) -> float:
-        """Return the larger noise of the whole curve and of the part since its best level."""
-        since = levels.x[best:]
+        """Return the larger noise of the whole curve and of the part since its best level, ten levels at least."""
+        since = levels.x[min(best, max(0, len(levels) - 10)) :]
         noise = max(levels.noise, level_noise(since)) if len(since) >= 10 else levels.noise
         return noise * (1 + self.unsure / len(levels))
 

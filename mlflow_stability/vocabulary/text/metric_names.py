@@ -23,7 +23,7 @@ HELD_OUT = word_set(
 """Words for data that are not trained on."""
 TESTS = word_set("test testing tst te 测试 測試 teste")
 """Words for test data: used only where there is no validation of the same loss."""
-LOSSES = word_set("loss losses 损失 損失 perda pérdida perte verlust")
+LOSSES = word_set("loss losses 损失 損失 손실 perda pérdida perdua pèrdua perdita perte verlust verlies")
 LIKEST = ("objective", "cost", "nll", "ce", "xent", "crossentropy", "bce", "bpb", "bpc", "bpd", "mse", "rmse", "mae")
 LOSS_LIKE = frozenset(LIKEST)  # what is optimised in a run that logs nothing called a loss, most likely first
 ERRORS = ("perplexity", "ppl", "error", "err")

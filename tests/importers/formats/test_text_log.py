@@ -69,11 +69,17 @@ def test_several_runs_in_one_file_are_several_attempts(tmp_path: Path) -> None:
 def test_a_final_test_at_step_0_is_no_restart(tmp_path: Path) -> None:
     log = (
         "".join(f"step {n} loss {9 / n:.2f} val_loss {8 / n:.2f}\n" for n in range(100, 1300, 100))
-        + "step 0 val_loss 0.1\n"
+        + "step 0 val_loss 0.02\n"
     )
     run = history(tmp_path, log)
     assert metric(run, "loss").series.attempts.max() == 0
-    assert curve(run, "val_loss")[-1] == (1200, 0.1)
+    assert curve(run, "val_loss")[-1] == (1200, 0.02)
+
+
+def test_a_last_value_of_an_untrained_model_at_step_0_is_not_the_end(tmp_path: Path) -> None:
+    log = "".join(f"step {n} loss {9 / (n + 1):.2f} val_loss {8 / (n + 1):.2f}\n" for n in range(12))
+    run = history(tmp_path, f"{log}step 0 val_loss 8.1\n")
+    assert curve(run, "val_loss")[-1] == (11, 0.67)
 
 
 def test_a_table_of_keys_and_values_is_a_row(tmp_path: Path) -> None:

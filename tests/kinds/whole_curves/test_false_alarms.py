@@ -80,6 +80,14 @@ def test_noise_with_rare_outliers_rarely_gives_a_warning() -> None:
     assert max(loud) < Severity.CRITICAL
 
 
+def test_noise_that_begins_when_a_loss_begins_to_fall_is_no_divergence() -> None:
+    spread, fall = np.repeat([0.01, 0.1], [30, 27]), np.interp(np.arange(57), [30, 57], [0.0, 0.2])
+    for seed in range(60):
+        losses = 0.69 * np.exp(np.random.default_rng(seed).normal(0, spread) - fall)
+        diagnosis = diagnosis_of(run_of(metric_of("train/loss_step", losses)))
+        assert [finding.kind for finding in diagnosis.findings if finding.kind == "divergence"] == [], seed
+
+
 @pytest.mark.parametrize("name", [name for name, (_, wanted, _) in PEERS.items() if wanted])
 def test_a_problem_is_found_once_and_where_it_began(name: str) -> None:
     maker, wanted, onset = PEERS[name]
