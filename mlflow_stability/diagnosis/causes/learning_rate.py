@@ -197,8 +197,13 @@ def _fell_early(context: EpisodeContext, rates: list[Curve]) -> CheckResult | No
     for rate in rates:
         values, steps = rate.values[rate.finite], rate.steps[rate.finite]
         high = np.flatnonzero(values > LIMITS.almost_nothing * values.max())
-        after = min(int(high[-1]) + 1 if len(high) else 0, len(steps) - 1)
-        if steps[-1] - steps[after] < LIMITS.low_share * (context.episode.end - context.episode.start):
+        after = int(high[-1]) + 1 if len(high) else 0
+        was_high = 2 * len(high) > after  # and not for one step, as at a jump
+        if (
+            after == len(steps)
+            or not was_high
+            or steps[-1] - steps[after] < LIMITS.low_share * (context.episode.end - context.episode.start)
+        ):
             return None
         falls.append((int(steps[after]), float(values.max())))
     step, top = max(falls)
