@@ -389,7 +389,7 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
 
 
 def _fell_afterwards(context: EpisodeContext, rate: Curve, now: float) -> tuple[float, float] | None:
-    """Return from where to where the loss fell at the same rate, which is none that a rollback has lowered."""
+    """Return from where to where the loss fell at the same rate, if it was not lowered by a rollback."""
     later = rate.steps[(rate.steps > context.episode.start) & (rate.values >= LIMITS.tolerated * now)]
     if (loss := context.loss) is None:
         return None
