@@ -2,18 +2,15 @@
 
 Hooks are removed before torch enters a compiled region, compiles or traces, so that they never enter compiled code or
 its guards. `torch.compile` asks dynamo at each call, before anything else: that call is patched. Compiled modules have
-marks of their own; compiled functions are found by the names in the `forward` of each module. Others are detected when
-they run, and remembered. Nothing of the script is called.
+marks of their own; compiled functions are detected when they run, and remembered. Nothing of the script is called.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch.nn import Module
@@ -26,12 +23,10 @@ from mlflow_stability.probes.module_names import WRAPPERS
 _REGION = "set_eval_frame"
 _COMPILING = ("compile", "dynamo_optimize")
 _TRACING = ("make_traced_module", "function_from_trace", "function_from_trace_with_dict", "graph_by_tracing")
-MAX_FUNCTIONS = 5_000  # functions of a model that are followed
 FRAMES_PER_MODULE = 8
 """Frames of Python that a level of modules may take: three are torch's, hooks add one, checkpointing four."""
 FREE_FRAMES = 150
 """Frames left for what is called inside the innermost module, by the script, by torch and by us."""
-_FLEX = "torch.nn.attention.flex_attention"
 
 OnCompiled = Callable[[bool], None]  # called with True for the compiler, False for a trace
 
@@ -98,7 +93,7 @@ def ran_compiled(model: Module) -> None:
 
 
 def compiled(model: Module) -> str:
-    """Return which parts of a model are compiled: ``whole``, ``in part``, ``functions only`` or ``no``."""
+    """Return which parts of a model are compiled, as far as known: ``whole``, ``in part`` or ``no``."""
     inner = model
     while True:
         if _is_compiled_module(inner):
@@ -108,101 +103,13 @@ def compiled(model: Module) -> str:
         if wrapped is None:
             break
         inner = wrapped
-    if any(map(_is_compiled_module, Module.modules(inner))):
-        return "in part"
-    return "functions only" if model in _ran_compiled or _names_compiled_function(inner) else "no"
+    return "in part" if model in _ran_compiled or any(map(_is_compiled_module, Module.modules(inner))) else "no"
 
 
 def _is_compiled_module(module: Module) -> bool:
     if vars(module).get("_compiled_call_impl") is not None:
         return True
     return any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
-
-
-def _is_compiled_function(function: FunctionType) -> bool:
-    """Whether `torch.compile` returned it, or it compiles itself; disabled functions are not compiled."""
-    marks = vars(function)
-    if "_torchdynamo_orig_callable" in marks:
-        return not marks.get("_torchdynamo_disable")
-    return function.__module__ == _FLEX and function.__name__ == "flex_attention"
-
-
-def _names_compiled_function(root: Module) -> bool:
-    if not torch_api.is_dynamo_loaded():
-        return False
-    modules = list(Module.modules(root))
-    methods = _methods_of({kind: None for module in modules for kind in type(module).__mro__})
-    waiting: deque[Any] = deque(methods.get("forward", ()))
-    waiting += [value for module in modules for value in vars(module).values()]
-    visited: set[int] = set()
-    named = {"forward"}
-    while waiting and len(visited) < MAX_FUNCTIONS:
-        for function in _functions_in(waiting.popleft()):
-            if id(function) in visited:
-                continue
-            visited.add(id(function))
-            if _is_compiled_function(function):
-                return True
-            if not _is_of_torch(function):
-                waiting += _named_by(function)
-                for name in _names_in(function.__code__) - named:
-                    named.add(name)
-                    waiting += methods.get(name, ())
-    return False
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """Names of variables and attributes in a function, and in those that are defined in it."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*map(_names_in, inner))
-
-
-def _methods_of(kinds: Iterable[type]) -> dict[str, list[Any]]:
-    """Methods by name, of all classes outside of torch."""
-    methods: dict[str, list[Any]] = {}
-    for kind in kinds:
-        if kind is not object and not kind.__module__.startswith("torch."):
-            for name, value in list(vars(kind).items()):
-                methods.setdefault(name, []).append(value)
-    return methods
-
-
-def _named_by(function: FunctionType) -> Iterator[Any]:
-    """Values that it names in its Python module and in modules imported there, and values of its closure."""
-    names = _names_in(function.__code__)
-    inside = function.__globals__
-    for value in [inside[name] for name in names & inside.keys()]:
-        if isinstance(value, ModuleType):
-            if not value.__name__.startswith("torch"):
-                yield from [vars(value)[name] for name in names & vars(value).keys()]
-        else:
-            yield value
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-
-
-def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """The functions in a value: itself, or behind a method, property, partial or collection."""
-    kind = type(value)
-    if kind is FunctionType:
-        yield value
-    elif kind is MethodType or kind in (staticmethod, classmethod):
-        yield from _functions_in(value.__func__)
-    elif kind is functools.partial:
-        yield from _functions_in(value.func)
-    elif kind is property:
-        yield from [function for function in (value.fget, value.fset) if type(function) is FunctionType]
-    elif kind in (list, tuple):
-        yield from [item for item in value[:MAX_FUNCTIONS] if type(item) is FunctionType]
-    elif kind is dict:
-        yield from [item for item in list(value.values()) if type(item) is FunctionType]
-
-
-def _is_of_torch(function: FunctionType) -> bool:
-    return str(function.__module__).partition(".")[0] == "torch"
 
 
 def too_deep(root: Module) -> bool:

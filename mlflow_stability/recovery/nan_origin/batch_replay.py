@@ -101,7 +101,8 @@ def replay_batch(
         return Replay("cannot tell", f"The batch could not be run again ({why}).", None)
     if replay.conclusion != "hardware":
         return replay
-    eager = NOT_COMPILED if compiled(root) != "no" else ""
+    # A compiled function in it may not be known yet.
+    eager = NOT_COMPILED if compiled(root) != "no" or torch_api.has_compiled() else ""
     doubt = MOVED_ON if drawn or written.moved else eager
     if not doubt:
         return replay
