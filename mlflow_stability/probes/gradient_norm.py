@@ -57,6 +57,15 @@ def is_split(parameter: Tensor) -> bool:
     return False
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a `DTensor`; any other tensor as it is."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is None and hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            local = tensor.to_local()
+    return tensor if local is None else local
+
+
 def world_size() -> int:
     """Return the number of processes of `torch.distributed`; 1 without it."""
     group = torch.distributed

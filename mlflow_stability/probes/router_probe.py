@@ -176,7 +176,7 @@ class RouterProbe(SampledForwardProbe):
         self._root = weakref.ref(root)
         self._seen = [_Seen(group) for group in groups]
         for seen in self._seen:
-            self._hook(hooks, seen)
+            _observe(seen, hooks)
 
     def close(self, whole: bool) -> None:
         self.stop()
@@ -202,23 +202,21 @@ class RouterProbe(SampledForwardProbe):
     def finish(self) -> None:
         self._measured.clear()
 
-    def _hook(self, hooks: PassHooks, seen: _Seen) -> None:
-        def put_out(module: Module, _args: tuple[Any, ...], output: Any) -> None:
-            if self._alive():
-                with untracked():
-                    _take_output(seen, module, output)
 
-        def called(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if self._alive():
-                with untracked():
-                    _take_call(seen, module, args, kwargs)
+def _observe(seen: _Seen, hooks: PassHooks) -> None:
+    def put_out(module: Module, _args: tuple[Any, ...], output: Any) -> None:
+        with untracked():
+            _take_output(seen, module, output)
 
-        put_out, called = self._guard(self.part, put_out), self._guard(self.part, called)
-        routers = [module for candidate in seen.group.candidates for module in (candidate.module, *candidate.around)]
-        for module in dict.fromkeys(routers):
-            hooks.after(module, put_out)
-        for module in (*seen.group.called, *([seen.group.stacked] if seen.group.stacked is not None else [])):
-            hooks.before(module, called)
+    def called(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        with untracked():
+            _take_call(seen, module, args, kwargs)
+
+    routers = [module for candidate in seen.group.candidates for module in (candidate.module, *candidate.around)]
+    for module in dict.fromkeys(routers):
+        hooks.after(module, put_out)
+    for module in (*seen.group.called, *([seen.group.stacked] if seen.group.stacked is not None else [])):
+        hooks.before(module, called)
 
 
 def _block(router: _Measured, with_shares: bool) -> Block:

@@ -60,30 +60,29 @@ class WatchedModules:
 
 
 class PassHooks:
-    """The functions of one probe in one forward pass: nothing runs any more after `remove`.
+    """The functions of one probe in one forward pass: none runs after the pass, or after `remove`.
 
-    Modules and their hook tables stay as they are. The functions must not raise.
+    Modules and their hook tables stay as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard, part: str, alive: Callable[[], bool]) -> None:
+        self._guard, self._part = guard, part
+        self.is_on = alive  # refers to the frame of the pass: not kept beyond it
         self._watched: list[WatchedCalls] = []
 
     def before(self, module: Module, body: Before) -> None:
         """Run `body(module, args, kwargs)` before each call of a module."""
-        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, before=body)))
+        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, before=self._guard(self._part, body))))
 
     def after(self, module: Module, body: After) -> None:
         """Run `body(module, args, output)` after each call of a module."""
-        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, after=body)))
+        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, after=self._guard(self._part, body))))
 
     def remove(self) -> None:
+        self.is_on = _over
         while self._watched:
             self._watched[-1].remove()  # first, because Ctrl-C may come in between
             del self._watched[-1:]
-
-    @property
-    def is_on(self) -> bool:
-        return bool(self._watched)
 
 
 def _nothing(*_: object) -> None: ...
@@ -94,26 +93,31 @@ class _Hook:
         self._hooks, self._before, self._after = hooks, before, after
 
     def call_began(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._hooks.is_on:
+        if self._hooks.is_on():
             self._before(module, args, kwargs)
 
     def call_ended(self, module: Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._hooks.is_on:
+        if self._hooks.is_on():
             self._after(module, args, output)
 
     def call_failed(self, module: Module) -> None:
         """The probe that opened the pass closes it."""
 
 
+def _over() -> bool:
+    return False
+
+
 class SampledForwardProbe:
     """Probe that observes modules in the tenth step of a model and in every `every`-th one."""
+
+    part: str
 
     def __init__(self, guard: Guard, every: int, models: Callable[[], Sequence[Module]]) -> None:
         self.every = every
         self._guard = guard
         self._modules = WatchedModules(models)
         self._hooks: PassHooks | None = None
-        self._alive: Callable[[], bool] = _over  # refers to the frame of the pass: not kept beyond it
 
     def due(self, own_step: int) -> bool:
         return own_step == FIRST_STEP or own_step % self.every == 0
@@ -122,16 +126,11 @@ class SampledForwardProbe:
         return next_sampled_step(own_step, FIRST_STEP, self.every)
 
     def observe(self, alive: Callable[[], bool]) -> PassHooks:
-        hooks = PassHooks()
-        self._hooks, self._alive = hooks, alive
-        return hooks
+        self._hooks = PassHooks(self._guard, self.part, alive)
+        return self._hooks
 
     def stop(self) -> None:
         """Remove the hooks and forget the pass."""
         if self._hooks is not None:
             self._hooks.remove()
-            self._hooks, self._alive = None, _over
-
-
-def _over() -> bool:
-    return False
+            self._hooks = None

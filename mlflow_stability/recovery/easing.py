@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_discovery import state_of
-from mlflow_stability.recovery.skipping.broken_step import local_part
 
 Rate = float | Tensor
 

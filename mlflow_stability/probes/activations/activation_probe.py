@@ -73,10 +73,9 @@ class ActivationProbe(SampledForwardProbe):
         chosen = [(name, module, kind) for name, module in modules if (kind := _kind_of_measured(module))]
         chosen = chosen[:: -(-len(chosen) // MAX_MODULES) or 1]
         self._quota = max(min(MAX_SAMPLE, MAX_SAMPLES_TOGETHER // max(len(chosen), 1)), 1)
-        measure = self._guard(self.part, self._take)
         for name, module, kind in chosen:
             self._names[id(module)] = name, kind
-            hooks.after(module, measure)
+            hooks.after(module, self._take)
 
     def close(self, whole: bool) -> None:
         self.stop()
@@ -99,7 +98,7 @@ class ActivationProbe(SampledForwardProbe):
 
     def _take(self, module: Module, _args: tuple[Any, ...], output: Any) -> None:
         name, kind = self._names.get(id(module), ("", None))
-        if kind is None or name in self._samples or not self._alive():
+        if kind is None or name in self._samples:
             return
         with untracked():
             sample = sample_of_output(output, kind, self._axes, self._quota)
@@ -168,12 +167,11 @@ class InputProbe(SampledForwardProbe):
         hooks = self.observe(alive)
         self._is_embedded = self._is_normalised = False
         self._row, self._calls = None, 0
-        look = self._guard(self.part, self._take)
         for name, module in self._modules.inside(root):
             owns = any(parameter is not None for parameter in module._parameters.values())
             if owns or isinstance(module, NORMS):
                 self._names[id(module)] = name
-                hooks.before(module, look)
+                hooks.before(module, self._take)
 
     def close(self, whole: bool) -> None:
         self.stop()
@@ -191,7 +189,7 @@ class InputProbe(SampledForwardProbe):
 
     def _take(self, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         name = self._names.get(id(module))
-        if name is None or not self._alive():
+        if name is None:
             return
         if isinstance(module, EMBEDDINGS) and not self._calls:
             self._is_embedded = True

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.gradient_norm import dense_gradients
+from mlflow_stability.probes.gradient_norm import dense_gradients, local_part
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
@@ -108,9 +108,8 @@ def _squares(
     forces = weights.new_zeros(len(weights)) if forces is None else forces.to(weights.device, non_blocking=True)
     if view.unscale is not None:
         forces = forces / view.unscale.to(forces, non_blocking=True).square()
-    rate = _rates(view.optimizer, held, forces)
-    moves = forces * rate.square() if rate is not None else torch.full_like(forces, torch.nan)
-    return torch.stack((weights, forces, moves))
+    rates = rates_by_parameter(view.optimizer, held.groups, forces)
+    return torch.stack((weights, forces, forces * rates.square()))
 
 
 def _one_rate(optimizer: Optimizer) -> float | Tensor | None:
@@ -141,17 +140,18 @@ def _over(norms: Tensor, weights: Tensor) -> Tensor:
     return torch.where(weights > 0, norms / weights, torch.nan)
 
 
-def _rates(optimizer: Optimizer, held: HeldLayers, like: Tensor) -> Tensor | None:
-    rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
-    if any(rate is None for rate in rates):
-        return None
+def rates_by_parameter(optimizer: Optimizer, groups: Sequence[int], like: Tensor) -> Tensor:
+    """Return the learning rate of each parameter, by its group; NaN where a group has none."""
+    rates: list[Any] = [group.get("lr", nan) for group in optimizer.param_groups]
     if not any(isinstance(rate, Tensor) for rate in rates):
-        return on_device([rates[group] for group in held.groups], like.device, like.dtype)
+        return on_device([rates[group] for group in groups], like.device, like.dtype)
     row = [
-        rate.detach().reshape(()).to(like, non_blocking=True) if isinstance(rate, Tensor) else like.new_full((), rate)
+        local_part(rate.detach()).reshape(()).to(like, non_blocking=True)
+        if isinstance(rate, Tensor)
+        else like.new_full((), rate)
         for rate in rates
     ]
-    return torch.stack(row)[on_device(held.groups, like.device, torch.long)]
+    return torch.stack(row)[on_device(groups, like.device, torch.long)]
 
 
 PROBES: tuple[ProbeFactory, ...] = (lambda context: LayerNorms(NORMS_EVERY, context.layers),)

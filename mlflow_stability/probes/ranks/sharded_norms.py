@@ -20,14 +20,15 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_copies, share_out
-from mlflow_stability.probes.gradient_norm import parameters_of, total_norm
+from mlflow_stability.probes.gradient_norm import local_part, parameters_of, total_norm
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_discovery import holder_of_state, models_of, state_of
 from mlflow_stability.probes.module_names import owners_of_parameters
+from mlflow_stability.probes.parameters.layer_norms import rates_by_parameter
 from mlflow_stability.probes.parameters.layers import LayerLayout
 from mlflow_stability.probes.parameters.weight_updates import BUFFERS, UpdateChunks
 from mlflow_stability.probes.ranks.rank_row import Layout
-from mlflow_stability.probes.ranks.shards import TrainingRanks, local_part
+from mlflow_stability.probes.ranks.shards import TrainingRanks
 from mlflow_stability.probes.tensor_sums import on_device, squares
 
 # Values of gradients that are still to be summed over processes; more are not sent.
@@ -154,7 +155,7 @@ class SplitLayerNorms:
                 return
             shares = held.shares.to(weights.device)
             forces = self._gradients(parameters, weights, unscale)
-            rates = _rates(optimizer, held, weights)
+            rates = rates_by_parameter(optimizer, held.groups, weights)
             self._add("norms", torch.stack((weights * shares, forces, forces * rates.square())))
             if updates and held.chunks is not None:
                 pieces = [piece.of(local) for piece in held.chunks.now]
@@ -276,20 +277,6 @@ def _largest_local_shape(parameter: Any) -> tuple[int, ...]:
             if placement.is_shard():
                 shape[placement.dim] = ceil(shape[placement.dim] / mesh.size(dimension))
     return tuple(shape)
-
-
-def _rates(optimizer: Optimizer, held: _Held, like: Tensor) -> Tensor:
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    if not any(isinstance(rate, Tensor) for rate in rates):
-        numbers = [torch.nan if rate is None else float(rate) for rate in rates]
-        return on_device([numbers[group] for group in held.groups], like.device, like.dtype)
-    row = [
-        local_part(rate.detach()).reshape(()).to(like)
-        if isinstance(rate, Tensor)
-        else like.new_full((), torch.nan if rate is None else rate)
-        for rate in rates
-    ]
-    return torch.stack(row)[on_device(held.groups, like.device, torch.long)]
 
 
 def _buffer(state: object) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.gradient_norm import is_of_one_rank, is_split, parameters_of, world_size
+from mlflow_stability.probes.gradient_norm import is_of_one_rank, is_split, local_part, parameters_of, world_size
 from mlflow_stability.probes.model_discovery import living, models_of
 from mlflow_stability.probes.step.readback import values_on_host
 
@@ -67,15 +67,6 @@ class MicroBatches:
 
 
 FSDP1 = "FullyShardedDataParallel"
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a `DTensor`; any other tensor as it is."""
-    local = getattr(tensor, "_local_tensor", None)
-    if local is None and hasattr(tensor, "to_local"):
-        with torch.no_grad():
-            local = tensor.to_local()
-    return tensor if local is None else local
 
 
 def whole_scalar(tensor: Tensor) -> Tensor | None:

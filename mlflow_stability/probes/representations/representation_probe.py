@@ -55,7 +55,6 @@ class RepresentationPass:
         named: Set[str],
         codes: Mapping[str, bool],
         everywhere: bool,
-        alive: Callable[[], bool],
     ) -> None:
         self.learnt: dict[str, bool] = {}  # whether a module puts out codes
         self.flags: dict[str, Tensor] = {}  # the same, where it is known on the device only
@@ -63,7 +62,6 @@ class RepresentationPass:
         self._named = named
         self._codes = codes
         self._everywhere = everywhere
-        self._alive = alive
         self._names = {id(module): name for name, module in places.items()}
         self._seen: set[str] = set()
         self._outputs: dict[str, weakref.ref[Tensor]] = {}  # of modules that are measured or may be
@@ -82,7 +80,7 @@ class RepresentationPass:
     def take(self, module: Module, args: tuple[Any, ...], output: Any) -> None:
         """Run after each call of such a module; the first call counts."""
         name = self._names.get(id(module))
-        if name is None or name in self._seen or not self._alive():
+        if name is None or name in self._seen:
             return
         self._seen.add(name)
         learning = torch.is_grad_enabled()
@@ -95,7 +93,6 @@ class RepresentationPass:
 
     def over(self) -> None:
         """End the pass and keep only numbers."""
-        self._alive = lambda: False
         self._places = {}
         self._names.clear()
         self._outputs.clear()
@@ -211,10 +208,9 @@ class RepresentationProbe(SampledForwardProbe):
         if self.names:
             self._outermost |= dict.fromkeys(name for name in places if "." not in name)
         hooks = self.observe(alive)
-        self._pass = RepresentationPass(places, named, self._codes, passes <= SEARCHED_PASSES, alive)
-        take = self._guard(self.part, self._pass.take)
+        self._pass = RepresentationPass(places, named, self._codes, passes <= SEARCHED_PASSES)
         for module in self._pass.wanted():
-            hooks.after(module, take)
+            hooks.after(module, self._pass.take)
 
     def close(self, whole: bool) -> None:
         self.stop()

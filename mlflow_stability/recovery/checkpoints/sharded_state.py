@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.errors import CheckpointsRefused, StabilityError
+from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.recovery.checkpoints.state_file import read_content, read_state
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import METADATA, STATE
-from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import StateCopy, optimizer_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 

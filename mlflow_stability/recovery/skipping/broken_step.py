@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.gradient_norm import gradients_of, total_norm
+from mlflow_stability.probes.gradient_norm import gradients_of, local_part, total_norm
 
 
 def broken_flag(
@@ -62,12 +62,6 @@ def broken_flag(
 
 def _beside(largest: float | Tensor, row: Tensor) -> float | Tensor:
     return largest.to(row.device, row.dtype, non_blocking=True) if isinstance(largest, Tensor) else largest
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor; each rank checks its own."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local is not None else tensor
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:

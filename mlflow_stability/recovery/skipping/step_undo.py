@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_discovery import state_of
-from mlflow_stability.recovery.skipping.broken_step import local_part
 
 BUDGET = 64 * 2**20
 """Limit of device memory for the copy."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.flat_copies import copy_budget
+from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.probes.hooks import torch_api
 
 _Key = tuple[Any, ...]
@@ -107,12 +108,6 @@ def bytes_of(tensor: Tensor) -> int:
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     indices = (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
     return sum(part.nbytes for part in (tensor.values(), *indices))
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor."""
-    shard = getattr(tensor, "_local_tensor", None)
-    return shard if isinstance(shard, Tensor) else tensor
 
 
 def _by_storage(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

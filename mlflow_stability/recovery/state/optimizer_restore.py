@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.skipping.step_undo import PutBack, copy_bookkeeping
-from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy
 from mlflow_stability.recovery.state.value_tree import copy_for_training
 

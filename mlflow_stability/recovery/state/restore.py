@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from mlflow_stability.errors import RestoreRefused, StabilityError
-from mlflow_stability.recovery.state.host_copy import HostCopies, local_part
+from mlflow_stability.probes.gradient_norm import local_part
+from mlflow_stability.recovery.state.host_copy import HostCopies
 from mlflow_stability.recovery.state.optimizer_restore import OptimizerPlan, fill
 from mlflow_stability.recovery.state.state_copy import StateCopy, restore_scaler, rng_state, scaler_state, set_rng_state
 from mlflow_stability.recovery.state.training_parts import NamedTensor, TrainingParts, named_tensors, tensors_of_model

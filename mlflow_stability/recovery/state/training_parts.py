@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from mlflow_stability.probes.gradient_norm import is_of_one_rank, world_size
+from mlflow_stability.probes.gradient_norm import is_of_one_rank, local_part, world_size
 from mlflow_stability.probes.model_discovery import (
     ZERO,
     covering,
@@ -38,7 +38,6 @@ from mlflow_stability.probes.model_discovery import (
 )
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.object_memory import Kind
-from mlflow_stability.recovery.state.host_copy import local_part
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -64,24 +64,16 @@ class AttentionMap:
         return queries, keys
 
 
+_ARRAYS = {"weights": np.float16, "average": np.float32, "entropy": np.float32, "max_logit": np.float32}
+
+
 def attention_arrays(attention: AttentionMap) -> dict[str, NDArray[Any]]:
     """Return the map as named arrays, for `attention_map_from`."""
-    header = {
-        "step": attention.step,
-        "attempt": attention.attempt,
-        "layer": attention.layer,
-        "layer_number": attention.layer_number,
-        "heads": [int(head) for head in attention.heads],
-        "kind": attention.kind,
-        "causal": bool(attention.causal),
-        "tokens": [int(count) for count in attention.tokens],
-    }
+    header = {field.name: getattr(attention, field.name) for field in fields(attention) if field.name not in _ARRAYS}
+    text = json.dumps(header, default=lambda number: number.item())  # numbers of NumPy
     return {
-        "head": np.frombuffer(json.dumps(header).encode(), np.uint8),  # NumPy text takes four bytes a letter
-        "weights": np.asarray(attention.weights, np.float16),
-        "average": np.asarray(attention.average, np.float32),
-        "entropy": np.asarray(attention.entropy, np.float32),
-        "max_logit": np.asarray(attention.max_logit, np.float32),
+        "head": np.frombuffer(text.encode(), np.uint8),  # NumPy text takes four bytes a letter
+        **{name: np.asarray(getattr(attention, name), dtype) for name, dtype in _ARRAYS.items()},
     }
 
 
@@ -92,17 +84,8 @@ def attention_map_from(arrays: Arrays) -> AttentionMap:
     if weights.ndim != 3 or average.shape != weights.shape[1:] or len(header["heads"]) != len(weights):
         raise ValueError(f"weights of the shape {weights.shape} and an average of {average.shape} do not form a map")
     queries, keys = header["tokens"]
-    return AttentionMap(
-        header["step"],
-        header["attempt"],
-        header["layer"],
-        header["layer_number"],
-        tuple(header["heads"]),
-        weights,
-        average,
-        arrays["entropy"],
-        arrays["max_logit"],
-        header["kind"],
-        header["causal"],
-        (queries, keys),
-    )
+    values: dict[str, Any] = {
+        name: header[name] for name in ("step", "attempt", "layer", "layer_number", "kind", "causal")
+    }
+    values |= {name: arrays[name] for name in _ARRAYS}
+    return AttentionMap(heads=tuple(header["heads"]), tokens=(queries, keys), **values)

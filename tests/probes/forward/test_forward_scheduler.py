@@ -44,7 +44,7 @@ class Looker:
     def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
         self.steps.append(step)
         self.alive = alive
-        self.hooks = PassHooks()
+        self.hooks = PassHooks(unguarded, "looker", alive)
         self.hooks.after(root, lambda _module, _args, output: self.seen.append(output))
 
     def close(self, whole: bool) -> None:
@@ -129,7 +129,7 @@ def test_a_pass_that_raised_is_forgotten_and_nothing_is_left_on_the_model() -> N
         loop.model(torch.ones(3, 5))
     assert probe.closed == [False]
     assert not loop.turns.due(1)
-    assert not probe.hooks.is_on
+    assert not probe.hooks.is_on()
     assert not loop.model._forward_hooks
     assert probe.closed == [False]
 
@@ -150,7 +150,7 @@ def test_ctrl_c_closes_a_probe_at_once() -> None:
         loop.model(torch.ones(1, 4))
     assert not probe.alive()
     assert probe.closed == [False]
-    assert not probe.hooks.is_on
+    assert not probe.hooks.is_on()
     loop.train(torch.ones(3, 4))
     loop.train(torch.ones(3, 4))
     assert probe.closed == [False, True]
