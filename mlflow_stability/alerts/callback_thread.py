@@ -117,8 +117,7 @@ class _Queue:
 
     items: deque[Finding | StepReading] = field(default_factory=deque)
     wake: threading.Event = field(default_factory=threading.Event)
-    over: bool = False
-    """Whether nothing more will come."""
+    over: bool = False  # whether nothing more will come
 
 
 class CallbackAlerts:

@@ -15,13 +15,7 @@ from typing import Any
 
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.run.finish import (
-    RankProcesses,
-    rank_died,
-    silent_end,
-    status_to_set,
-    waits_for_process,
-)
+from mlflow_stability.courier.run.finish import RankProcesses, rank_died, silent_end, status_to_set, waits_for_process
 from mlflow_stability.courier.run.run_opening import open_run, version_of_recorder
 from mlflow_stability.courier.run.run_tags import RunTags
 from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures

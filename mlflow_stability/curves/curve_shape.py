@@ -17,8 +17,7 @@ MIN_ASYMPTOTE = 0.5
 """An asymptote below this share of the lowest level is not reported."""
 RATES = np.geomspace(0.02, 0.6, 16)
 """Time constants of exponential decays that are tried, as shares of the run."""
-POWERS = np.linspace(0.2, 1.5, 14)
-"""Exponents of power laws that are tried."""
+POWERS = np.linspace(0.2, 1.5, 14)  # exponents of power laws that are tried
 
 
 def fitted_end(steps: NDArray[np.int64], levels: NDArray[np.float64]) -> float | None:

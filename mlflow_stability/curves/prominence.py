@@ -148,8 +148,7 @@ TAIL_FACTOR = 1.3
 LOOKBACK_LENGTHS, MIN_SHARE_BELOW = 3, 2 / 3
 """In this multiple of its length before it, this share of the curve was below half of its height: a ripple on the way
 down undoes no progress."""
-OVERSHOOT = math.log(2)
-"""Where the curve before it is shorter than that: minimum rise above it, in nats."""
+OVERSHOOT = math.log(2)  # where the curve before it is shorter than that: minimum rise above it, in nats
 
 
 @dataclass(frozen=True, slots=True)

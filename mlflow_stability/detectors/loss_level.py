@@ -188,8 +188,7 @@ class LossLevels:
         self.has_level = self.reason is None
 
 
-SMALL_CLASS_COUNTS = range(2, 25)
-"""Numbers of classes whose logarithms are far enough apart to tell them."""
+SMALL_CLASS_COUNTS = range(2, 25)  # numbers of classes whose logarithms are far enough apart to tell them
 # Alphabets, data sets and vocabularies in use; of all numbers, one would fit any loss. 26-28 letters; 47 and 62 EMNIST;
 # 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 are too near to 100 and 1000 to tell them apart.
 USUAL_CLASS_COUNTS: tuple[int, ...] = (

@@ -43,8 +43,7 @@ from mlflow_stability.vocabulary.result import (
 )
 from mlflow_stability.vocabulary.run import RunHistory
 
-CHECKPOINTS_TAG = "stability.checkpoints"
-"""Tag with the folder in which a recording keeps checkpoints."""
+CHECKPOINTS_TAG = "stability.checkpoints"  # tag with the folder in which a recording keeps checkpoints
 MIN_STEPS_BEFORE = 10
 """Minimum number of steps before a trouble for a state worth restoring."""
 NON_FINITE = frozenset({"nan_detected", "inf_detected"})
@@ -56,8 +55,7 @@ MAY_RAISE_LOSS = frozenset({MissingZeroGrad.kind, *(kind.kind for kind in RAISE_
 """Mistakes that let a loss rise, as a learning rate does that is too high."""
 CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
 """Mistakes that are seen in the set-up itself."""
-RISING = NON_FINITE | {"divergence", "gradient_explosion"}
-"""What a higher learning rate makes worse."""
+RISING = NON_FINITE | {"divergence", "gradient_explosion"}  # what a higher learning rate makes worse
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
 
 

@@ -24,8 +24,7 @@ MIN_COMMON_STEPS = 8
 """Minimum number of common steps for a comparison with noise."""
 MIN_IDENTICAL = 3
 """This number of first values that are equal to the last digit is no coincidence."""
-WINDOWS = (1, 8, 64, 512)
-"""Points of a window."""
+WINDOWS = (1, 8, 64, 512)  # points of a window
 ENTER_DEVIATIONS = 8.0
 """Standard deviations of its noise that a window has to be off."""
 LEAVE_DEVIATIONS = 3.0
@@ -45,15 +44,11 @@ class _Pair:
 class _Parting:
     """Steps, None where there is no such step."""
 
-    identical: int | None = None
-    """The last of the identical first steps."""
+    identical: int | None = None  # the last of the identical first steps
     differs: int | None = None
-    parts: int | None = None
-    """From where the runs differ by more than their noise."""
-    gap: float | None = None
-    """How far the second is above the first from there, as a share."""
-    meets: int | None = None
-    """From where they agree again."""
+    parts: int | None = None  # from where the runs differ by more than their noise
+    gap: float | None = None  # how far the second is above the first from there, as a share
+    meets: int | None = None  # from where they agree again
 
 
 def first_difference_of(first: RunHistory, second: RunHistory) -> FirstDifference:

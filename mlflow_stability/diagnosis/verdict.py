@@ -73,10 +73,8 @@ RECOVERED_FACTOR = 1.25
 """A loss has recovered if it ended at most at this many times its level before the trouble."""
 RISE_FACTOR = 1.1
 """A loss rose if it ended at this many times the level where it began, or more."""
-STOPPED = "Stopped"
-"""The title of a run without warnings that a condition of `stop_on` ended."""
-RECOVERED = "recovered"
-"""The outcome of a run that was rolled back and trained on well."""
+STOPPED = "Stopped"  # the title of a run without warnings that a condition of `stop_on` ended
+RECOVERED = "recovered"  # the outcome of a run that was rolled back and trained on well
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
 
 

@@ -49,8 +49,7 @@ from mlflow_stability.vocabulary.result import Severity
 class _Panel:
     name: str
     quantities: tuple[str, ...]
-    height: float
-    """Inches."""
+    height: float  # inches
     zones: tuple[Zone, ...] = ()
 
 

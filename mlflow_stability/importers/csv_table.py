@@ -57,8 +57,7 @@ class _Part:
     header: list[str]
     lines: list[str]
     separator: str
-    decimal: str
-    """What separates decimals: a point or a comma."""
+    decimal: str  # what separates decimals: a point or a comma
 
     def table(self) -> pd.DataFrame:
         """Return the cells as pandas reads them."""

@@ -161,8 +161,7 @@ class _ProcessStat:
     """What the system knows of a process now."""
 
     start: str
-    has_ended: bool
-    """Whether it is a zombie."""
+    has_ended: bool  # whether it is a zombie
 
 
 def _find_process(pid: int) -> _ProcessStat | None:

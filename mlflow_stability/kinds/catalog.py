@@ -41,8 +41,7 @@ _ALL: tuple[type[FindingType], ...] = tuple(
         key=lambda cls: (cls.order, cls.kind, cls.rule, cls.__name__),
     )
 )
-RULES = tuple(cls for cls in _ALL if issubclass(cls, Rule))
-"""The rules for whole curves, in their order."""
+RULES = tuple(cls for cls in _ALL if issubclass(cls, Rule))  # the rules for whole curves, in their order
 TYPES = tuple(cls for cls in _ALL if not issubclass(cls, Rule))
 """The types of findings and the detectors, in their order."""
 DETECTORS = tuple(cls for cls in TYPES if issubclass(cls, Detector) and not cls.on_request)

@@ -15,8 +15,7 @@ from mlflow_stability.vocabulary.facts import Facts, facts_from_json
 from mlflow_stability.vocabulary.judging import MAX_SCORE
 from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Statement, Text, Where, read_remedies
 
-SCORE = "score"
-"""The name of the score among the recorded numbers; it is left out where it is the highest."""
+SCORE = "score"  # the name of the score among the recorded numbers; it is left out where it is the highest
 
 
 def as_record(finding: Finding) -> dict[str, Any]:

@@ -73,11 +73,9 @@ class _SignalDetectors:
 class _Layout(NamedTuple):
     """The detectors of one tuple of signals."""
 
-    signals: tuple[Signal, ...]
-    """The tuple itself: while it is kept, no other has its id."""
+    signals: tuple[Signal, ...]  # the tuple itself: while it is kept, no other has its id
     detectors: list[_SignalDetectors | None]
-    counts: list[tuple[int, int, str]]
-    """Index, index of its micro-batches, and place of each loss."""
+    counts: list[tuple[int, int, str]]  # index, index of its micro-batches, and place of each loss
 
 
 class Panel:

@@ -132,17 +132,13 @@ MAX_OUTPUTS = 8  # items of a tuple that are searched
 @dataclass(slots=True, eq=False)
 class _Seen:
     group: ExpertGroup
-    candidate: Candidate | None = None
-    """The first that put out scores."""
+    candidate: Candidate | None = None  # the first that put out scores
     scores: Tensor | None = None
     counts: Tensor | None = None
     dropped: Tensor | None = None
-    rows: dict[int, int] = field(default_factory=dict)
-    """Rows that each expert was called with, by identity."""
-    began: bool = False
-    """An expert was called."""
-    over: bool = False
-    """The router was called again: the first call counts."""
+    rows: dict[int, int] = field(default_factory=dict)  # rows that each expert was called with, by identity
+    began: bool = False  # an expert was called
+    over: bool = False  # the router was called again: the first call counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +146,7 @@ class _Measured:
     name: str
     experts: int
     row: Tensor
-    dropped: bool
-    """The last number is the share of dropped tokens."""
+    dropped: bool  # the last number is the share of dropped tokens
 
 
 class RouterProbe(SampledForwardProbe):

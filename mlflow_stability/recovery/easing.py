@@ -69,8 +69,7 @@ class _Written:
     """A learning rate we wrote into a group, and the script's own."""
 
     eased: Rate
-    original: Rate
-    """The script's own object; a copy of its value where it is a tensor."""
+    original: Rate  # the script's own object; a copy of its value where it is a tensor
 
 
 class Easing:
@@ -207,8 +206,7 @@ class EasingClip:
             clip_in_place(gradients, norm, largest)
 
 
-FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
-"""Names of first moments in torch's optimizers and most others."""
+FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # names of first moments in torch's optimizers and most others
 
 
 def reset_momentum(optimizer: Optimizer) -> int:

@@ -168,8 +168,7 @@ class _Losses:
     """Losses of one part of a training, such as a half of a GAN."""
 
     window: ClassicWindow = field(default_factory=ClassicWindow)
-    is_announced: bool = False
-    """Whether the present row of high losses was announced."""
+    is_announced: bool = False  # whether the present row of high losses was announced
 
 
 class RollbackCountdown:

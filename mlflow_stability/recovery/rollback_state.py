@@ -211,5 +211,4 @@ class Decision:
 
 
 NOTHING = Decision()
-HEALTHY = Decision(healthy=True)
-"""The usual decision; compared by identity."""
+HEALTHY = Decision(healthy=True)  # the usual decision; compared by identity

@@ -23,17 +23,14 @@ from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.step.reading import norm_before_clipping
 from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, parse_condition
 
-BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")
-"""Known before a step is taken."""
+BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")  # known before a step is taken
 AFTER_STEP = ("grad_norm_clipped", "micro_batches", "skipped_steps", "step_time")
 SHORT_NAMES = {"throughput": ("tokens_per_second", "samples_per_second"), "memory": ("memory_share",)}
 """Quantities that go by several signals."""
 MEASURED = ("tokens_per_second", "samples_per_second", "memory_share", "memory_allocated", "host_memory")
-VALIDATION = "val_loss"
-"""Logged to MLflow by the script."""
+VALIDATION = "val_loss"  # logged to MLflow by the script
 QUANTITIES = (*BEFORE_STEP, *AFTER_STEP, *MEASURED, *SHORT_NAMES, VALIDATION)
-NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")
-"""What ``nonfinite`` checks."""
+NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")  # what ``nonfinite`` checks
 USUAL_OF, USUAL_FROM = 100, 20
 """Number of values whose median is the normal value."""
 LOW_IN_A_ROW = 5
@@ -96,8 +93,7 @@ class _Course:
     since_best: int = 0
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL_OF))
     low: int = 0
-    low_since: int = 0
-    """Step of the first of the low values."""
+    low_since: int = 0  # step of the first of the low values
 
 
 class StopRules:

@@ -23,10 +23,8 @@ MAX_BYTES = 8000  # bytes of one run
 @dataclass(frozen=True, slots=True)
 class _Size:
     findings: int
-    sentences: int
-    """Sentences of each kind."""
-    characters: int
-    """Characters of a sentence."""
+    sentences: int  # sentences of each kind
+    characters: int  # characters of a sentence
 
     def cut(self, text: str) -> str:
         shown = plain(text)

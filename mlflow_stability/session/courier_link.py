@@ -20,14 +20,7 @@ import orjson
 
 import mlflow_stability
 from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE
-from mlflow_stability.journal.layout import (
-    COURIER_LOG,
-    DELIVERED,
-    RELEASED,
-    STATUS,
-    ask_to_flush,
-    recording_folders,
-)
+from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS, ask_to_flush, recording_folders
 from mlflow_stability.session.terminal_lines import ProgressLine
 from mlflow_stability.session.training_output import DeliveredRun, TrainingOutput, delivered_run
 from mlflow_stability.tracking.in_process import DeliveredState

@@ -66,8 +66,7 @@ class _Held:
     """A finding that the autopilot may answer."""
 
     event: Finding
-    reading: int
-    """Number of readings before its own."""
+    reading: int  # number of readings before its own
     since: float
 
     @property
@@ -280,14 +279,10 @@ _JUMPS = frozenset({"gradient_explosion", "layer_explosion", "loss_spike", "upda
 
 @dataclass(slots=True)
 class _Trouble:
-    last: int
-    """Step of its last finding."""
-    rank: int
-    """Severity of the worst one reported."""
-    types: set[str]
-    """Kinds that were reported."""
-    reported: Finding | None = None
-    """The last finding reported; None after a rollback."""
+    last: int  # step of its last finding
+    rank: int  # severity of the worst one reported
+    types: set[str]  # kinds that were reported
+    reported: Finding | None = None  # the last finding reported; None after a rollback
 
 
 class Troubles:

@@ -22,13 +22,7 @@ from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.address import (
-    absolute_uri,
-    default_uri,
-    is_sqlite,
-    sqlite_file,
-    strip_credentials,
-)
+from mlflow_stability.tracking.address import absolute_uri, default_uri, is_sqlite, sqlite_file, strip_credentials
 from mlflow_stability.tracking.store_errors import answered, sentence, store_trouble
 
 DEADLINE_SECONDS = 10.0  # time for the first answer of a server

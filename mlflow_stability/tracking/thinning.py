@@ -168,8 +168,7 @@ class _Layout:
     signals: tuple[Signal, ...]
     chosen: tuple[Chosen, ...]
     watched: tuple[tuple[int, str], ...]
-    newest: StepReading | None = None
-    """The last reading of this layout, unless its values are in `_unsent`."""
+    newest: StepReading | None = None  # the last reading of this layout, unless its values are in `_unsent`
 
 
 def is_of_the_script(reading: StepReading) -> bool:

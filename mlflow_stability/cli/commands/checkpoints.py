@@ -33,11 +33,9 @@ from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
     name: str
-    meta: CheckpointMeta | None
-    """None where its upload was interrupted."""
+    meta: CheckpointMeta | None  # none where its upload was interrupted
     problem: str = ""
-    folder: Path | None = None
-    """The folder of the download."""
+    folder: Path | None = None  # the folder of the download
 
 
 @click.command("checkpoints")

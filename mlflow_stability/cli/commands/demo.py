@@ -61,14 +61,11 @@ class _Outcome:
     trainings: Trainings
     faults: DemoFaults
     seconds: float
-    diagnosis: Diagnosis
-    """Of the recorded training, as are the rest."""
+    diagnosis: Diagnosis  # of the recorded training, as are the rest
     events: tuple[Finding, ...]
     page: RunPage
-    reports: Path | None
-    """The folder with the report; None where it is not on this machine."""
-    journal: Path | None
-    """The journal folder, unless it was removed."""
+    reports: Path | None  # the folder with the report; None where it is not on this machine
+    journal: Path | None  # the journal folder, unless it was removed
 
 
 @click.command("demo")

@@ -16,8 +16,7 @@ from mlflow_stability.kinds.catalog import TYPES
 from mlflow_stability.vocabulary.discovery import modules_of
 from mlflow_stability.vocabulary.result import Cause, Remedy
 
-CERTAINTIES = ("certain", "likely", "possible")
-"""From most to least certain."""
+CERTAINTIES = ("certain", "likely", "possible")  # from most to least certain
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,7 @@ class WeightLimits:
 
 
 LIMITS = WeightLimits()
-OWN_PARAMS = "stability."
-"""Prefix of the parameters that a recording writes into its run."""
+OWN_PARAMS = "stability."  # prefix of the parameters that a recording writes into its run
 
 
 def decay_check(context: EpisodeContext) -> CheckResult:

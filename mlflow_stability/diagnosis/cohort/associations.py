@@ -83,8 +83,7 @@ class _Candidate:
 
     group: list[Feature]
     by_run: float
-    by_setting: float
-    """0 where it need not be computed."""
+    by_setting: float  # 0 where it need not be computed
 
     @property
     def significant(self) -> bool:

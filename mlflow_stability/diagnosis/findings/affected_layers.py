@@ -36,8 +36,7 @@ MIN_EARLIER_VALUES = 3
 class _Layer:
     place: str
     value: float
-    usual: float
-    """The median of its values before; 0 where there are too few."""
+    usual: float  # the median of its values before; 0 where there are too few
 
 
 IsAffected = Callable[[_Layer, Sequence[_Layer], float], bool]

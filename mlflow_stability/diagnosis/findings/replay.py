@@ -30,8 +30,7 @@ FIRST_QUANTITIES = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_nor
 """The order within a step that detectors expect; all others follow."""
 LEVEL_KINDS = frozenset({"divergence", "loss_spike", "oscillation", "overfitting", "plateau", "slow_progress"})
 """Kinds that judge the level of a loss."""
-SHARES = frozenset({"memory_share", "mfu", "sdr_unique_ratio"})
-"""Quantities that are shares, from 0 to 1."""
+SHARES = frozenset({"memory_share", "mfu", "sdr_unique_ratio"})  # quantities that are shares, from 0 to 1
 MAX_SHARE, MAX_PERCENT = 1.05, 105.0
 """A larger value is a percentage; one above the second limit is neither, such as memory in megabytes."""
 

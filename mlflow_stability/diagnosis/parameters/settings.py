@@ -26,8 +26,7 @@ IDENTITY = re.compile(
 """Parameters that name a run or its folders."""
 MACHINE = frozenset({"system", "processors", "threads", "device_name"})
 """Parameters that describe the machine: they are listed as differences and are no part of the setting."""
-COMMAND = "argv"
-"""The parameter that holds the command line."""
+COMMAND = "argv"  # the parameter that holds the command line
 MLFLOW_TAGS = ("mlflow.source.name", "mlflow.source.git.commit", "mlflow.source.git.branch", "mlflow.user")
 """MLflow's own tags that may explain a difference."""
 ONE_RUN = re.compile(
@@ -44,8 +43,7 @@ NOT_SET = frozenset({"none", "null", "nan", "n/a", ""})
 MAX_EXACT_INTEGER = 2.0**53
 """Up to here a float holds every whole number."""
 
-RATE = "learning_rate"
-"""The rate of the optimizer, which is always recorded."""
+RATE = "learning_rate"  # the rate of the optimizer, which is always recorded
 TOTAL, TRAINABLE = "parameters_total", "parameters_trainable"
 OPTIMIZER_OPTIONS = frozenset(
     {

@@ -111,12 +111,9 @@ Floats = NDArray[np.float64]
 class _Ridge:
     name: str
     shape: Shape
-    width: float
-    """The standard deviation of a normal distribution with its quartiles."""
-    across: Floats
-    """In widths."""
-    height: Floats
-    """As a share of the highest."""
+    width: float  # the standard deviation of a normal distribution with its quartiles
+    across: Floats  # in widths
+    height: Floats  # as a share of the highest
 
 
 @our_style()

@@ -11,14 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.csv_rows import (
-    NO_VALUE,
-    cells_of,
-    column_names,
-    has_decimal_comma,
-    is_number,
-    rows_of,
-)
+from mlflow_stability.importers.csv_rows import NO_VALUE, cells_of, column_names, has_decimal_comma, is_number, rows_of
 from mlflow_stability.importers.field_names import is_epoch, step_rank
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, printable_path

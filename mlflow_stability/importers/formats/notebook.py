@@ -35,10 +35,8 @@ _TAG = re.compile(r"<[^<>]*>")
 @dataclass(frozen=True, slots=True)
 class _Cell:
     printed: str
-    pages: Sequence[str]
-    """HTML with tables."""
-    values: Sequence[object]
-    """Dictionaries and lists that it displayed or printed."""
+    pages: Sequence[str]  # HTML with tables
+    values: Sequence[object]  # dictionaries and lists that it displayed or printed
 
 
 def read_notebook(log_file: LogFile) -> list[RunHistory] | None:

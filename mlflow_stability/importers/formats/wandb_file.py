@@ -75,8 +75,7 @@ class _Damage:
     """What of a file could not be read."""
 
     blocks: int = 0
-    first_byte: int = 0
-    """Offset of the first damaged block."""
+    first_byte: int = 0  # offset of the first damaged block
     truncated: bool = False
     too_long: int = 0
 

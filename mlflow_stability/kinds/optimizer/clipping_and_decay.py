@@ -195,5 +195,4 @@ class StrongWeightDecay(FindingType):
     remedies = (Remedy(Action.LOWER_WEIGHT_DECAY),)
 
 
-OF_L2 = (Remedy(Action.USE_ADAMW),)
-"""What to try where Adam adds the decay to the gradient."""
+OF_L2 = (Remedy(Action.USE_ADAMW),)  # what to try where Adam adds the decay to the gradient

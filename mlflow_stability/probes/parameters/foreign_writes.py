@@ -45,20 +45,13 @@ FIRST_VALUES = 64
 
 @dataclass(slots=True)
 class _Watched:
-    parameters: tuple[int, ...]
-    """By identity."""
-    sampled: tuple[int, ...]
-    """Indices of those whose values are compared."""
-    step: int
-    """The last step that was looked at."""
-    versions: int
-    """Sum of the version counters after that step."""
-    by_itself: int = 0
-    """By how much a step of the optimizer raises that sum."""
-    sure: int = 0
-    """Number of steps in a row with that rise."""
-    sample: Tensor | None = None
-    """Some values after that step."""
+    parameters: tuple[int, ...]  # by identity
+    sampled: tuple[int, ...]  # indices of those whose values are compared
+    step: int  # the last step that was looked at
+    versions: int  # sum of the version counters after that step
+    by_itself: int = 0  # by how much a step of the optimizer raises that sum
+    sure: int = 0  # number of steps in a row with that rise
+    sample: Tensor | None = None  # some values after that step
 
 
 class ForeignWrites(PeriodicProbe):

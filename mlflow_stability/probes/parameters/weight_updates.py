@@ -158,12 +158,9 @@ MAX_OPTIMIZERS = 32
 class _Before:
     optimizer: int
     pieces: list[Tensor]
-    copies: list[Tensor]
-    """Empty if few weights are kept as a row alone."""
-    weights: Tensor | float
-    """Their squares by piece, or the norm of all."""
-    rows: list[Tensor]
-    """Rows of which the copies are parts, if the whole model alone is measured."""
+    copies: list[Tensor]  # empty if few weights are kept as a row alone
+    weights: Tensor | float  # their squares by piece, or the norm of all
+    rows: list[Tensor]  # rows of which the copies are parts, if the whole model alone is measured
 
 
 FIRST_STEPS = (1, 2, 4)  # measured as well: a learning rate that is far too high shows at once

@@ -69,10 +69,8 @@ class ProgressCount:
 class _Answer:
     is_trainer: bool
     progress: float
-    seconds: float
-    """Remaining time."""
-    last_step: int
-    """Last step of the training."""
+    seconds: float  # remaining time
+    last_step: int  # last step of the training
 
 
 class _Source:

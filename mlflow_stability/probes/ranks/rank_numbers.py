@@ -31,8 +31,7 @@ Deliver = Callable[[RankTable | None], None]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    measured: Measured | None
-    """None for a step that other processes may not make."""
+    measured: Measured | None  # none for a step that other processes may not make
     deliver: Deliver
 
 

@@ -159,12 +159,9 @@ def _is_fresh(other: Optimizer, optimizer: Optimizer, has_stepped: _Predicate) -
 class _Part:
     """The part of a model that an optimizer trains."""
 
-    root: Module | None
-    """The outermost module that has all of its parameters."""
-    path: str
-    """Path to the first module in it that has them and no others."""
-    names: tuple[str, ...]
-    """Names in the script, the best first."""
+    root: Module | None  # the outermost module that has all of its parameters
+    path: str  # path to the first module in it that has them and no others
+    names: tuple[str, ...]  # names in the script, the best first
     holders: frozenset[int]
     """By identity: objects and namespaces that hold it or its model, and the model where it is a part of that."""
 

@@ -21,8 +21,7 @@ Reader = Callable[[Sequence[float], Rows], None]  # receives the values of the s
 @dataclass(slots=True)
 class _Pending:
     host: Tensor
-    arrived: Any
-    """An event of the accelerator's stream."""
+    arrived: Any  # an event of the accelerator's stream
     order: list[int]
     on_host: list[tuple[int, float]]
     rows: list[int | list[float]]

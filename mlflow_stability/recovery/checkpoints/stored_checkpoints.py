@@ -30,8 +30,7 @@ from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER
 SCHEMA = 1
 PREFIX = "rollback_ckpt-"
 STATE, META = "state.pt", "meta.json"
-METADATA = ".metadata"
-"""Index of shards, written by `torch.distributed.checkpoint`."""
+METADATA = ".metadata"  # index of shards, written by `torch.distributed.checkpoint`
 
 _NAME = re.compile(re.escape(PREFIX) + r"(\d{6,})-(\S+)")
 
@@ -219,8 +218,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-OWNER = "owner.json"
-"""Names the run and the process that write to a directory."""
+OWNER = "owner.json"  # names the run and the process that write to a directory
 
 
 def read_owner(directory: Path) -> dict[str, Any]:

@@ -123,8 +123,7 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "flo
 ENDLESS = frozenset({"cosh", "exp", "exp2", "expm1", "linalg_vector_norm", "norm", "prod", "sinh", "std", "var"})
 """Finite for every finite number, so infinite only by overflow."""
 DIVIDING = frozenset({"addcdiv", "div", "divide", "true_divide"})
-POLES = BREAKING - ENDLESS - DIVIDING - {"pow"}
-"""Infinite or undefined at some finite number."""
+POLES = BREAKING - ENDLESS - DIVIDING - {"pow"}  # infinite or undefined at some finite number
 HIGHEST_POWER = 4
 """Values whose power of this much is finite did not overflow."""
 

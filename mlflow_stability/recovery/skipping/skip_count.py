@@ -22,8 +22,7 @@ REMEDIES = (
 )
 
 
-RESET_STATISTICS = Remedy(Action.RESET_RUNNING_STATISTICS)
-"""Where buffers could not be restored."""
+RESET_STATISTICS = Remedy(Action.RESET_RUNNING_STATISTICS)  # where buffers could not be restored
 
 
 @dataclass(frozen=True, slots=True)

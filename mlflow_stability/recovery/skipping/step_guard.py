@@ -57,8 +57,7 @@ class _Hidden:
 
     gradients: dict[Tensor, Tensor]
     put_back: PutBack
-    zeros: dict[Tensor, Tensor] | None = None
-    """What the step gets instead; None: no gradients."""
+    zeros: dict[Tensor, Tensor] | None = None  # what the step gets instead; None: no gradients
 
     def hide(self, parameter: Tensor, gradient: Tensor) -> None:
         self.gradients[parameter] = gradient

@@ -36,8 +36,7 @@ class _Place:
     module: weakref.ref[Module]
     name: str
     buffer: Tensor
-    is_parameter: bool = False
-    """Keras keeps the moving averages of its layers so."""
+    is_parameter: bool = False  # Keras keeps the moving averages of its layers so
 
     def now(self) -> Any:
         """Return what the module holds there; None where the module is gone."""
@@ -52,8 +51,7 @@ class _Bucket:
     places: list[_Place]
     buffers: list[Tensor]
     copy: Tensor
-    parts: list[Tensor]
-    """Views of the copy, one for each buffer."""
+    parts: list[Tensor]  # views of the copy, one for each buffer
 
 
 class BufferUndo:

@@ -349,8 +349,7 @@ class _Module:
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[str, float] = field(default_factory=dict)
     warnings: Counter[str] = field(default_factory=Counter)
-    warned_at: dict[str, int] = field(default_factory=dict)
-    """First warning of each kind."""
+    warned_at: dict[str, int] = field(default_factory=dict)  # first warning of each kind
 
     def add(self, quantity: str, value: float) -> None:
         if value == value:

@@ -217,14 +217,11 @@ _FIXED = frozenset({bool, int, float, str, type(None)})  # types of immutable va
 
 @dataclass(slots=True)
 class _Setting:
-    value: str
-    """As last reported."""
-    other: str = ""
-    """Value at the last look, if different."""
+    value: str  # as last reported
+    other: str = ""  # value at the last look, if different
     since: int = 0
     reports: int = 0
-    varies: bool = False
-    """It was different again at the look after a change, as sequence lengths are."""
+    varies: bool = False  # it was different again at the look after a change, as sequence lengths are
 
 
 class SettingChanges:

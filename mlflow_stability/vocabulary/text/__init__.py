@@ -34,14 +34,7 @@ from mlflow_stability.vocabulary.text.phrases import (
     times,
     visible,
 )
-from mlflow_stability.vocabulary.text.recorded_keys import (
-    LAYERS,
-    MAIN_CHARTS,
-    TOPICS,
-    chart_order,
-    read_key,
-    topic_of,
-)
+from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN_CHARTS, TOPICS, chart_order, read_key, topic_of
 from mlflow_stability.vocabulary.text.terminal_row import new_row_prefix
 
 __all__ = [
