@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.training_process import process_of
+from mlflow_stability.courier.training_process import process_of, written_at
 from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import COURIER, STATUS, recording_folders, session_folders
 from mlflow_stability.journal.process_identity import (
@@ -76,15 +76,8 @@ def holder_lives(folder: Path) -> bool:
         return False
     life = process_status(holder)
     if life is ProcessStatus.UNKNOWN:
-        return abs(time.time() - max(_changed(file), _changed(folder / STATUS))) < _SILENT_SECONDS
+        return abs(time.time() - max(written_at(file), written_at(folder / STATUS))) < _SILENT_SECONDS
     return life is ProcessStatus.LIVES
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.lstat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def next_orphan(root: Path, own: Path, tracking_uri: str | None, not_again: set[Path]) -> Path | None:

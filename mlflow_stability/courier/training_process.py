@@ -48,7 +48,7 @@ class TrainingProcess:
         life = self._life()
         if life is ProcessStatus.UNKNOWN:
             journals = [folder / JOURNAL for folder in recording_folders(self.folder)]
-            last_written = max(map(_changed, journals), default=0.0)
+            last_written = max(map(written_at, journals), default=0.0)
             return abs(time.time() - last_written) < _SILENT_SECONDS
         return life is ProcessStatus.LIVES
 
@@ -98,10 +98,11 @@ def process_of(folder: Path, opening: Opening | None = None) -> TrainingProcess:
     return TrainingProcess(identity, folder)
 
 
-def _changed(file: Path) -> float:
+def written_at(file: Path) -> float:
+    """Return when a file or link was last written; 0 if it is gone, as after its delivery."""
     try:
-        return file.stat().st_mtime
-    except OSError:  # just delivered and removed by its courier
+        return file.lstat().st_mtime
+    except OSError:
         return 0.0
 
 

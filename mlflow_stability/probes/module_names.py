@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 from torch.nn import Module
 
@@ -36,33 +37,26 @@ def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
     Names of several models begin with the model's class: ``Generator.net.0``, or ``Net_0.up`` where classes repeat.
     The outermost module has the name of its class.
     """
+    names = names_of_modules(models)
     owners: dict[int, str] = {}
-    for model, names in zip(models, _names_of(models), strict=True):
-        for module, name in zip(Module.modules(model), names, strict=True):
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    owners.setdefault(id(parameter), name)
+    for module in chain.from_iterable(map(Module.modules, models)):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), names[id(module)])
     return owners
 
 
 def names_of_modules(models: Sequence[Module]) -> dict[int, str]:
     """Return the name of each module, by identity, as of owners of parameters."""
-    result: dict[int, str] = {}
-    for model, names in zip(models, _names_of(models), strict=True):
-        for module, name in zip(Module.modules(model), names, strict=True):
-            result.setdefault(id(module), name)
-    return result
-
-
-def _names_of(models: Sequence[Module]) -> list[list[str]]:
-    titles = [_innermost_class(model) for model in models]
-    often = Counter(titles)
-    titles = [f"{title}_{at}" if often[title] > 1 else title for at, title in enumerate(titles)]
-    before = [f"{title}." if len(models) > 1 else "" for title in titles]
-    return [
-        [prefix + name if name else title for name in _module_names(model)]
-        for model, title, prefix in zip(models, titles, before, strict=True)
-    ]
+    classes = [_innermost_class(model) for model in models]
+    often = Counter(classes)
+    names: dict[int, str] = {}
+    for at, (model, title) in enumerate(zip(models, classes, strict=True)):
+        title = f"{title}_{at}" if often[title] > 1 else title
+        prefix = f"{title}." if len(models) > 1 else ""
+        for module, name in zip(Module.modules(model), _module_names(model), strict=True):
+            names.setdefault(id(module), prefix + name if name else title)
+    return names
 
 
 # Plain names; with the wrappers where two modules with parameters would have the same name.

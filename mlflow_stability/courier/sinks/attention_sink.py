@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.sink import RunSink
+from mlflow_stability.courier.training_process import written_at
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
@@ -107,7 +108,7 @@ class RoundReader:
         rounds = []
         for number, group in enumerate(groups, self._passed + 1):
             is_last = over and group[-1] is files[-1]
-            written = max(_written(file.path) for file in group)
+            written = max(written_at(file.path) for file in group)
             is_kept = is_last or self._thinning.keeps(number)
             rounds.append(Round(group[0].attempt, group[0].step, group, written, is_kept, number == 1))
         return rounds
@@ -115,13 +116,6 @@ class RoundReader:
 
 def _place(file: AttentionMapFile) -> tuple[int, int]:
     return file.attempt, file.step
-
-
-def _written(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 THINNING = Thinning(dense=20, growth=1.1, most=100)

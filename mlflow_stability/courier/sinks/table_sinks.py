@@ -11,10 +11,10 @@ import math
 import time
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.sink import RunSink
+from mlflow_stability.courier.training_process import written_at
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.record import Record
@@ -127,7 +127,7 @@ class LayerSink(TableSink):
         """Return the statistics of a table, with the time of its file, so that a store recognises them."""
         signals = tuple(Signal(f"{table.what}_{name}", layer) for layer in table.layers for name in STATISTICS)
         values = table.statistics.ravel().tolist()
-        step, when = table.step + self._offset, _written(file.path)
+        step, when = table.step + self._offset, written_at(file.path) or time.time()
         chosen = ((signal.signal, signal.value(values)) for signal in chosen_signals(signals, self._metrics))
         return [Point(signal, step, value, when) for signal, value in chosen if math.isfinite(value)]
 
@@ -148,13 +148,6 @@ def _size(file: LayerTableFile) -> int:
         return file.path.stat().st_size
     except OSError:
         return 0
-
-
-def _written(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:  # deleted since it was read
-        return time.time()
 
 
 def _read(file: LayerTableFile) -> LayerTable | None:

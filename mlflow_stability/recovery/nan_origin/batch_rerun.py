@@ -15,17 +15,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 from mlflow_stability.probes.rerun import WrittenTensors
+from mlflow_stability.probes.rerun.forward_rerun import hooks_muted
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss, tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor, inputs_of
 from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin, NanTrace, is_finite
 from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, nonfinite_weight, suspects
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @contextmanager
@@ -45,17 +43,8 @@ def stand_ins_installed(model: Module, with_gradients: bool) -> Iterator[None]:
 @contextmanager
 def mute_observers(model: Module) -> Iterator[None]:
     """Inside, our observers do not see calls of the model; the script's hooks run, and are the same afterwards."""
-    tables = [getattr(module, name) for module in Module.modules(model) for name in _HOOKS]
-    tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
-    before = [(table, dict(table)) for table in tables]
-    try:
-        with MODULE_CALLS.muted():
-            yield
-    finally:
-        for table, hooks in before:
-            if list(table) != list(hooks):
-                table.clear()
-                table.update(hooks)
+    with hooks_muted(model, which=lambda _: False), MODULE_CALLS.muted():
+        yield
 
 
 def detached_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
