@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.result import (
     RunCard,
     Severity,
 )
-from mlflow_stability.vocabulary.text import capitalised, counted
+from mlflow_stability.vocabulary.text import capitalised, counted, some_of
 
 MIN_RUNS = 2
 """Minimum number of runs with trouble, and of stable runs, for naming mistakes in the set-up."""
@@ -299,7 +299,7 @@ def _not_compared(others: Sequence[RunCard], baseline: RunCard) -> Iterator[str]
 
 
 def _names(cards: Sequence[RunCard]) -> str:
-    return ", ".join(card.name or card.source for card in cards[:3]) + (", …" if len(cards) > 3 else "")
+    return some_of([card.name or card.source for card in cards])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import NotJudged
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text import counted, some_of
 
 RISE_KINDS = frozenset({"loss_spike", "divergence", "divergence_ahead"})
 PROGRESS_KINDS = frozenset({"plateau", "slow_progress", "oscillation", "periodic_loss"})
@@ -113,11 +113,7 @@ def _unjudged_levels(losses: Sequence[Curve]) -> list[str]:
         if not curve.has_level:
             names.setdefault(reason_words(curve.level), {})[curve.name] = None
     return [
-        f"The level of {_listed(list(metrics))} was not judged: {reason}. Judged were non-finite values, a growth by a "
+        f"The level of {some_of(list(metrics))} was not judged: {reason}. Judged were non-finite values, a growth by a "
         f"factor of {LOSS_RISE:,.0f}, gradients, weights and layers, as far as they were recorded."
         for reason, metrics in names.items()
     ]
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mlflow_stability.diagnosis.causes import cause_phrase
 from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import bare_noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.text import changed, counted, number_text
+from mlflow_stability.vocabulary.text import changed, counted, number_text, some_of
 
 OUTCOMES = {"cannot_tell": "cannot tell", "not_found": "not found", "out_of_memory": "out of memory"}
 """Outcomes that people write differently."""
@@ -21,7 +21,6 @@ TRENDS = {
     "flat": "did not change",
     "rising": "rose",
 }
-MAX_NAMES = 3
 NO_TROUBLE = frozenset({"healthy", "cannot_tell", "not_found"})  # outcomes that are no trouble
 
 
@@ -74,14 +73,10 @@ def basis(diagnosis: Diagnosis) -> str:
 def judged(diagnosis: Diagnosis) -> str:
     """``loss_seg/train, validation loss_seg/val (6 other curves)``: the curves that the diagnosis was made from."""
     curves = diagnosis.judged
-    losses = _some_of(curves.losses) or "no loss"
-    validations = f"validation {_some_of(curves.validations)}" if curves.validations else "no validation loss"
+    losses = some_of(curves.losses) or "no loss"
+    validations = f"validation {some_of(curves.validations)}" if curves.validations else "no validation loss"
     others = f" ({counted(curves.others, 'other curve')})" if curves.others else ""
     return f"{losses}, {validations}{others}"
-
-
-def _some_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Statement
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text import counted, some_of
 
 NAMED_LAYERS = 5
 """Number of layers that a sentence names; the evidence holds all."""
@@ -166,10 +166,9 @@ class OtherLayersNote(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Also in 2 other layers: blocks.0, blocks.1.``"""
-        count, names = len(self.layers), ", ".join(name for name, _ in self.layers[:NAMED_LAYERS])
-        more = f" and {count - NAMED_LAYERS} more" if count > NAMED_LAYERS else ""
+        count = len(self.layers)
         where = f"Also in {counted(count, 'other layer')}" if self.beside_one else f"In {counted(count, 'layer')}"
-        return f"{where}: {names}{more}."
+        return f"{where}: {some_of([name for name, _ in self.layers], NAMED_LAYERS)}."
 
 
 def with_note(finding: Finding, *notes: Facts, step: int | None = None) -> Finding:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.parameters.parameter_names import place_of
 from mlflow_stability.diagnosis.parameters.settings import number_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
+from mlflow_stability.vocabulary.text import some_of
 
 MIN_NUMBERS = 3
 """A parameter with fewer different numbers is read as levels."""
@@ -67,7 +68,7 @@ def features_of(cards: Sequence[RunCard]) -> tuple[list[Feature], list[str]]:
         else:
             features.append(feature)
     if len(left_out) > MAX_SENTENCES:
-        names = ", ".join(name for name, _ in left_out[:MAX_NAMES]) + (", …" if len(left_out) > MAX_NAMES else "")
+        names = some_of([name for name, _ in left_out], MAX_NAMES)
         return features, [f"{len(left_out)} parameters have too many different text values to compare: {names}."]
     return features, [
         f"{name} has {count} different text values in {len(cards)} runs, too many to compare."

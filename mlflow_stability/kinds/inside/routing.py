@@ -12,6 +12,7 @@ from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.text import some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class DeadExpertFacts(Facts):
         return times_beyond(len(self.dead), self.threshold)
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        named = ", ".join(self.dead[:8]) + (f" and {len(self.dead) - 8} more" if len(self.dead) > 8 else "")
+        named = some_of(self.dead, 8)
         return (
             f"{len(self.dead)} of {self.experts:.0f} experts of {self.place} got less than {self.threshold:.0%} of an "
             f"even share from {unit} {self.first_step} to {unit} {step}: {named}.{and_others(self.routers - 1)}"

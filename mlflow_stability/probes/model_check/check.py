@@ -20,8 +20,8 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishingLayers
 from mlflow_stability.kinds.inside.activations import DeadUnits, SaturatedActivation
 from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass, LossFunction, run_batch
-from mlflow_stability.probes.model_check.settings import listed, model_finding, settings_found
-from mlflow_stability.probes.model_check.values import layers_of, optimizers_found, values_found
+from mlflow_stability.probes.model_check.settings import model_finding, settings_found
+from mlflow_stability.probes.model_check.values import layer_names, layers_of, optimizers_found, values_found
 from mlflow_stability.probes.module_names import plain_name, unwrapped
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
 from mlflow_stability.vocabulary.result import (
@@ -220,13 +220,13 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> Iterator[
     norms = [(layer, layer.grad_norm) for layer in layers if layer.trainable and layer.grad_norm is not None]
     broken = [layer for layer, norm in norms if not math.isfinite(norm)]
     if broken and math.isfinite(seen.loss or 0.0):  # else the loss has a finding
-        message = f"The gradients of {counted(len(broken), 'parameter')} are not finite: {_names(broken)}."
+        message = f"The gradients of {counted(len(broken), 'parameter')} are not finite: {layer_names(broken)}."
         slopes, count = (Remedy(Action.CHECK_INFINITE_SLOPES),), len(broken)
         place = broken[-1].name
         yield model_finding("nonfinite_gradients", Severity.CRITICAL, message, place, slopes, parameters=count)
     unused = [layer for layer in layers if layer.trainable and layer.grad_norm is None]
     if unused:
-        message = f"The loss does not depend on {counted(len(unused), 'parameter')}: {_names(unused)}."
+        message = f"The loss does not depend on {counted(len(unused), 'parameter')}: {layer_names(unused)}."
         use, count = (Remedy(Action.USE_OR_REMOVE_PARAMETERS),), len(unused)
         yield model_finding("unused", Severity.WARNING, message, unused[0].name, use, parameters=count)
     yield from _zero_gradients(norms)
@@ -263,16 +263,12 @@ def _zero_gradients(norms: Sequence[tuple[LayerCheck, float]]) -> Iterator[Model
         return
     # A branch that begins as nothing learns first, and then the layers before it.
     opening = [layer for layer, norm in norms if layer.largest == 0 and norm > 0 and not layer.name.endswith("bias")]
-    message = f"The gradients of {counted(len(dead), 'parameter')} are zero: {_names(dead)}."
+    message = f"The gradients of {counted(len(dead), 'parameter')} are zero: {layer_names(dead)}."
     severity = Severity.INFO if opening else Severity.WARNING
     remedies = () if opening else (Remedy(Action.CHECK_ZEROS_BEHIND),)
     if opening:
         message += f" They learn once {opening[0].name} has left zero."
     yield model_finding("zero_gradients", severity, message, dead[0].name, remedies, parameters=len(dead))
-
-
-def _names(layers: Sequence[LayerCheck]) -> str:
-    return listed([layer.name for layer in layers])
 
 
 def _more(shares: dict[str, float]) -> str:

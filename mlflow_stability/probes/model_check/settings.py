@@ -21,7 +21,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import Action, Finding, ModelFinding, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text import counted, some_of
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it
@@ -174,9 +174,8 @@ def _tied(named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
     tied = [shared for shared in names.values() if len(shared) > 1]
     if not tied:
         return None
-    groups = "; ".join(" = ".join(shared[:_NAMED]) for shared in tied[:_NAMED])
-    more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
-    message = f"{count_of(tied, 'parameter')} shared under several names: {groups}{more}."
+    groups = some_of([" = ".join(shared[:_NAMED]) for shared in tied], _NAMED, between="; ")
+    message = f"{count_of(tied, 'parameter')} shared under several names: {groups}."
     return model_finding("tied", Severity.INFO, message, tied=len(tied))
 
 
@@ -266,14 +265,8 @@ def place_of(named: Sequence[tuple[str, Tensor]]) -> str:
     return named[0][0].rpartition(".")[0]
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names: `a, b, c and 5 more`."""
-    first = ", ".join(names[:_NAMED])
-    return f"{first} and {len(names) - _NAMED} more" if len(names) > _NAMED else first
-
-
 def names_of(named: Sequence[tuple[str, Tensor]]) -> str:
-    return listed([name for name, _ in named])
+    return some_of([name for name, _ in named])
 
 
 def count_of(items: Collection[object], noun: str, plural: str = "") -> str:

@@ -21,7 +21,6 @@ from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.model_check.settings import (
     count_of,
     first_names,
-    listed,
     model_finding,
     names_of,
     place_of,
@@ -30,7 +29,7 @@ from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, LayerCheck, ModelFinding, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text import counted, some_of
 
 Named = tuple[str, Tensor]
 _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -127,7 +126,7 @@ def _nonfinite(layers: Sequence[LayerCheck], noun: str, remedy: Remedy) -> Itera
     broken = [layer for layer in layers if layer.nonfinite]
     if broken:
         values = sum(layer.nonfinite for layer in broken)
-        message = f"{_having(broken, noun)} NaN or infinite values ({values:,} in all): {_names(broken)}."
+        message = f"{_having(broken, noun)} NaN or infinite values ({values:,} in all): {layer_names(broken)}."
         numbers = {f"{noun}s": len(broken), "values": values}
         yield model_finding(f"nonfinite_{noun}s", Severity.CRITICAL, message, broken[0].name, (remedy,), **numbers)
 
@@ -198,7 +197,7 @@ def _zeros(layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
     if zeros:
         largest = max(layer.largest for layer in zeros)
         what = "zeros alone" if largest == 0 else f"values of {largest:.2g} at most"
-        message = f"{_having(zeros, *_MATRIX)} {what}: {_names(zeros)}."
+        message = f"{_having(zeros, *_MATRIX)} {what}: {layer_names(zeros)}."
         severity = Severity.WARNING if len(zeros) == len(matrices) else Severity.INFO
         remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
         yield model_finding("zero_weights", severity, message, zeros[0].name, remedies, matrices=len(zeros))
@@ -263,5 +262,5 @@ def _having(layers: Sequence[LayerCheck], noun: str, plural: str = "") -> str:
     return f"{counted(len(layers), noun, plural)} {'has' if len(layers) == 1 else 'have'}"
 
 
-def _names(layers: Sequence[LayerCheck]) -> str:
-    return listed([layer.name for layer in layers])
+def layer_names(layers: Sequence[LayerCheck]) -> str:
+    return some_of([layer.name for layer in layers])

@@ -26,7 +26,7 @@ from mlflow_stability.tracking.tag_names import PREFIX, process_end
 from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import DAMAGED, Closing, Fact, Gap, Metric, Note, RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text import Meaning, some_of
 
 RecordedLine = tuple[int, EventLine]  # number of the recording, and a line of its events
 _OUTCOMES = {"FINISHED": "finished", "FAILED": "crashed", "KILLED": "killed", "RUNNING": "running"}
@@ -117,8 +117,7 @@ def with_left_out(history: RunHistory, left_out: Sequence[str]) -> RunHistory:
     """Add a note on what could not be read."""
     if not left_out:
         return history
-    more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-    return replace(history, notes=(*history.notes, f"{DAMAGED}: {left_out[0]}{more}."))
+    return replace(history, notes=(*history.notes, f"{DAMAGED}: {some_of(left_out, 1)}."))
 
 
 def with_metrics_of_the_script(history: RunHistory, metrics: Iterable[Metric]) -> RunHistory:

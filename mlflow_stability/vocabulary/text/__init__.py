@@ -31,6 +31,7 @@ from mlflow_stability.vocabulary.text.phrases import (
     number_text,
     sentence,
     sigmas,
+    some_of,
     times,
     visible,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "sentence",
     "sigmas",
     "similar_kinds",
+    "some_of",
     "split_words",
     "times",
     "topic_of",

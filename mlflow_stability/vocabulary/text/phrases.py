@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 
 
 def number_text(value: float) -> str:
@@ -19,6 +20,12 @@ def number_text(value: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 metric``, ``12,000 metrics``."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def some_of(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
+    """``a, b, c and 5 more``: the first `most`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 _ORDINARY = re.compile(r"(?P<word>[a-z]+(?:['’-][a-z]+)*)(?=$|\s|[,;:.!?)](?:\s|$))")
