@@ -11,10 +11,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.training_process import process_of, written_at
 from mlflow_stability.journal.follower import opening_if_readable
-from mlflow_stability.journal.layout import COURIER, STATUS, recording_folders, session_folders
+from mlflow_stability.journal.layout import COURIER, STATUS, read_page, recording_folders, session_folders
 from mlflow_stability.journal.process_identity import (
     ProcessStatus,
     identity_from,

@@ -18,11 +18,10 @@ from pathlib import Path
 
 from mlflow_stability.alerts.outlet_settings import OutletSettings
 from mlflow_stability.courier.claim import was_delivered
-from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.recording import NO_OUTLETS
 from mlflow_stability.courier.session_delivery import DeliveryReport, SessionDelivery
 from mlflow_stability.courier.training_process import MemoryWatch, process_of
-from mlflow_stability.journal.layout import RELEASED, STATUS
+from mlflow_stability.journal.layout import RELEASED, STATUS, read_page
 
 _WISHES = {
     # We wait and try again ourselves; MLflow's own seven attempts would block for four minutes.

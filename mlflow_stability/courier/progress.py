@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.journal.layout import DELIVERED, STATUS
+from mlflow_stability.journal.layout import DELIVERED, STATUS, read_page
 from mlflow_stability.tracking.keys import PREFIX
 
 _logger = logging.getLogger(__name__)
@@ -31,15 +31,6 @@ def write_page(file: Path, content: dict[str, Any]) -> bool:
         draft.unlink(missing_ok=True)
         return False
     return True
-
-
-def read_page(file: Path) -> dict[str, Any]:
-    """Return a page; empty if there is none or it cannot be read."""
-    try:
-        page = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return page if isinstance(page, dict) else {}
 
 
 @dataclass(slots=True)

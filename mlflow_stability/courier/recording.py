@@ -24,7 +24,8 @@ from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan
 from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import is_deleted, journal_size, opening_if_readable, opening_of
-from mlflow_stability.journal.writer import read_final_status
+from mlflow_stability.journal.layout import read_page
+from mlflow_stability.journal.writer import FINAL_STATUS
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.tracking.client import run_page
 
@@ -142,7 +143,7 @@ class Recording:
     def _state(self, alive: bool, killed_for_memory: Callable[[], bool]) -> TrainingState:
         deleted = is_deleted(self.folder)
         if not deleted:
-            self._last_words = read_final_status(self.folder)
+            self._last_words = read_page(self.folder / FINAL_STATUS)
         stalled = self._open.events.story.stalled if self._open else None
         return TrainingState(alive, killed_for_memory, self._last_words, deleted, stalled)
 

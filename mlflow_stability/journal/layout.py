@@ -28,6 +28,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlflow_stability.journal.process_identity import ProcessIdentity, identity_from, own_identity
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL
@@ -117,6 +118,15 @@ def read_ranks(session: Path) -> list[RankProcess]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [RankProcess(name, identity or ProcessIdentity(0)) for name, identity in identities]
+
+
+def read_page(file: Path) -> dict[str, Any]:
+    """Return the values in a small file of JSON; empty if there is none or it cannot be read."""
+    try:
+        page = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return page if isinstance(page, dict) else {}
 
 
 def ask_to_flush(session: Path, number: int) -> None:

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step, to_json
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
@@ -116,15 +114,6 @@ def _with_short_texts(value: Any, length: int) -> Any:
     if isinstance(value, dict):
         return {name: _with_short_texts(part, length) for name, part in value.items()}
     return value[:length] if isinstance(value, str) else value
-
-
-def read_final_status(folder: Path) -> dict[str, Any]:
-    """Read the page of a recording; empty where it is missing or torn."""
-    try:
-        values = orjson.loads((folder / FINAL_STATUS).read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def closing_from_page(page: Mapping[str, Any]) -> Closing | None:

@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
 
-import orjson
-
 import mlflow_stability
 from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE
-from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS, ask_to_flush, recording_folders
+from mlflow_stability.journal.layout import (
+    COURIER_LOG,
+    DELIVERED,
+    RELEASED,
+    STATUS,
+    ask_to_flush,
+    read_page,
+    recording_folders,
+)
 from mlflow_stability.session.terminal_lines import ProgressLine
 from mlflow_stability.session.training_output import DeliveredRun, TrainingOutput, delivered_run
 from mlflow_stability.tracking.in_process import DeliveredState
@@ -191,7 +197,7 @@ class CourierLink:
 
     def run(self, recording: Path) -> DeliveredRun:
         """Return id, address and verdict of the run of a recording."""
-        delivered = _read(recording / DELIVERED)
+        delivered = read_page(recording / DELIVERED)
         if delivered.get("run_id"):
             return delivered_run({**delivered, "name": delivered.get("run_name")})
         return self.runs().get(recording.name, DeliveredRun())
@@ -204,7 +210,7 @@ class CourierLink:
         asked = self._ask_to_flush()
         while not self.all_arrived():
             self._revive()
-            page = _read(self.folder / STATUS)
+            page = read_page(self.folder / STATUS)
             self._pass_on_notices(page)
             self.runs()
             if asked and int(page.get("flushed") or 0) >= asked:
@@ -214,7 +220,7 @@ class CourierLink:
             progress(self.left())
             time.sleep(0.05)
         self.runs()
-        self._pass_on_notices(_read(self.folder / STATUS))
+        self._pass_on_notices(read_page(self.folder / STATUS))
         return True
 
     def _ask_to_flush(self) -> int:
@@ -230,21 +236,21 @@ class CourierLink:
 
     def runs(self) -> dict[str, DeliveredRun]:
         """Return the run of each recording, remembered: the status goes with the journal."""
-        runs = _read(self.folder / STATUS).get("runs")
+        runs = read_page(self.folder / STATUS).get("runs")
         for name, run in runs.items() if isinstance(runs, dict) else ():
             self._runs[name] = delivered_run(run)
         return self._runs
 
     def left(self) -> str:
         """Describe what is still on its way."""
-        page = _read(self.folder / STATUS)
+        page = read_page(self.folder / STATUS)
         waiting = float(page.get("waiting_records") or 0)
         size = f", {waiting / 1e6:.1f} MB" if waiting >= 50_000 else ""
         return ", ".join(page.get("left") or ["everything"]) + size
 
     def trouble(self) -> str:
         """Return why delivery is stuck; empty while it is not."""
-        return str(_read(self.folder / STATUS).get("error") or "")
+        return str(read_page(self.folder / STATUS).get("error") or "")
 
     def release(self) -> None:
         """Say that nothing more will come, though this process may live on."""
@@ -262,14 +268,14 @@ class CourierLink:
         self._hang_up()
 
     def all_arrived(self) -> bool:
-        return all(_read(folder / DELIVERED).get("complete") for folder in recording_folders(self.folder))
+        return all(read_page(folder / DELIVERED).get("complete") for folder in recording_folders(self.folder))
 
     def _revive(self) -> None:
         if not self._is_running() and self.folder.exists() and time.monotonic() >= self._start_after:
             self.start()
 
     def _pass_on(self) -> None:
-        status = _read(self.folder / STATUS)
+        status = read_page(self.folder / STATUS)
         self._pass_on_notices(status)
         since = status.get("away_since")
         if since and not self._away_reported:
@@ -287,14 +293,6 @@ class CourierLink:
             if notice not in self._notices:
                 self._notices.add(notice)
                 self.warn("%s", notice)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        page = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return page if isinstance(page, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

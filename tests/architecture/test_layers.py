@@ -32,7 +32,7 @@ FOREIGN = {
     "probes": {"torch"},
     "recovery": {"numpy", "torch"},
     "reports": {"jinja2", "numpy", "rich"},
-    "session": {"orjson", "torch"},
+    "session": {"torch"},
     "tracking": {"mlflow", "numpy", "pyarrow"},
     "vocabulary": {"numpy"},
 }

@@ -21,9 +21,9 @@ from recovery.checkpoints.test_checkpoint_store import STATE as TRAINED
 
 from mlflow_stability.courier.progress import DELIVERED, Delivered
 from mlflow_stability.errors import CheckpointsRefused, SettingsError
-from mlflow_stability.journal.layout import RANKS, read_ranks
+from mlflow_stability.journal.layout import RANKS, read_page, read_ranks
 from mlflow_stability.journal.process_identity import identity_from, identity_in_link, own_identity
-from mlflow_stability.journal.writer import FINAL_STATUS, closing_from_page, read_final_status
+from mlflow_stability.journal.writer import FINAL_STATUS, closing_from_page
 from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors
 from mlflow_stability.recovery.checkpoints.sharded_state import _reader
 from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
@@ -190,7 +190,7 @@ _PAGES: dict[str, Callable[[Path, str], object]] = {
     META: _read_listing,
     OWNER: lambda file, _: identity_from(read_owner(file.parent)),
     RANKS: lambda file, _: read_ranks(file.parent),
-    FINAL_STATUS: lambda file, _: closing_from_page(read_final_status(file.parent)),
+    FINAL_STATUS: lambda file, _: closing_from_page(read_page(file.parent / FINAL_STATUS)),
     DELIVERED: lambda file, _: Delivered.read(file.parent).run(),
     "link": _read_link,
     "detectors.json": _read_or_none(read_detectors, SettingsError),

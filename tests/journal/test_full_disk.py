@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlflow_stability.journal.follower import JournalFollower, read_journal
-from mlflow_stability.journal.writer import JournalWriter, closing_from_page, read_final_status
+from mlflow_stability.journal.layout import read_page
+from mlflow_stability.journal.writer import FINAL_STATUS, JournalWriter, closing_from_page
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
@@ -52,11 +53,11 @@ def test_the_end_of_a_training_with_a_long_error_is_kept_on_a_full_disk(tmp_path
         assert not writer.append(Closing("crashed", "ValueError: " + "\x01é" * 20_000, step=499))
 
     in_a_child(training)
-    closing = closing_from_page(read_final_status(folder))
+    closing = closing_from_page(read_page(folder / FINAL_STATUS))
     assert closing is not None
     assert (closing.outcome, closing.step) == ("crashed", 499)
     assert closing.detail.startswith("ValueError: \x01é")
-    assert read_final_status(folder)["reason"] == "No space left on device"
+    assert read_page(folder / FINAL_STATUS)["reason"] == "No space left on device"
 
 
 def test_a_full_disk_stops_the_recording_and_leaves_earlier_records_readable(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_full_disk_stops_the_recording_and_leaves_earlier_records_readable(tmp
     records = [entry.record for entry in follower.read()]
     last = len(records) - 1
     assert records == [OPENING, *map(reading, range(1, last + 1))]
-    words = read_final_status(folder)
+    words = read_page(folder / FINAL_STATUS)
     assert words["stopped_at"] == last + 1
     assert words["reason"] == "No space left on device"
     assert words["closing"]["outcome"] == "crashed"
@@ -105,7 +106,7 @@ def test_after_space_is_freed_the_record_says_what_is_missing_and_continues(tmp_
     assert len(steps) + gap.last_step - gap.first_step + 1 == 502
     assert records[-2:] == [reading(501), reading(502)]
     assert gap.last_step == 500
-    assert read_final_status(folder)["stopped_at"] is None
+    assert read_page(folder / FINAL_STATUS)["stopped_at"] is None
 
 
 @pytest.mark.parametrize("page", [{}, {"closing": {}}, {"closing": {"step": 3}}, {"closing": ["finished"]}])

@@ -29,7 +29,6 @@ from mlflow_stability.courier.deliver import (
     waiting_bytes,
     waits_for_its_process,
 )
-from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
@@ -40,6 +39,7 @@ from mlflow_stability.journal.layout import (
     is_done,
     is_session,
     journal_roots_below,
+    read_page,
     recording_folders,
     session_folders,
 )

@@ -20,11 +20,11 @@ from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.alerts.rules import ending_event
-from mlflow_stability.courier.progress import Delivered, read_page, write_page
+from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.run.finish import silent_end
 from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
 from mlflow_stability.courier.training_process import TrainingState
-from mlflow_stability.journal.layout import ALERTS
+from mlflow_stability.journal.layout import ALERTS, read_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
-from mlflow_stability.courier.progress import Delivered, read_page, write_page
+from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.courier.training_process import written_at
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import AttentionMapFile, attention_map_files, read_attention_map
+from mlflow_stability.journal.layout import read_page
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.store_errors import RefusedError

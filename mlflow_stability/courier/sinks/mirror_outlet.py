@@ -29,13 +29,13 @@ from mlflow_stability.alerts.mirrors import (
     TensorBoardWriter,
     WandbWriter,
 )
-from mlflow_stability.courier.progress import Delivered, read_page, write_page
+from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
 from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
-from mlflow_stability.journal.layout import mirror_page
+from mlflow_stability.journal.layout import mirror_page, read_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.thinning import Point

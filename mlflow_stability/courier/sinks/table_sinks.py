@@ -12,11 +12,12 @@ import time
 from functools import partial
 from itertools import accumulate
 
-from mlflow_stability.courier.progress import Delivered, read_page, write_page
+from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.courier.training_process import written_at
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
+from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLDER
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.process_identity import (
     ProcessStatus,
     identity_from,
@@ -223,11 +224,7 @@ OWNER = "owner.json"  # names the run and the process that write to a directory
 
 def read_owner(directory: Path) -> dict[str, Any]:
     """Return what the owner file says; empty without one."""
-    try:
-        owner = json.loads((directory / OWNER).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return owner if isinstance(owner, dict) else {}
+    return read_page(directory / OWNER)
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool:
