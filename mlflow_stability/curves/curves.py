@@ -354,6 +354,12 @@ def median_deviation(values: NDArray[np.float64]) -> float:
     return float(np.median(np.abs(values - np.median(values))))
 
 
+def after_last(where: NDArray[np.bool_]) -> int:
+    """Return the place after the last one that is true; 0 if none is."""
+    places = np.flatnonzero(where)
+    return int(places[-1]) + 1 if len(places) else 0
+
+
 MIN_LATER_SHARE = 0.1
 """A start continues a training if it begins at least this share of its steps after its first step."""
 

@@ -15,15 +15,13 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered, write_page
-from mlflow_stability.courier.sinks.sink import RunSink
+from mlflow_stability.courier.sinks.sink import RunSink, readable
 from mlflow_stability.courier.training_process import written_at
-from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.store_errors import RefusedError
-from mlflow_stability.vocabulary.measured import AttentionMap
 
 PAGE = "attention.json"  # positions of the readers
 READERS = ("maps", "pictures")
@@ -141,7 +139,7 @@ class AttentionSink(RunSink):
         return True
 
     def _send(self, maps_of_step: Round) -> None:
-        maps = [attention for file in maps_of_step.files if (attention := _read(file)) is not None]
+        maps = [m for file in maps_of_step.files if (m := readable(read_attention_map, file.path)) is not None]
         if not maps:
             return
         part = AttentionPart(self._number, maps_of_step.attempt, maps_of_step.step + self._offset)
@@ -150,11 +148,3 @@ class AttentionSink(RunSink):
         except RefusedError as error:
             self._refused = True
             _logger.warning("Attention maps not delivered: %s", error)
-
-
-def _read(file: AttentionMapFile) -> AttentionMap | None:
-    try:
-        return read_attention_map(file.path)
-    except JournalError as error:
-        _logger.warning("%s", error)
-        return None

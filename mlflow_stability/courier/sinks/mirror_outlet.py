@@ -31,9 +31,8 @@ from mlflow_stability.alerts.mirrors import (
 )
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
-from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
-from mlflow_stability.courier.training_process import TrainingState
-from mlflow_stability.errors import JournalError
+from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan, readable
+from mlflow_stability.courier.training_process import TrainingState, written_at
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import mirror_page, read_page
 from mlflow_stability.journal.record import Record
@@ -216,10 +215,8 @@ def new_histograms(folder: Path, until: int, *, over: bool) -> Iterator[tuple[in
 
 def histograms_of(file: LayerTableFile, prefix: str, offset: int) -> list[LayerHistogram]:
     """Return a histogram for each layer with finite values; none where the file is damaged or gone."""
-    try:
-        table, written = read_layer_table(file.path), file.path.stat().st_mtime
-    except (JournalError, OSError) as error:
-        _logger.warning("%s", error)
+    table, written = readable(read_layer_table, file.path), written_at(file.path)
+    if table is None:
         return []
     step, name = table.step + offset, f"{prefix}/histograms/{table.what}"
     return [

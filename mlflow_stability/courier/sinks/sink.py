@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from mlflow_stability.alerts.exporters import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
@@ -19,6 +20,9 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.run import Closing, Returned
+
+_T = TypeVar("_T")
+_logger = logging.getLogger("mlflow_stability.courier")
 
 
 class Sink:
@@ -90,6 +94,15 @@ class RunSink(TimedSink):
         upload_file(self._writer, folder, name, content)
 
 
+def readable(read: Callable[[Path], _T], file: Path) -> _T | None:
+    """Read a file of arrays; None, and a line in the log, where it is damaged or gone."""
+    try:
+        return read(file)
+    except JournalError as error:
+        _logger.warning("%s", error)
+        return None
+
+
 def upload_file(writer: RunWriter, folder: str, name: str, content: str | bytes | Callable[[Path], object]) -> None:
     """Send a file with this content; `TrackingError` where the disk is full or the store did not take it."""
     try:
@@ -138,9 +151,6 @@ class Backoff:
     def succeeded(self) -> None:
         self.error, self.since, self.hopeless = "", None, False
         self._delay, self._again_at = _FIRST_DELAY, 0.0
-
-
-_logger = logging.getLogger("mlflow_stability.courier")
 
 
 @dataclass(frozen=True, slots=True)

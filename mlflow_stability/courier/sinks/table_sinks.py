@@ -13,9 +13,8 @@ from functools import partial
 from itertools import accumulate
 
 from mlflow_stability.courier.progress import Delivered, write_page
-from mlflow_stability.courier.sinks.sink import RunSink
+from mlflow_stability.courier.sinks.sink import RunSink, readable
 from mlflow_stability.courier.training_process import written_at
-from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.record import Record
@@ -111,7 +110,7 @@ class LayerSink(TableSink):
         return len(chosen) < len(waiting) or self.rest(over)
 
     def _send(self, files: list[LayerTableFile]) -> None:
-        tables = [(file, table) for file in files if (table := _read(file)) is not None]
+        tables = [(file, table) for file in files if (table := readable(read_layer_table, file.path)) is not None]
         if tables:
             name = part_name(self._number, files[0].step + self._offset)
             content = [table for _, table in tables]
@@ -149,11 +148,3 @@ def _size(file: LayerTableFile) -> int:
         return file.path.stat().st_size
     except OSError:
         return 0
-
-
-def _read(file: LayerTableFile) -> LayerTable | None:
-    try:
-        return read_layer_table(file.path)
-    except JournalError as error:
-        _logger.warning("%s", error)
-        return None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
+from mlflow_stability.curves.curves import after_last
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import (
     CauseDocumentation,
@@ -256,11 +257,10 @@ def _first_smooth(values: NDArray[np.float64], low: int, usual: float) -> int:
 
     A few losses before look smooth by chance: only as many again as from `low` on count.
     """
-    not_positive = np.flatnonzero(~(values[:low] > 0))
-    begin = int(not_positive[-1]) + 1 if len(not_positive) else 0
+    begin = after_last(~(values[:low] > 0))
     bends = np.abs(np.diff(np.log(values[begin:]), 2))
-    noisy = np.flatnonzero(~(bends[: max(0, low - begin)] < RepeatedData().share * usual))
-    first = begin + int(noisy[-1]) + 2 if len(noisy) else begin
+    after_noise = after_last(~(bends[: max(0, low - begin)] < RepeatedData().share * usual))
+    first = begin + after_noise + 1 if after_noise else begin
     return first if first <= low - (len(values) - low) else low
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.curves import Curve, curves_of
+from mlflow_stability.curves.curves import Curve, after_last, curves_of
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.learning_rate_restart import MIN_RISE, RateRestart
@@ -310,8 +310,7 @@ def _had_risen(context: EpisodeContext, rate: Curve, values: Values) -> CheckRes
             since=int(steps[len(values) - LIMITS.recent_points]),
             remedies=(Remedy(Action.LOWER_LEARNING_RATE, baseline=now, target=highest),),
         )
-    falls = np.flatnonzero(np.diff(values) < 0)
-    begin = int(falls[-1]) + 1 if len(falls) else 0  # of the rise that was going on
+    begin = after_last(np.diff(values) < 0)  # of the rise that was going on
     is_rising = len(values) > LIMITS.ends and now > (1 + LIMITS.constant) * float(values[-LOOKBACK.just_before :][0])
     if not is_rising or now < LIMITS.risen * float(values[begin]) or now <= float(values[:begin].max(initial=0.0)):
         return None

@@ -30,6 +30,7 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
+from mlflow_stability.vocabulary.measured import logarithmic_limits
 from mlflow_stability.vocabulary.text import counted
 
 _COLOURS = "viridis"
@@ -40,9 +41,6 @@ _LABEL_HEIGHT = 0.17
 _LETTER = 0.078  # inches that a letter of a label takes
 _MAX_NAME = 34
 _TOP, _BOTTOM, _RIGHT = 0.80, 0.9, 1.15
-_COLOUR_PERCENTILES = (1.0, 99.0)
-"""Ends of the colours, so that one exploding layer does not make all others look alike."""
-_MIN_DECADES = 0.5  # the least that the colours span
 _TITLES = {
     "grad_norm": "Gradient norm",
     "update_ratio": "Update ratio",
@@ -79,7 +77,7 @@ def layer_heatmap(grid: LayerGrid, subtitle: str = "") -> Picture:
         axes.set_axis_off()
         say_instead(axes, "not measured")
         return figure
-    norm = _norm(grid.values)
+    norm = LogNorm(*logarithmic_limits(grid.values))
     first, last = int(grid.steps[0]), max(grid.last, int(grid.steps[-1]))
     step_axis(axes, first, last, labels=True)
     limits = axes.get_xlim()
@@ -91,16 +89,6 @@ def layer_heatmap(grid: LayerGrid, subtitle: str = "") -> Picture:
     _colour_bar(figure, axes, norm, grid)
     _legend(axes, special, tall)
     return figure
-
-
-def _norm(values: NDArray[np.float32]) -> LogNorm:
-    positive = values[np.isfinite(values) & (values > 0)].astype(np.float64)
-    if not len(positive):
-        return LogNorm(0.1, 10.0)
-    low, high = np.percentile(np.log10(positive), _COLOUR_PERCENTILES).tolist()
-    if high - low < _MIN_DECADES:
-        low, high = (low + high - _MIN_DECADES) / 2, (low + high + _MIN_DECADES) / 2
-    return LogNorm(10.0 ** max(low, -300.0), 10.0 ** min(high, 300.0))
 
 
 def _painted(

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.curves import Curve, RunCurves, continues, median_deviation, pieces_by_metric
+from mlflow_stability.curves.curves import Curve, RunCurves, after_last, continues, median_deviation, pieces_by_metric
 from mlflow_stability.curves.levels import level_noise, to_judged_scale
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
@@ -117,8 +117,7 @@ class FinalRiseRule(Rule):
         limit = max(level + least, float(past.max()))
         if not logarithmic:
             limit = max(limit, level + self.wandering * _largest_rise(x[: len(x) - reach], reach))
-        low = np.flatnonzero(x <= limit)
-        first = int(low[-1]) + 1 if len(low) else 0  # with values of 1e308 the limit is NaN, and no value is low
+        first = after_last(x <= limit)  # with values of 1e308 the limit is NaN, and no value is low
         if not self.fewest <= len(x) - first <= reach or values[first:].min() < curve.floor:
             return None
         while first > 1 and x[first - 1] > level + least / 2:
@@ -239,8 +238,7 @@ class LossSizeRule(Rule):
         limit = max(self.least_size, self.smallest_rise * early)
         if last < limit:
             return None
-        low = np.flatnonzero(sizes[: -self.last] < limit)  # a single last value may be low again
-        first = int(low[-1]) + 1 if len(low) else 0
+        first = after_last(sizes[: -self.last] < limit)  # a single last value may be low again
         peak = first + int(np.argmax(sizes[first:]))
         facts = SizeRiseFacts(curve.name, last, float(sizes[peak]), early, limit)
         return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
@@ -430,8 +428,7 @@ class ReturnFallRule(Rule):
         for tail, severity in zip(self.tails, (Severity.WARNING, Severity.INFO), strict=True):
             last = values[-max(self.fewest_last, round(tail * count)) :]
             if len(last) <= count - top - width and float(np.quantile(last, self.back)) <= limit:
-                high = np.flatnonzero(values[top + width :] > limit)
-                first = min(top + width + (int(high[-1]) + 1 if len(high) else 0), count - self.fewest_last)
+                first = min(top + width + after_last(values[top + width :] > limit), count - self.fewest_last)
                 facts = ReturnFallFacts(curve.name, start, best, float(np.median(values[first:])))
                 return self.finding(curve, severity, facts, steps[first], steps[-1])
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.curves import Curve, RunCurves, after_last
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
@@ -84,7 +84,6 @@ class UnboundedFallRule(Rule):
         keeps_falling = medians[second] < 0 and bool((falls[second:] > 0).all())
         if not keeps_falling or medians[-1] > -limit or falls[-1] < self.pace * falls.max():
             return None
-        above = np.flatnonzero(values >= 0)
-        first = int(above[-1]) + 1 if len(above) else 0
+        first = after_last(values >= 0)
         facts = UnboundedFallFacts(curve.name, float(medians[-1]), early, limit)
         return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[-1])

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.curves import Curve, RunCurves, after_last
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
@@ -291,8 +291,7 @@ class SkippedEndRule(Rule):
 
     def _judge(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
-        kept = np.flatnonzero(np.diff(values) <= 0)
-        first = int(kept[-1]) + 1 if len(kept) else 0
+        first = after_last(np.diff(values) <= 0)
         count = int(values[-1] - values[first]) if len(values) else 0
         if count < self.fewest:
             return None

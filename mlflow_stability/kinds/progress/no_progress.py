@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.curves import Curve, RunCurves, after_last
 from mlflow_stability.curves.levels import Levels, log_quantum, read_levels
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves
@@ -180,8 +180,7 @@ class FrozenRule(Rule):
         if len(values) < self.fewest_zeros or not finite[-1]:
             return None
         last = float(values[-1])
-        other = np.flatnonzero(values != last)
-        first = int(other[-1]) + 1 if len(other) else 0
+        first = after_last(values != last)
         count = len(values) - first
         if first > 0 and count < max(self.fewest, self.fewest_share * len(values)):
             return None

@@ -228,17 +228,10 @@ PER_EXAMPLE = frozenset((*LOSSES, "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss
 
 def loss_sum(loss: Tensor, step: int) -> Finding | None:
     """Return a finding if this loss, or a term of it, is a sum over many values that nothing divides."""
-    waiting, looked_at = [loss.grad_fn], 0
-    while waiting and looked_at < MAX_NODES:
-        node = waiting.pop(0)
-        if node is None:
-            continue
-        looked_at += 1
+    for node, _, _ in _nodes_of(loss, ADDING):
         values = _values_of_sum(node)
         if values >= LossSum().least:
             return Finding.at(LossSumFacts(values), step, Severity.INFO, remedies=LossSum.remedies)
-        if node_name(node) in ADDING:
-            waiting += [following for following, _ in node.next_functions]
     return None
 
 

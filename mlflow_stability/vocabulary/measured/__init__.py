@@ -15,6 +15,7 @@ from mlflow_stability.vocabulary.measured.layer_comparison import (
     LargestGap,
     LayerComparison,
     columns_of_run,
+    logarithmic_limits,
 )
 from mlflow_stability.vocabulary.measured.layer_table import (
     BINS,
@@ -78,6 +79,7 @@ __all__ = [
     "distribution_shape",
     "is_whole_model",
     "layer_table_from",
+    "logarithmic_limits",
     "modules_with",
     "parse_condition",
     "shared_layout",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,16 +104,11 @@ class LayerComparison:
     def colour_limits(self) -> tuple[float, float]:
         """The values at which the colour scale of both runs ends."""
         cells = np.concatenate([self.first.ravel(), self.second.ravel()]).astype(np.float64)
-        values = cells[np.isfinite(cells) & ((cells > 0) | self.smallest)]
-        if not len(values):
-            return 0.1, 10.0
-        if self.smallest:
-            low, high = min(0.0, float(values.min())), float(values.max())
-            return low, high if high > low else low + 1.0
-        low, high = np.percentile(np.log10(values), COLOUR_PERCENTILES).tolist()
-        if high - low < MIN_DECADES:
-            low, high = (low + high - MIN_DECADES) / 2, (low + high + MIN_DECADES) / 2
-        return 10.0 ** max(low, -300.0), 10.0 ** min(high, 300.0)
+        values = cells[np.isfinite(cells)]
+        if self.logarithmic or not len(values):
+            return logarithmic_limits(values)
+        low, high = min(0.0, float(values.min())), float(values.max())
+        return low, high if high > low else low + 1.0
 
     @property
     def row(self) -> str:
@@ -169,3 +165,14 @@ class LayerComparison:
                 values = np.log(np.where(values > 0, values, np.nan))
             low, high = math.log(low), math.log(high)
         return np.asarray(np.clip((values - low) / (high - low), 0.0, 1.0), np.float64)
+
+
+def logarithmic_limits(values: NDArray[Any]) -> tuple[float, float]:
+    """Return the values at which a logarithmic colour scale ends; those that are not above zero have no place on it."""
+    positive = values[np.isfinite(values) & (values > 0)].astype(np.float64)
+    if not len(positive):
+        return 0.1, 10.0
+    low, high = np.percentile(np.log10(positive), COLOUR_PERCENTILES).tolist()
+    if high - low < MIN_DECADES:
+        low, high = (low + high - MIN_DECADES) / 2, (low + high + MIN_DECADES) / 2
+    return 10.0 ** max(low, -300.0), 10.0 ** min(high, 300.0)
