@@ -147,11 +147,12 @@ def _norms_of_some(gradients: Sequence[Tensor]) -> Tensor | None:
         if hasattr(bucket[0], "full_tensor"):
             return None
         rows.append(norms_of(bucket))
-    return rows[0] if len(rows) == 1 else torch.cat(_of_one_kind(rows))
+    return rows[0] if len(rows) == 1 else torch.cat(of_one_kind(rows))
 
 
-def _of_one_kind(norms: list[Tensor]) -> list[Tensor]:
-    device = norms[0].device
+def of_one_kind(norms: list[Tensor], device: torch.device | None = None) -> list[Tensor]:
+    """Return tensors on one device, by default that of the first, and of a type that holds all of them."""
+    device = norms[0].device if device is None else device
     wide = torch.float32
     for norm in norms:
         wide = torch.promote_types(wide, norm.dtype)

@@ -32,7 +32,7 @@ from mlflow_stability.courier.deliver import (
 from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
-from mlflow_stability.journal.follower import opening_if_readable
+from mlflow_stability.journal.follower import journal_size, opening_if_readable
 from mlflow_stability.journal.layout import (
     RELEASED,
     STATUS,
@@ -43,7 +43,6 @@ from mlflow_stability.journal.layout import (
     recording_folders,
     session_folders,
 )
-from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.tracking.address import is_sqlite, same_store, strip_credentials
 from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
@@ -93,18 +92,11 @@ def _state(folder: Path) -> SessionState:
     return SessionState(
         folder,
         openings,
-        size=sum(map(_journal_size, recordings)),
+        size=sum(map(journal_size, recordings)),
         training_lives=not (folder / RELEASED).exists() and process.alive(),
         courier_lives=holder_lives(folder),
         problem=str(read_page(folder / STATUS).get("error") or ""),
     )
-
-
-def _journal_size(recording: Path) -> int:
-    try:
-        return (recording / JOURNAL).stat().st_size
-    except FileNotFoundError:  # its courier has just delivered it
-        return 0
 
 
 def _seconds(_context: click.Context, _option: click.Parameter, typed: str | None) -> float | None:

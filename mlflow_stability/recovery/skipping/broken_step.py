@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.gradient_norm import gradients_of, local_part, total_norm
+from mlflow_stability.probes.gradient_norm import gradients_of, local_part, of_one_kind, total_norm
 
 
 def broken_flag(
@@ -49,11 +49,7 @@ def broken_flag(
             absurd = norm is not None and largest is not None and values[len(losses)] > float(largest)
             return torch.tensor(float(absurd or not all(map(math.isfinite, values))), dtype=torch.float32)
         # Gradients say on which device it is wanted; a loss may have been moved to the host.
-        device = asked[-1].device
-        wide = torch.float32
-        for scalar in asked:
-            wide = torch.promote_types(wide, scalar.dtype)
-        row = torch.stack([scalar.to(device, wide, non_blocking=True) for scalar in asked])
+        row = torch.stack(of_one_kind(asked, asked[-1].device))
         sound = torch.isfinite(row).all()
         if norm is not None and largest is not None:
             sound = sound & (row[len(losses)] <= _beside(largest, row))
