@@ -56,16 +56,6 @@ class Guard(Protocol):
         """Runs within ``except`` in a wrapped body: end an error of a part of it there, raise any other again."""
 
 
-def call_each(guard: Guard, bodies: Sequence[tuple[str, Callable[..., Any]]], *args: Any) -> None:
-    """Call what observers do at one point, each with its part; an error switches off that part alone."""
-    for part, body in bodies:
-        try:
-            if part not in guard.off:
-                body(*args)
-        except BaseException as error:
-            guard.contain(part, error)
-
-
 class Probe(Protocol):
     """Measures something, on the device, without waiting for it."""
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls, running_calls
 from mlflow_stability.probes.model_discovery import models_of
 from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, StepSplit
-from mlflow_stability.probes.probe import Guard, call_each
+from mlflow_stability.probes.probe import Guard
 
 _BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
 MAX_UNCALLED_STEPS = 2  # after this many steps without a call, modules inside are observed instead
@@ -203,8 +203,12 @@ class ForwardWatch:
         if get_ident() != self._thread:
             return
         if self.opened == id(root) and not (self._within and running_calls(self.opened) > 1):
-            if self._gave:
-                call_each(self.guard, self._gave, outputs)
+            for part, take in self._gave:
+                try:
+                    if part not in self.guard.off:
+                        take(outputs)
+                except BaseException as error:
+                    self.guard.contain(part, error)
             for emit in self._to_end:
                 emit()
             split = self._split
@@ -225,7 +229,12 @@ class ForwardWatch:
     def _give_up(self) -> None:
         """End the open pass as failed: it has not ended, or its end will not be observed."""
         if self.opened:
-            call_each(self.guard, self._did_fail)
+            for part, emit in self._did_fail:
+                try:
+                    if part not in self.guard.off:
+                        emit()
+                except BaseException as error:
+                    self.guard.contain(part, error)
             self.opened = 0
 
     def _fails(self, root: Module) -> None:

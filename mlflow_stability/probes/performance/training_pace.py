@@ -17,7 +17,7 @@ from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.step_timing import EVERY_STEPS, MOST_MOMENTS, Mark, StepClock
 from mlflow_stability.probes.performance.throughput import Throughput
-from mlflow_stability.probes.probe import BaseProbe, Guard, Probe, StepView, call_each, next_multiple
+from mlflow_stability.probes.probe import BaseProbe, Guard, Probe, StepView, next_multiple
 
 _BACKWARD_BEGAN, _BACKWARD_ENDED = int(Mark.BACKWARD_BEGAN), int(Mark.BACKWARD_ENDED)
 FIRST_STEPS = 20  # in which every optimizer is shown to the watch; later every tenth
@@ -73,8 +73,12 @@ class TrainingPace:
         watch.in_backward = throughput.is_between = True
         if watch.opened or throughput.flops.is_counting:
             self._unusual_backward()
-        if watch.gradients_begin:
-            call_each(watch.guard, watch.gradients_begin)
+        for part, begin in watch.gradients_begin:
+            try:
+                if part not in watch.guard.off:
+                    begin()
+            except BaseException as error:
+                watch.guard.contain(part, error)
         if self._split.also is None:
             self._split.moments.append((_BACKWARD_BEGAN, self._split.now()))
         else:  # an event of the device, which may fail
@@ -83,8 +87,12 @@ class TrainingPace:
     def backward_ended(self) -> None:
         watch = self._watch
         watch.in_backward = False
-        if watch.gradients_end:
-            call_each(watch.guard, watch.gradients_end)
+        for part, end in watch.gradients_end:
+            try:
+                if part not in watch.guard.off:
+                    end()
+            except BaseException as error:
+                watch.guard.contain(part, error)
         if self._split.also is None:
             self._split.moments.append((_BACKWARD_ENDED, self._split.now()))
         else:
