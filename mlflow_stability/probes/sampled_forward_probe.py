@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -66,17 +67,17 @@ class PassHooks:
     """
 
     def __init__(self, guard: Guard, part: str, alive: Callable[[], bool]) -> None:
-        self._guard, self._part = guard, part
+        self._guarded = cache(partial(guard, part))  # one function is observed at many modules
         self.is_on = alive  # refers to the frame of the pass: not kept beyond it
         self._watched: list[WatchedCalls] = []
 
     def before(self, module: Module, body: Before) -> None:
         """Run `body(module, args, kwargs)` before each call of a module."""
-        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, before=self._guard(self._part, body))))
+        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, before=self._guarded(body))))
 
     def after(self, module: Module, body: After) -> None:
         """Run `body(module, args, output)` after each call of a module."""
-        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, after=self._guard(self._part, body))))
+        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, after=self._guarded(body))))
 
     def remove(self) -> None:
         self.is_on = _over
