@@ -2,7 +2,7 @@
 
 Guarantees: the same recording always gets the same place; two recordings never share one, however many come at once; a
 process that counts from 1 again writes no step twice; a process that records again into the same run continues in its
-section.
+prefix.
 
 The tag `mlflow.stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
 only. A tracking store can only set and read tags, so numbers are given out by Lamport's bakery algorithm:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, Action, Finding, Remedy, Severity
 
 
 def fell_by(share: float, only: str = "") -> str:
@@ -66,7 +65,7 @@ class LargeUpdatesRule(Rule):
 
     kind = "update_ratio_high"
     order = 180
-    remedies = UpdateRatioHigh.remedies
+    remedies = (LOWER_RATE_5_TO_10, Remedy(Action.LENGTHEN_WARM_UP))
 
     lowest_ratio: float = 0.02
     """Minimum ratio of update norm to weight norm."""
