@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.detectors.learning_rate_restart import RANGE_TEST_RISE, RANGE_TEST_STEPS, RangeTest
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligible_level, start_level
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
 from mlflow_stability.detectors.micro_batches import with_usual_count
@@ -43,6 +44,7 @@ SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|
 
 
 HAS_LEVEL = LossLevel(None)
+NO_TEST = (0, -1)
 MAX_SCORES = 50
 """Number of scores whose curves are judged."""
 PHASE_LOOKBACK = 32
@@ -70,6 +72,14 @@ class Curve:
     """The metrics that were added up, where it is a sum."""
     phases: tuple[int, ...] = ()
     """First steps of further optimizers."""
+    tested: tuple[int, int] = NO_TEST
+    """First and last step of a learning-rate range test; (0, -1) without one."""
+
+    @property
+    def since_test(self) -> Curve:
+        """The part after a learning-rate range test, whose loss rises on purpose; all of it without one."""
+        tested = int(np.searchsorted(self.steps, self.tested[1], side="right"))
+        return self.of_points(tested, len(self.values)) if tested else self
 
     @property
     def last_phase(self) -> Curve:
@@ -247,7 +257,7 @@ def _curves(
         metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
     sides = _alternating_places(metrics) if quantity not in NORMS else frozenset()
     starts = start_by_attempt(history) if starts is None else starts
-    phases = _phases(history)
+    phases, tested = _phases(history), _range_test(history) if quantity == "loss" else NO_TEST
     curves = []
     for metric in metrics:
         place = metric.meaning.place
@@ -261,7 +271,8 @@ def _curves(
             )
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
             own_level = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
-            curves.append(Curve(metric.name, quantity, place, start, steps, values, part, own_level, phases=phases))
+            curve = Curve(metric.name, quantity, place, start, steps, values, part, own_level)
+            curves.append(replace(curve, phases=phases, tested=tested))
     sums = list(_sums(curves)) if not whole and quantity not in NORMS else []
     summed = {curve.attempt for curve in sums}
     parts = [replace(curve, part=True) if curve.attempt in summed and curve.has_level else curve for curve in curves]
@@ -296,6 +307,21 @@ def _phases(history: RunHistory) -> tuple[int, ...]:
     spans = sorted((int(steps.min()), int(steps.max())) for steps in rates)
     firsts = sorted({first for first, _ in spans})[1:]
     return tuple(step for step in firsts if all(last < step for first, last in spans if first < step))
+
+
+def _range_test(history: RunHistory) -> tuple[int, int]:
+    """Return the first and last step of a learning-rate range test."""
+    span = NO_TEST
+    for metric in history.of("learning_rate"):
+        steps, rates = metric.series.steps.tolist(), metric.series.values
+        if len(rates) <= RANGE_TEST_STEPS or rates.max() < RANGE_TEST_RISE * rates[rates > 0].min(initial=np.inf):
+            continue
+        test = RangeTest()
+        for at, rate in enumerate(rates.tolist()):
+            test.see(rate)
+            if test.is_running and steps[at] > span[1]:
+                span = steps[at - test.steps], steps[at]
+    return span
 
 
 def recorded_level(history: RunHistory) -> LossLevel:

@@ -3,12 +3,15 @@
 Cyclic schedules and warm restarts bring the rate back to where it has been before, in one step or nearly so. A
 jump beyond the highest rate is no restart, and ends the grace period of the restart before it. A rate that jumped
 shortly before a rollback does not count as reached: the schedule may well write it again.
+
+A learning-rate range test raises the rate by the same factor in each step, until the loss rises: that is its purpose.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.measured.signal import Signal
 
@@ -18,6 +21,39 @@ MAX_RESTART = 1.05
 """Maximum ratio of a restart to the highest rate before it; a larger one is a jump."""
 RESTART_STEPS = 200
 """Number of steps after a restart during which rises of the loss are expected."""
+RANGE_TEST_STEPS = 20
+"""Minimum number of steps of a range test in which the rate has grown by the same factor."""
+RANGE_TEST_RISE = 1000.0
+"""Minimum growth of the rate in them."""
+SAME_GROWTH = 0.01
+"""Largest relative difference between the logarithms of two growth factors that are the same."""
+
+
+@dataclass(slots=True)
+class RangeTest:
+    """A rate that has grown by the same factor in each of the last steps."""
+
+    last: float = 0.0
+    growth: float = 0.0
+    """Logarithm of the last growth factor."""
+    steps: int = 0
+    """Number of steps in a row with this growth."""
+    begun_at: float = 0.0
+    """The rate before them."""
+
+    def see(self, rate: float) -> None:
+        """Take the rate of one more step."""
+        growth = math.log(rate / self.last) if 0 < self.last < rate < math.inf else 0.0
+        if growth == 0.0 or abs(growth - self.growth) > SAME_GROWTH * growth:
+            self.steps, self.begun_at, self.growth = int(growth > 0), self.last, growth
+        else:
+            self.steps += 1
+        self.last = rate
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this is a range test, and no short warm-up."""
+        return self.steps >= RANGE_TEST_STEPS and self.last >= RANGE_TEST_RISE * self.begun_at > 0
 
 
 @dataclass(slots=True)
@@ -36,8 +72,14 @@ class RateRestart:
     """The highest rate before that jump."""
     is_barred: bool = False
     """Whether the current rate was rolled back from, so that it does not count until it has come down."""
+    test: RangeTest = field(default_factory=RangeTest)
 
     def see(self, rate: float, step: int) -> None:
+        if step != self.step or rate != self.last:  # groups of one step have the same rate
+            was_test = self.test.is_running
+            self.test.see(rate)
+            if was_test and not self.test.is_running:  # the weights go back to where they were before it
+                self.at, self.highest, self.last = step, rate, rate
         self.step = step
         if rate != self.last:
             if 0 < self.last * MIN_RISE <= rate:
@@ -58,7 +100,7 @@ class RateRestart:
 
     def excuses(self, step: int) -> bool:
         """Whether a rise of the loss at this step is expected."""
-        return self.at is not None and 0 <= step - self.at <= RESTART_STEPS
+        return self.test.is_running or (self.at is not None and 0 <= step - self.at <= RESTART_STEPS)
 
 
 class OptimizersOfLosses:

@@ -132,7 +132,8 @@ def _findings(history: RunHistory, curves: RunCurves, detectors: Sequence[Detect
         return cap_severities(without_harm(merged([*by_detectors, *by_rules], span), curves))
     by_detectors = in_hindsight(by_detectors, by_rules, curves, asked)
     by_rules += of_detectors(findings_in_log(history, curves, starts), detectors)
-    return recovered_rises(cap_severities(merged([*by_detectors, *by_rules], span)), curves, asked)
+    findings = without_harm(merged([*by_detectors, *by_rules], span), curves)
+    return recovered_rises(cap_severities(findings), curves, asked)
 
 
 def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple[str, ...]:

@@ -252,10 +252,10 @@ def _training_sentence(
         return f"Recovered: {back}; {course}{last}.{_origin(findings)}"
     others = len(bad) - 1
     more = f" {others} more warning{'s' if others > 1 else ''} or worse." if others else ""
-    return f"{title}: {_unrescued_sentence(deciding, findings)}{more}"
+    return f"{title}: {_unrescued_sentence(deciding, findings, outcome)}{more}"
 
 
-def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding]) -> str:
+def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding], outcome: str) -> str:
     """Return what decides the outcome, with the rollbacks that did not help against it."""
     rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
     message = _deciding_sentence(deciding)
@@ -264,7 +264,8 @@ def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding]) -> str:
     back = _rollbacks_clause(findings, [finding for finding in findings if finding.severity >= Severity.WARNING])
     was = f"The training was {back}"
     answered = any(finding.attempt >= deciding.attempt and finding.end >= deciding.start for finding in rollbacks)
-    if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered or deciding.recovered:
+    is_back = deciding.recovered and outcome != "diverged"
+    if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered or is_back:
         return f"{message} {was}."
     ended = deciding.facts_as(LastingRiseFacts)
     if ended is None or ended.best <= 0:

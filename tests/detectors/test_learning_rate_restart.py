@@ -41,3 +41,23 @@ def test_a_warm_up_after_a_rollback_raises_the_highest_rate() -> None:
     after = seen([*CYCLE, 0.2]).after_rollback()
     seen([1e-3, 1.2e-3, 1.6e-3, 2.2e-3, 3e-3, 4e-3, 1e-4, 4e-3], after, 4)
     assert after.excuses(11)
+
+
+def geometric(first: float, last: float, count: int) -> list[float]:
+    return [first * (last / first) ** (at / (count - 1)) for at in range(count)]
+
+
+def test_a_range_test_excuses_a_rise_and_the_return_to_the_weights_before_it() -> None:
+    test = seen(geometric(1e-6, 10.0, 150))
+    assert test.excuses(149)
+    seen([0.05] * 400, test, 150)
+    assert test.excuses(151)
+    assert not test.excuses(450)
+    seen([5.0], test, 550)
+    assert not test.excuses(551), "the rates of a test were not trained with"
+
+
+def test_neither_a_linear_warm_up_nor_a_small_or_short_growth_is_a_range_test() -> None:
+    assert not seen([at * 1e-4 for at in range(1, 2000)]).excuses(1999)
+    assert not seen(geometric(1e-4, 1e-2, 150)).excuses(149)
+    assert not seen(geometric(1e-6, 10.0, 15)).excuses(14)

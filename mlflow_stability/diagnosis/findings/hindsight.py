@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
+from mlflow_stability.curves.curves import NO_TEST, NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.curves.levels import is_rounding, read_levels
 from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
 from mlflow_stability.kinds.first_look.not_trained import NoGradient
@@ -42,6 +42,8 @@ LAST_RIPPLE_FACTOR = 1.5
 """A rise at the end that is at most this many times as large as the ripples before it is one of them."""
 RECOVERED_SHARE = 0.5
 """A loss that lost this share of its rise again, in nats, is on its way down."""
+KINDS_OF_RANGE_TESTS = ("gradient_explosion", "update_ratio_high")
+"""What a learning-rate range test brings about before it ends."""
 JUMP_LEVELS = 10
 """A loss whose maximum is within this many levels of the rise, of about a hundred, jumped and has fallen since."""
 
@@ -132,14 +134,20 @@ def _within_noise(finding: Finding, by_rules: Sequence[Finding], curves: RunCurv
 
 
 def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding]:
-    """Make parameters without a gradient INFO where the loss fell almost to zero: it needed none of them."""
-    learnt = {curve.attempt for curve in curves.losses if curve.has_level and not curve.part and _is_learnt(curve)}
-    return [
-        replace(finding, severity=Severity.INFO)
-        if finding.kind == NoGradient.kind and finding.attempt in learnt
-        else finding
-        for finding in findings
-    ]
+    """Make INFO what did no harm.
+
+    Parameters without a gradient, where the loss fell almost to zero: it needed none of them. Large gradients and
+    updates of a learning-rate range test, which goes on until they come.
+    """
+    judged = [curve for curve in curves.losses if curve.has_level and not curve.part]
+    learnt = {curve.attempt for curve in judged if _is_learnt(curve)}
+    first, last = next((curve.tested for curve in curves.losses), NO_TEST)
+
+    def did_none(finding: Finding) -> bool:
+        of_test = finding.kind in KINDS_OF_RANGE_TESTS and first <= finding.start <= last
+        return of_test or (finding.kind == NoGradient.kind and finding.attempt in learnt)
+
+    return [replace(finding, severity=Severity.INFO) if did_none(finding) else finding for finding in findings]
 
 
 def _is_learnt(curve: Curve) -> bool:

@@ -172,7 +172,9 @@ class DivergenceRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        findings = (self._judge(_without_first_zeros(curve.last_phase), curves.validations) for curve in judged)
+        findings = (
+            self._judge(_without_first_zeros(curve.since_test.last_phase), curves.validations) for curve in judged
+        )
         return [finding for finding in findings if finding is not None]
 
     def _judge(self, curve: Curve, validations: tuple[Curve, ...]) -> Finding | None:

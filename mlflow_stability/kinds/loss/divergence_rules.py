@@ -101,7 +101,7 @@ class FinalRiseRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        return _present(self._judge(curve.last_phase) for curve in judged)
+        return _present(self._judge(curve.since_test.last_phase) for curve in judged)
 
     def _judge(self, curve: Curve) -> Finding | None:
         finite = curve.finite

@@ -239,8 +239,8 @@ class SpikeRule(Rule):
         )
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        losses = (*curves.losses, *curves.validations, *curves.averages)
-        judged = [curve for curve in losses if not curve.part and curve.has_level]
+        losses = [curve.since_test for curve in (*curves.losses, *curves.validations, *curves.averages)]
+        judged = [curve for curve in losses if not curve.part and curve.has_level and len(curve.steps)]
         jumps_of_curve = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
         findings: list[Finding] = []
         for curve in judged:

@@ -324,7 +324,8 @@ class PlateauRule(Rule):
                 continue
             if len(levels.raw_x) < self.fewest_steps and any(len(n.steps) == len(curve.steps) for n in curves.norms):
                 continue
-            if not _resumed(curve) and not self._is_warming_up(curve, curves.rates):
+            late = _resumed(curve) or self._is_warming_up(curve, curves.rates)
+            if not late and not self._fell_before_last_phase(curve):
                 finding = self._judge(curve, levels, self._is_validation_stuck(curve, curves))
                 findings += [] if finding is None else [finding]
         return findings
@@ -396,6 +397,13 @@ class PlateauRule(Rule):
                 is_level = rest <= float(np.median(tail)) + max(self.flat_gain, 2 * levels.noise)
                 return min((start + int(np.argmax(is_level))) * levels.size, len(levels.raw_x) - 1)
         return len(levels.raw_x)
+
+    def _fell_before_last_phase(self, curve: Curve) -> bool:
+        """Whether the loss fell from its first value before the optimizer that ended the training took over."""
+        values, steps = curve.values[curve.finite], curve.steps[curve.finite]
+        begun = max((step for step in curve.phases if step <= steps[-1]), default=-1)
+        edge = values[-max(3, len(values) // 10) :]
+        return bool(steps[0] < begun and np.median(edge) < (1 - self.possible_gain) * values[0])
 
     def _is_validation_stuck(self, curve: Curve, curves: RunCurves) -> bool:
         """Whether the validation loss of the same place did not fall over at least eight points."""

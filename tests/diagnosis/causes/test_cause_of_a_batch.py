@@ -60,6 +60,15 @@ def test_a_loss_that_jumps_and_stays_at_a_constant_level_means_changed_data_and_
     assert f"probably changed at step {AT}" in cause.statement
 
 
+def test_a_loss_that_jumps_with_each_episode_of_a_game_does_not_mean_changed_data() -> None:
+    drawn = np.random.default_rng(0)
+    returns = np.concatenate([np.linspace(high, 0.3, 40) for high in (30, 34, 28, 36, 31, 33, 90, 95, 88, 92)])
+    losses = returns * np.exp(drawn.normal(0, 0.1, COUNT))
+    history = watched(at_step(241, "divergence", Severity.WARNING, "loss rose."), losses=losses)
+    cause = diagnosis_of(history).cause
+    assert cause is None or cause.name != "data_changed"
+
+
 @pytest.mark.parametrize(("last", "cause"), [(60.0, "data_changed"), (8.0, "weight_decay")])
 def test_a_loss_jump_caused_by_weight_decay_is_not_changed_data(last: float, cause: str) -> None:
     losses, gradients = falling(COUNT), norms()

@@ -97,6 +97,8 @@ def test_the_verdict_counts_the_rollbacks() -> None:
     assert outcome([DIVERGED, again, reverted]) == "unstable", "no rollback is in effect"
     said = verdict_of("diverged", [DIVERGED, again, reverted], [READING], 500)
     assert "The training was rolled back once (reverted);" in said
+    said = verdict_of("interrupted", [DIVERGED.with_span(recovered=True), BACK], [READING], 500)
+    assert said.endswith("The training was rolled back to step 190 after a divergence at step 200."), "it came down"
     merged = back_to(190, times=3)
     assert "rolled back 3 times after" in verdict_of("recovered", [DIVERGED, merged], [READING], 500)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.curves.curves import curves_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import Meaning
 
@@ -53,3 +55,26 @@ def test_the_last_phase_begins_with_the_loss_that_is_far_above_those_before() ->
     assert curve.last_phase.steps.tolist() == list(range(SECOND, SECOND + 240))
     (curve,) = curves_of(run_with(np.full(240, 0.02)), "loss")
     assert curve.last_phase is curve
+
+
+def test_the_rise_of_a_range_test_is_no_divergence() -> None:
+    ramp = 1e-6 * 10 ** np.linspace(0, 7, 150)
+    rise = np.r_[falling(130, first=0.75, last=0.2), np.linspace(0.3, 8.0, 20)]
+    training, meaning = falling(300, first=0.75, last=0.4), Meaning("learning_rate", "", is_known=True)
+    named = metric_of("learning_rate", np.r_[ramp, np.full(300, 0.05)], meaning=meaning)
+    assert diagnosis_of(run_of(metric_of("loss", np.r_[rise, training]), named)).outcome == "healthy"
+    constant = metric_of("learning_rate", np.full(450, 0.05), meaning=meaning)
+    assert diagnosis_of(run_of(metric_of("loss", np.r_[rise, training]), constant)).outcome != "healthy"
+    large = at_step(140, "gradient_explosion", Severity.WARNING, "gradient norm 5.27.")
+    seen = diagnosis_of(run_of(metric_of("loss", np.r_[rise, training]), named, events=[large]))
+    assert [(each.kind, each.severity) for each in seen.findings] == [("gradient_explosion", Severity.INFO)]
+    alone = metric_of("learning_rate", ramp, meaning=meaning)
+    found = diagnosis_of(run_of(metric_of("loss", rise), alone)).findings
+    assert [each.kind for each in found if each.severity >= Severity.WARNING] == []
+
+
+def test_a_loss_that_fell_in_the_one_step_of_the_optimizer_before_is_no_plateau() -> None:
+    losses = np.r_[0.49, np.linspace(0.0886, 0.0874, 100)]
+    second = [rate("", 0, 1), rate("optimizer_1", 1, 101)]
+    assert diagnosis_of(run_of(metric_of("loss", losses), *second)).findings == ()
+    assert diagnosis_of(run_of(metric_of("loss", losses), rate("", 0, 101))).outcome == "stuck"
