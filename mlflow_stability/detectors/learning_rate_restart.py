@@ -25,6 +25,8 @@ RANGE_TEST_STEPS = 20
 """Minimum number of steps of a range test in which the rate has grown by the same factor."""
 RANGE_TEST_RISE = 1000.0
 """Minimum growth of the rate in them."""
+MAX_CONSTANT = 4
+"""Maximum number of steps at the first rate of a range test."""
 SAME_GROWTH = 0.01
 """Largest relative difference between the logarithms of two growth factors that are the same."""
 
@@ -40,20 +42,27 @@ class RangeTest:
     """Number of steps in a row with this growth."""
     begun_at: float = 0.0
     """The rate before them."""
+    constant: int = 0
+    """Number of last steps without a change."""
+    trained_before: bool = False
+    """Whether the model was trained at the rate from which it grows: then the schedule is wrong."""
 
     def see(self, rate: float) -> None:
         """Take the rate of one more step."""
         growth = math.log(rate / self.last) if 0 < self.last < rate < math.inf else 0.0
         if growth == 0.0 or abs(growth - self.growth) > SAME_GROWTH * growth:
             self.steps, self.begun_at, self.growth = int(growth > 0), self.last, growth
+            self.trained_before = growth > 0 and self.constant > MAX_CONSTANT
         else:
             self.steps += 1
+        self.constant = self.constant + 1 if rate == self.last else 0
         self.last = rate
 
     @property
     def is_running(self) -> bool:
         """Whether this is a range test, and no short warm-up."""
-        return self.steps >= RANGE_TEST_STEPS and self.last >= RANGE_TEST_RISE * self.begun_at > 0
+        grew = self.steps >= RANGE_TEST_STEPS and self.last >= RANGE_TEST_RISE * self.begun_at > 0
+        return grew and not self.trained_before
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.causes.catalog import causes, rules_out_rate
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, first_step_of, norm_baseline
 from mlflow_stability.diagnosis.causes.course import RAISE_LOSS
 from mlflow_stability.diagnosis.causes.gradient import LIMITS as GRADIENT_LIMITS
-from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
+from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
 from mlflow_stability.diagnosis.findings.attempts import FOR_EVER, RunAttempts, attempts_of_run, batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of

@@ -61,3 +61,4 @@ def test_neither_a_linear_warm_up_nor_a_small_or_short_growth_is_a_range_test() 
     assert not seen([at * 1e-4 for at in range(1, 2000)]).excuses(1999)
     assert not seen(geometric(1e-4, 1e-2, 150)).excuses(149)
     assert not seen(geometric(1e-6, 10.0, 15)).excuses(14)
+    assert not seen([1e-6] * 50 + geometric(1e-6, 10.0, 150)).excuses(199), "a schedule that runs away"

@@ -16,10 +16,11 @@ from mlflow_stability.diagnosis.causes.catalog import (
     excluded,
     not_checked,
     ruled_out,
+    rules_out_rate,
     symptoms,
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_context, first_step_of
-from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
+from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES
 from mlflow_stability.diagnosis.causes.non_finite import BROKEN_BATCH, NAN_ORIGIN, ORIGIN_LIMITS, origin_of
 from mlflow_stability.diagnosis.findings.attempts import RunAttempts, attempts_of_run, batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of

@@ -7,7 +7,6 @@ warm-ups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +25,7 @@ from mlflow_stability.diagnosis.causes.catalog import (
     ruled_out,
 )
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
-from mlflow_stability.diagnosis.causes.step_size import LIMITS as STEP_LIMITS
-from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, moved_weights, step_size_check
+from mlflow_stability.diagnosis.causes.step_size import first_updates_large, hardly_moved, lower_by, step_size_check
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, settings_of
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
@@ -226,9 +224,8 @@ def rate_too_high_check(context: EpisodeContext) -> CheckResult:
     losses = context.loss.values[context.loss.finite & (context.loss.steps <= context.episode.end)]
     if len(losses) >= LIMITS.min_losses and _fell(losses):
         return ruled_out(f"{name}: the loss fell from {losses[0]:.3g} at rates up to {top:.3g}")
-    moved, _, steps = moved_weights(context)
-    if moved <= STEP_LIMITS.moved:
-        return ruled_out(f"{name}: {steps:,} {context.unit}s together moved the weights by {100 * moved:.2g}% at most")
+    if unmoved := hardly_moved(context):
+        return ruled_out(f"{name}: {unmoved}")
     tolerance = tolerance_of_optimizer(context)
     if top <= tolerance.rate or not context.span.begins_training:
         return not_checked(f"{name}: a rate below {top:.3g} was not tried")
@@ -501,8 +498,3 @@ CHECKS = (
 
 RATE_CAUSES = frozenset(cause.name for cause in CAUSES)
 """Causes that a lower or a longer warmed-up learning rate helps against."""
-
-
-def rules_out_rate(causes: Iterable[str]) -> bool:
-    """Return whether the causes that were ruled out include a learning rate that is too high."""
-    return "learning_rate_too_high" in causes

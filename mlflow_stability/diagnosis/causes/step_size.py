@@ -151,7 +151,7 @@ def _rate_at(context: EpisodeContext, step: int) -> float | None:
     return max(rates, default=0.0) or None
 
 
-def moved_weights(context: EpisodeContext) -> tuple[float, float, int]:
+def _moved_weights(context: EpisodeContext) -> tuple[float, float, int]:
     """Return by which share of their norm all steps of an episode moved the weights at most, the share of one, and
     their number; infinite shares where no updates were measured.
     """
@@ -162,12 +162,20 @@ def moved_weights(context: EpisodeContext) -> tuple[float, float, int]:
     return usual * steps, usual, steps
 
 
+def hardly_moved(context: EpisodeContext) -> str:
+    """Return that all steps of an episode hardly moved the weights; empty if they did, or if that is unknown."""
+    moved, _, steps = _moved_weights(context)
+    if moved > LIMITS.moved:
+        return ""
+    return f"{steps:,} {context.unit}s together moved the weights by {100 * moved:.2g}% at most"
+
+
 def small_steps_check(context: EpisodeContext) -> CheckResult:
     """Check whether all steps together hardly moved the weights, though there were gradients."""
     ratio = context.model_curve("update_ratio")
     if ratio is None or not context.rates or context.findings_of(GradientVanishing.kind):
         return CheckResult()  # the check of the learning rate reports what was not logged
-    moved, usual, steps = moved_weights(context)
+    moved, usual, steps = _moved_weights(context)
     top = max(float(rate.values[rate.finite].max(initial=0.0)) for rate in context.rates)
     if moved > LIMITS.moved or not 0 < top <= LIMITS.usual_rate:
         return CheckResult()
