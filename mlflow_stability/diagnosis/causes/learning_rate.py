@@ -58,7 +58,7 @@ class RateLimits:
     almost_nothing: float = 0.001
     """Share of its highest value below which a learning rate is almost nothing."""
     low_share: float = 0.5
-    """Minimum share of a plateau at such a rate for it to be the reason."""
+    """Minimum share of the run at such a rate for it to be the reason."""
     constant: float = 0.001
     """Share of its change just before up to which a learning rate is constant."""
     risen: float = 1.05
@@ -128,8 +128,7 @@ def _points(rate: Curve) -> list[tuple[int, float]]:
 
 def _rises_in_one_step(rate: Curve) -> bool:
     """Return whether any point may be a jump, so that going through all of them is worth while."""
-    values = rate.values[rate.finite]
-    return bool((values[1:] >= MIN_RISE * values[:-1]).any())
+    return bool((rate.values[rate.finite][1:] >= MIN_RISE * rate.values[rate.finite][:-1]).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,28 +189,22 @@ def rate_too_low_check(context: EpisodeContext) -> CheckResult:
 
 
 def _fell_early(context: EpisodeContext, rates: list[Curve]) -> CheckResult | None:
-    """Check whether all learning rates fell to almost nothing long before the end of a plateau."""
+    """Check whether all learning rates fell to almost nothing long before the end, and not from a jump of one step."""
     falls = []
     for rate in rates:
         values, steps = rate.values[rate.finite], rate.steps[rate.finite]
         high = np.flatnonzero(values > LIMITS.almost_nothing * values.max())
-        after = int(high[-1]) + 1 if len(high) else 0
-        was_high = 2 * len(high) > after  # and not for one step, as at a jump
-        if (
-            after == len(steps)
-            or not was_high
-            or steps[-1] - steps[after] < LIMITS.low_share * (context.episode.end - context.episode.start)
-        ):
+        after, least = int(high[-1]) + 1 if len(high) else 0, max(1.0, LIMITS.low_share * (steps[-1] - steps[0]))
+        if after == len(steps) or 2 * len(high) <= after or steps[-1] - steps[after] < least:
             return None
         falls.append((int(steps[after]), float(values.max())))
     step, top = max(falls)
-    return cause_found(
-        "learning_rate_too_low",
+    statement = (
         f"The learning rate had fallen from {top:.3g} to less than {LIMITS.almost_nothing * top:.2g} by {context.unit} "
-        f"{step}, long before the end: the schedule may be stepped too often.",
-        since=step,
-        remedies=(Remedy(Action.STEP_SCHEDULE_PER_EPOCH), Remedy(Action.CHECK_SCHEDULE)),
+        f"{step}, long before the end: the schedule may be stepped too often."
     )
+    remedies = Remedy(Action.STEP_SCHEDULE_PER_EPOCH), Remedy(Action.CHECK_SCHEDULE)
+    return cause_found("learning_rate_too_low", statement, since=step, remedies=remedies)
 
 
 def rate_too_high_check(context: EpisodeContext) -> CheckResult:
@@ -219,8 +212,8 @@ def rate_too_high_check(context: EpisodeContext) -> CheckResult:
     highest = _highest(context, context.latest)
     if highest is None or context.loss is None:
         return not_checked("learning rate: not logged")
-    rate, values = highest
-    top, name = float(values.max()), "learning rate too high"
+    (rate, values), name = highest, "learning rate too high"
+    top = float(values.max())
     losses = context.loss.values[context.loss.finite & (context.loss.steps <= context.episode.end)]
     if len(losses) >= LIMITS.min_losses and _fell(losses):
         return ruled_out(f"{name}: the loss fell from {losses[0]:.3g} at rates up to {top:.3g}")
@@ -386,11 +379,10 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
 
 def _fell_afterwards(context: EpisodeContext, rate: Curve, now: float) -> tuple[float, float] | None:
     """Return from where to where the loss fell at the same rate, if it was not lowered by a rollback."""
-    later = rate.steps[(rate.steps > context.episode.start) & (rate.values >= LIMITS.tolerated * now)]
     if (loss := context.loss) is None:
         return None
-    first = loss.values[loss.finite][: LIMITS.ends]
-    last = loss.values[loss.finite & np.isin(loss.steps, later)]
+    later = rate.steps[(rate.steps > context.episode.start) & (rate.values >= LIMITS.tolerated * now)]
+    first, last = loss.values[loss.finite][: LIMITS.ends], loss.values[loss.finite & np.isin(loss.steps, later)]
     if len(last) < LIMITS.min_losses or not _fell(np.concatenate((first, last))):
         return None
     return float(np.median(first)), float(np.median(last[-LIMITS.ends :]))
@@ -435,8 +427,8 @@ def _fell(losses: Values) -> bool:
 
 def _course(values: Values) -> str:
     recent = values[-LOOKBACK.just_before :]
-    low, high = float(recent.min()), float(recent.max())
-    if high - low <= LIMITS.constant * high:
+    high = float(recent.max())
+    if high - float(recent.min()) <= LIMITS.constant * high:
         return f"constant at {high:.3g}"
     direction = "falling" if recent[-1] < recent[0] else "rising"
     return f"{direction} from {recent[0]:.3g} to {recent[-1]:.3g}"
@@ -466,7 +458,7 @@ CAUSES = (
         "learning_rate_too_low",
         "The learning rate was too low to change the weights.",
         "It never exceeded {LIMITS.too_low}, or all steps together hardly moved the weights. Or it fell below "
-        "{LIMITS.almost_nothing} of its highest value and stayed there for {LIMITS.low_share:percent} of a plateau.",
+        "{LIMITS.almost_nothing} of its highest value and stayed there for {LIMITS.low_share:percent} of the run.",
         "An optimizer that does not scale its steps by the logged rate.",
         (Remedy(Action.RAISE_LEARNING_RATE),),
     ),

@@ -71,9 +71,11 @@ class DivergenceRule(Rule):
     best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or more whose whole
     second half is {above_start:exp_rise} above its start, or {above_first:exp_rise} above its first point, has diverged
     as well. So has one of {fewest_points_of_thirds} points or more whose last third is {smallest_rise:exp_rise} and
-    {errors_of_thirds} standard errors above its first. The reported step is the first one from which the curve stayed
-    above its best level, or that of a jump, which has {sudden:percent} of the rise between two neighbouring stretches
-    of {beside_a_jump} points. From a rise of {critical_rise:exp_rise} on, or above the early curve, it is critical.
+    {errors_of_thirds} standard errors above its first. Of a loss that begins with {very_noisy} nats of noise and ended
+    above its start, the mean of the last tenth must be above the lowest of a tenth as well. The reported step is the
+    first one from which the curve stayed above its best level, or that of a jump, which has {sudden:percent} of the
+    rise between two neighbouring stretches of {beside_a_jump} points. From a rise of {critical_rise:exp_rise} on, or
+    above the early curve, it is critical.
 
     Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
 
@@ -145,6 +147,9 @@ class DivergenceRule(Rule):
     """Minimum rise from the median of the first third to that of the last, in standard errors."""
     tails: tuple[float, float] = (0.05, 0.02)
     """Shares of the curve that count as its end, at least two levels."""
+    very_noisy: float = 0.1
+    """Minimum noise of the first third, in nats, of a loss whose mean is compared as well: from its lowest tenth to the
+    last one it must have risen by half of the smallest rise."""
     sudden: float = 0.5
     """Minimum share of the rise between the means of two neighbouring stretches for a jump: the reported step
     is then that of the jump, however low the loss happened to be shortly before."""
@@ -186,7 +191,7 @@ class DivergenceRule(Rule):
             finding = self._ended_above_best(curve, levels, count, validations)
             if finding is not None:
                 return finding
-        if not levels.logarithmic:
+        if not levels.logarithmic or not self._mean_rose(levels):
             return None
         best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
         start = self._start_never_reached_again(curve, levels)
@@ -224,6 +229,8 @@ class DivergenceRule(Rule):
         if self._is_confirmed(curve, int(levels.steps[best]), validations):
             noise *= self.confirmed
         lost = _lost_share(early, floor, floor + rise) if levels.logarithmic else 1.0
+        if levels.logarithmic and lost >= 1 and not self._mean_rose(levels):
+            return None
         wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _random_walk(
             levels, len(x) - count - best
         )
@@ -238,6 +245,19 @@ class DivergenceRule(Rule):
         jump = self._jump_near(levels, certain)
         start = _departure(levels, certain, best, limit, half) if jump is None else jump
         return self._finding(curve, levels, best, start, critical=rise >= self.critical_rise or lost >= 1)
+
+    def _mean_rose(self, levels: Levels) -> bool:
+        """Return whether the mean of the last tenth is above the lowest before; True of a loss with less noise.
+
+        The median of losses of single examples rises where a few hard ones become easier and the others harder.
+        """
+        x = levels.raw_x
+        if len(x) < self.fewest_points_of_thirds or level_noise(x[: len(x) // 3]) < self.very_noisy:
+            return True
+        tenths = np.array_split(np.exp(x - x.max()), 10)
+        highest = 2 * np.percentile(tenths[-1], 95)  # of single points, which may be outliers
+        *before, last = (float(np.minimum(tenth, highest).mean()) for tenth in tenths)
+        return last > min(before) * math.exp(self.smallest_rise / 2)
 
     def _jump_near(self, levels: Levels, index: int) -> int | None:
         """Return the point near this one at which most of the rise happened at once; None for a slower rise."""

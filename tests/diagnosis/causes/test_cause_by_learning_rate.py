@@ -12,7 +12,7 @@ from findings import over_steps
 from mlflow_stability.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import episode_context
-from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
+from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check, rate_too_low_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.catalog import detectors_named
@@ -193,6 +193,14 @@ def test_a_rate_that_fell_to_almost_nothing_long_before_the_end_is_the_cause_of_
     assert (cause is not None and cause.name == "learning_rate_too_low") == is_cause
     if cause is not None and is_cause:
         assert "had fallen from 0.001 to less than 1e-06 by step 3" in cause.statement
+
+
+def test_a_rate_that_did_not_fall_has_not_fallen_early() -> None:
+    for rate in (np.full(COUNT, 0.002), np.r_[np.full(300, 1e-3), 1.0, np.full(99, 1e-3)]):
+        run = run_of(metric_of("loss", np.full(COUNT, 2.3)), metric_of("learning_rate", rate))
+        episode = over_steps("plateau", Severity.WARNING, 300, 300, 300, "", recovered=False, metric="loss")
+        result = rate_too_low_check(episode_context(episode, run, run_curves(run)))
+        assert result.ruled_out.startswith("learning rate too low: it reached")
 
 
 @pytest.mark.parametrize(("last", "is_missing"), [(0.4, False), (1.9, True)])

@@ -74,3 +74,16 @@ def test_the_best_level_that_is_named_is_below_the_end() -> None:
     losses = np.r_[0.0752, 0.18 * np.exp(np.random.default_rng(0).normal(0, 0.03, 299))]
     (found,) = DivergenceRule().find(run_curves(run_named(loss=losses)))
     assert "times its best level of 0.0752 at step 0" in found.message
+
+
+def test_a_median_that_rises_while_the_mean_falls_is_no_divergence() -> None:
+    # Single examples of four classes: most are easy and a few are hard at first, later all are near ln 4.
+    rng = np.random.default_rng(0)
+    early = np.where(rng.random(300) < 0.3, 2.6, 1.0) * np.exp(rng.normal(0, 0.15, 300))
+    losses = np.r_[early, 1.38 * np.exp(rng.normal(0, 0.02, 600))]
+    assert early.mean() > losses[300:].mean()
+    assert DivergenceRule().find(run_curves(run_named(loss=losses))) == []
+    losses[300:] *= 1.6
+    assert DivergenceRule().find(run_curves(run_named(loss=losses)))
+    losses[5] = 1e4
+    assert DivergenceRule().find(run_curves(run_named(loss=losses)))
