@@ -40,6 +40,12 @@ _STEP_AND_TOTAL = tuple(
 )
 _COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}  # units of a count of steps: `step 5k/1.2M`
 _ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)
+_REMARK = re.compile(r" \([a-z]+(?: [a-z]+)+\)(?= [a-z])")
+"""Words in parentheses within a name: `Training loss (for one batch) at step 100: 0.5`."""
+_BEFORE_COUNT = frozenset({"at", "after", "in", "for", "on", "of"})
+_VALUE = rf"(?:\s*[:=]\s*| is | was )(?P<value>{NUMBER})(?!\w|[.:]\w)"
+_VALUE_BEHIND_COUNT = re.compile(rf"(?:\s*/\s*\d+| of \d+)?{_VALUE}")
+_VALUE_BEHIND_UNIT = re.compile(rf" (?P<unit>epochs?|steps?|iterations?|iters?|batches|updates){_VALUE}", re.IGNORECASE)
 _MAY_BE_TIMES = frozenset({"cost", "costs", "train cost", "val cost", "test cost"})
 _TIME_UNIT = re.compile(r" ?(?:ms|s|secs?|seconds?|mins?|minutes?|hours?)\b")
 _NO_NAMES = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
@@ -70,6 +76,13 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         start = begin + between.rfind(name)
         read.label = read.label or line[begin:start].strip() or name
         number = number_of(match["number"])
+        if start >= begin:
+            parts.name((start, start + len(name)))
+        metric, counter, value = _value_behind(line, end, name)
+        if value is not None:  # `Loss at step 10: 0.5`
+            read.values[metric] = number_of(value["value"])
+            parts.number(value.span("value"), metric)
+            end, name = value.end(), counter
         own_rank = step_rank(name)
         if is_epoch(name):
             read.epoch = number
@@ -80,7 +93,6 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         elif match["of"] is None and not (name.lower() in _MAY_BE_TIMES and _TIME_UNIT.match(line, end)):
             read.values[name] = number
             parts.number(match.span("number"), name)
-        parts.name((start, start + len(name)))
     _read_counters(line, read, parts, counters)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
@@ -89,6 +101,16 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         _rename(read, parts, {name: name_split(name, held_out) for name in read.values})
     _name_module(line, read, parts)
     return read, parts
+
+
+def _value_behind(line: str, end: int, name: str) -> tuple[str, str, re.Match[str] | None]:
+    """Return metric, name of its count and value: `Cost after iteration 100: 0.5`, `Cost after 100 iterations: 0.5`."""
+    *metric, last = name.split(" ")
+    if last.lower() in _BEFORE_COUNT and (counted := _VALUE_BEHIND_UNIT.match(line, end)):
+        return " ".join(metric), counted["unit"], counted
+    if len(metric) > 1 and metric[-1].lower() in _BEFORE_COUNT and (is_epoch(last) or step_rank(last) >= 0):
+        return " ".join(metric[:-1]), last, _VALUE_BEHIND_COUNT.match(line, end)
+    return "", "", None
 
 
 def _read_counters(line: str, read: LogLine, parts: LineParts, counters: list[tuple[int, re.Match[str]]]) -> None:
@@ -145,7 +167,8 @@ def _scale_counts(read: LogLine, match: re.Match[str], parts: LineParts) -> None
 @lru_cache(maxsize=8192)
 def _name(between: str, mark: str) -> str:
     """Return the name that ends where its number begins; empty for a text that is no name."""
-    name = _NAME_BREAK.split(_after_parenthesis(between[-200:]))[-1].strip(" \t-[(<'")
+    text = _REMARK.sub("", _after_parenthesis(between[-200:]))
+    name = _NAME_BREAK.split(text)[-1].strip(" \t-[(<'")
     words = name.split(" ")
     if mark == "=" or (
         mark == ":" and not _has_known_word(name)
@@ -153,6 +176,8 @@ def _name(between: str, mark: str) -> str:
         words = words[-1:]
     while words[0] in _NO_NAMES and len(words) > 1:
         words = words[1:]
+    if len(words) > 1 and words[-1] in ("is", "was", "of"):  # `loss is 0.5`
+        words = words[:-1]
     if words[0] >= "\u2e80" and (is_epoch(words[-1]) or step_rank(words[-1]) >= 0):  # Chinese in front of `epoch`
         words = words[-1:]
     name = " ".join(words)
@@ -180,7 +205,7 @@ def _has_known_word(name: str) -> bool:
 
 def held_out_in(words: str) -> str:
     """Return the first word for held-out data among these: `test` of `Test set:`."""
-    stripped = (word.strip("[](){}:|,=-").lower() for word in words[:200].split())
+    stripped = (word.strip("[](){}:|,=-.").lower() for word in words[:200].split())
     return next((word for word in stripped if word in HELD_OUT), "")
 
 
