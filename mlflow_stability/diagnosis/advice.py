@@ -26,6 +26,7 @@ from mlflow_stability.diagnosis.verdict import deciding_of, not_led_to
 from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
+from mlflow_stability.kinds.optimizer.update_size import TinyUpdateFacts
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import (
     CLEARLY_ABOVE_USUAL,
@@ -206,6 +207,9 @@ def _useful_remedies(episode: Finding, episodes: Sequence[Finding]) -> tuple[Rem
 
     What goes against a certain cause comes first.
     """
+    tiny = episode.facts_as(TinyUpdateFacts)
+    if tiny is not None and tiny.value == 0.0:  # no rate makes more of a gradient of zero
+        return Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD), *without_topics(episode.remedies, {Topic.RAISE_RATE})
     cause = _cause_near(episode, episodes)
     certain = cause is not None and cause.certain
     if episode.kind not in BREAKING and not certain:

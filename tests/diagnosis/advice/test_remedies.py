@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from diagnosis.histories import run_of
+from diagnosis.histories import falling, metric_of, run_of
 from findings import over_steps
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.advice import one_of_each_topic, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import KINDS, documentation
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
+from mlflow_stability.kinds.optimizer.update_size import TinyUpdateFacts, UpdateRatioLow
 from mlflow_stability.vocabulary.result import (
     CLIP_GRADIENTS,
     LOWER_RATE,
@@ -19,6 +21,7 @@ from mlflow_stability.vocabulary.result import (
     WARM_UP_LEARNING_RATE,
     Action,
     Cause,
+    Finding,
     Remedy,
     Severity,
     Topic,
@@ -107,3 +110,15 @@ def test_no_remedy_is_repeated_in_a_report_of_every_finding_and_cause() -> None:
 )
 def test_two_ways_of_saying_the_same_are_one_remedy(first: Action, second: Action) -> None:
     assert one_of_each_topic([Remedy(first), Remedy(second)]) == (Remedy(first),)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "first"), [(0.0, Action.LOOK_FOR_FROZEN_AND_DEAD), (5e-8, Action.RAISE_LEARNING_RATE)]
+)
+def test_a_higher_rate_is_not_advised_where_the_updates_are_exactly_zero(ratio: float, first: Action) -> None:
+    tiny = Finding.at(TinyUpdateFacts(ratio, 1e-7, in_a_row=5), 20, Severity.WARNING, remedies=UpdateRatioLow.remedies)
+    advised = [
+        remedy.action for remedy in diagnosis_of(run_of(metric_of("loss", falling(200)), events=[tiny])).remedies
+    ]
+    assert advised[0] is first
+    assert (Action.RAISE_LEARNING_RATE in advised) is (ratio > 0)
