@@ -70,7 +70,7 @@ MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
 def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
     """Return a finding if a loss function gets the output of an activation that it does not expect."""
     for function, _, node in loss_functions(loss):
-        activation = ACTIVATIONS.get(node_name(source_of(node)))
+        activation = ACTIVATIONS.get(_name_of_layer(source_of(node)))
         if function is LossFunction.NLL and is_over_batch(node):
             activation = Activation.LOG_SOFTMAX
         elif activation not in UNEXPECTED[function]:
@@ -142,6 +142,15 @@ def source_of(node: Any) -> Any:
     return node
 
 
+def _name_of_layer(node: Any) -> str:
+    """Return the name of a node; `Addmm` for a bias that is added to a product, as a linear layer does."""
+    if node_name(node) == "Add" and len(node.next_functions) == 2:
+        product, bias = (following for following, _ in node.next_functions)
+        if node_name(source_of(product)) == "Mm" and node_name(bias) == "torch::autograd::AccumulateGrad":
+            return "Addmm"
+    return node_name(node)
+
+
 def node_name(node: Any) -> str:
     """Return ``Softmax`` for ``SoftmaxBackward0``; empty for None."""
     return "" if node is None else str(node.name()).partition("Backward")[0]
@@ -179,16 +188,16 @@ def chance_of(loss: Tensor) -> Chance | None:
 
 
 def _undivided(node: Any) -> tuple[Any, float]:
-    """Return the node before it is divided by numbers on the host, as for gradient accumulation, and what is left."""
+    """Return the node before it is scaled by numbers on the host, as for gradient accumulation, and the share left."""
     share = 1.0
-    while node_name(node) == "Div":
+    while node_name(node) in ("Div", "Mul"):
         divisor = getattr(node, "_saved_other", None)
         if not isinstance(divisor, Tensor) or divisor.numel() != 1 or divisor.requires_grad:
             break
         number = value_on_host(divisor)
         if not number:
             break
-        share /= number
+        share *= number if node_name(node) == "Mul" else 1 / number
         node = node.next_functions[0][0]
     return node, share
 

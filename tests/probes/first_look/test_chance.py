@@ -34,7 +34,7 @@ def test_the_logarithm_of_a_softmax_is_a_cross_entropy_as_well(smallest: float) 
 OTHERS: dict[str, Callable[[], Tensor]] = {
     "a sum": lambda: functional.cross_entropy(outputs(3, 7), LABELS, reduction="sum"),
     "two losses": lambda: functional.cross_entropy(outputs(3, 7), LABELS) + outputs(3).sum(),
-    "scaled": lambda: functional.cross_entropy(outputs(3, 7), LABELS) * 0.25,
+    "weighted": lambda: functional.cross_entropy(outputs(3, 7), LABELS) * outputs(3).exp().sum(),
     "a regression": lambda: functional.mse_loss(outputs(3), torch.ones(3)),
     "probabilities": lambda: functional.nll_loss(outputs(3, 7).softmax(1), LABELS),
     "no graph": lambda: torch.tensor(1.0),
@@ -59,4 +59,5 @@ def test_a_cross_entropy_that_is_written_by_hand_has_a_chance_level(picks: str) 
 
 def test_a_division_by_a_number_leaves_a_share_of_a_cross_entropy() -> None:
     assert chance_of(functional.cross_entropy(outputs(3, 7), LABELS) / 4) == Chance(7, 0.25)
+    assert chance_of(functional.cross_entropy(outputs(3, 7), LABELS) * 2 / 4) == Chance(7, 0.5)
     assert chance_of(functional.cross_entropy(outputs(3, 7), LABELS) / outputs(1).exp().sum()) is None

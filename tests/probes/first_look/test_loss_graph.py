@@ -198,6 +198,7 @@ def test_ctc_takes_log_probabilities() -> None:
     scores = layer(torch.randn(9, 2, 5))
     assert facts_of(ctc(scores)) == LossInputFacts(LossFunction.CTC, Activation.LINEAR)
     assert facts_of(ctc(layer(torch.randn(2, 9, 5)).transpose(0, 1))) is not None
+    assert facts_of(ctc(layer(torch.randn(2, 5, 9).transpose(1, 2)).transpose(0, 1))) is not None
     assert facts_of(ctc(scores.softmax(-1))) == LossInputFacts(LossFunction.CTC, Activation.SOFTMAX)
     assert facts_of(ctc(scores.log_softmax(-1))) is None
     finding = loss_input(ctc(scores), (), 1)
