@@ -109,6 +109,19 @@ class LearningRateJumpState:
 
 
 @dataclass(frozen=True, slots=True)
+class RestlessLimits:
+    """When a learning rate counts as one that goes up and down."""
+
+    share: float = 0.25
+    """Minimum share of its changes that go the other way than the change before."""
+    fewest_turns: int = 6
+    """Minimum number of these."""
+
+
+RESTLESS = RestlessLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class LearningRateJump(Detector):
     """The learning rate jumped above its highest value so far.
 
@@ -120,8 +133,8 @@ class LearningRateJump(Detector):
     warning if the median of {compared_losses} losses within the next {watched_losses} is {worse} times that before it.
     Restarts (cosine with warm restarts, cyclic schedules) return to the highest rate and do not count; nor does a
     decrease. A rate that goes up and down, as one that follows the length of each batch, has to reach {smallest_rise}
-    times its highest value: {restless:percent} of its changes, and {fewest_turns} or more, are turns. Groups that jump
-    in the same step are one finding.
+    times its highest value: {RESTLESS.share:percent} of its changes, and {RESTLESS.fewest_turns} or more, are turns.
+    Groups that jump in the same step are one finding.
 
     Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
     in the loss have their cause here.
@@ -154,10 +167,6 @@ class LearningRateJump(Detector):
     """Minimum ratio of the loss after it to the loss before for a warning."""
     beyond_highest: float = MAX_RESTART
     """Minimum ratio to the highest rate so far."""
-    restless: float = 0.25
-    """Minimum share of its changes that go the other way than the change before, of a rate that goes up and down."""
-    fewest_turns: int = 6
-    """Minimum number of these."""
 
     kind = "learning_rate_jump"
     instability = Instability.HARMFUL
@@ -211,7 +220,7 @@ class LearningRateJump(Detector):
         group.highest = max(rate, highest)
         if group.stage and rate - last <= (1 + self.same_pace) * group.stage:
             return None
-        is_restless = group.turns >= max(self.fewest_turns, self.restless * group.changes)
+        is_restless = group.turns >= max(RESTLESS.fewest_turns, RESTLESS.share * group.changes)
         if last > 0 and rate >= highest * (self.smallest_rise if is_restless else self.beyond_highest):
             if group.warm_up_is_over and rate >= last * self.smallest_rise:
                 return self._jump(state, group, point, last, highest)

@@ -232,13 +232,13 @@ class PlateauRule(Rule):
     has a gradient norm, {fewest_in_warm_up} steps where the learning rate rose by a factor of {rising} in the last
     tenth, with one of three plateaus. Stuck at the start: it fell by less than {stuck_gain:percent} from its first
     points to its last ({validated_gain:percent} where a validation loss did not fall), and moved by at most {steady}
-    nats, as at chance level (the logarithm of the number of classes, or the variance of the target). Stopped early: it
-    started at chance level for many classes (a loss of {untrained[0]} to {untrained[1]}), fell by less than
-    {early_gain:percent}, and then was flat, within {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed:
-    it fell to less than {collapse:exp_left} within the first {at_once:percent} of {fewest_after} points or more, and
-    changed by less than {distance:percent}, or less than noise, from there to the end, with an error of at most
-    {max_error}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is
-    one below {loss_fall.LEARNT:percent} of its start.
+    nats, as at chance level (the logarithm of the number of classes, or the variance of the target); its first value
+    counts alone where the first tenth rose to {lifted:exp} times it. Stopped early: it started at chance level for many
+    classes (a loss of {untrained[0]} to {untrained[1]}), fell by less than {early_gain:percent}, and then was flat,
+    within {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left}
+    within the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or
+    less than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout,
+    as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
     A collapse to less than {mostly:exp_left} is INFO.
 
     Why it matters: the steps cost time and nothing is learnt.

@@ -97,15 +97,28 @@ class ConstantOutput(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class NoiseEndLimits:
+    """How the noise of a loss ends when its batches stop changing: at once."""
+
+    bends: int = 32
+    """Number of differences before the smooth steps that show it."""
+    abrupt: float = 0.5
+    """Minimum median of these differences, as a share of the usual one: less is an oscillation that died away."""
+
+
+NOISE_END = NoiseEndLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatedData(Detector):
     """The loss has lost its noise: every step seems to use the same batch.
 
     What it sees: {row} steps in a row whose changes differ from each other by less than {share:percent} of the usual
     difference, with at most {most_turns} turning points. Before, in {first_steps} losses or more, at least
-    {least_turns:percent} were turning points, as from batch to batch. The last {bends_before} differences have a median
-    of {abrupt:percent} of the usual one or more, unlike those of an oscillation that dies away. Where it rose meanwhile
-    by {risen} usual differences, the finding is a `constant_output`. Exact repetitions, as in rounded values, and
-    losses at or below zero are not judged, nor is the loss of a GAN, or one whose usual difference is above
+    {least_turns:percent} were turning points, as from batch to batch. The last {NOISE_END.bends} differences have a
+    median of {NOISE_END.abrupt:percent} of the usual one or more, unlike those of an oscillation that dies away. Where
+    it rose meanwhile by {risen} usual differences, the finding is a `constant_output`. Exact repetitions, as in rounded
+    values, and losses at or below zero are not judged, nor is the loss of a GAN, or one whose usual difference is above
     {noisiest:percent}, or below {quietest:percent}, as that of a whole data set is. Other logs are not judged, since
     their points may be means over many steps. The finding ends after {row} noisy steps.
 
@@ -129,11 +142,6 @@ class RepeatedData(Detector):
     """Number of losses before the usual noise is known."""
     least_turns: float = 0.3
     """Minimum usual share of turning points: a curve that was smooth from the start is not judged."""
-
-    bends_before: int = 32
-    """Number of differences before the smooth steps that show how the noise ended."""
-    abrupt: float = 0.5
-    """Minimum median of these differences, as a share of the usual one: less is an oscillation that died away."""
     most_turns: int = 4
     """Maximum number of turning points in the smooth steps: noise that is only smaller turns in two of three steps."""
     risen: float = 1.5
@@ -197,8 +205,8 @@ class RepeatedData(Detector):
 
     def _ended_at_once(self, state: RepeatedDataState) -> bool:
         """Whether the noise was as usual until the smooth steps."""
-        before = list(state.last_bends)[: -self.row][-self.bends_before :]
-        return median(before) >= self.abrupt * state.bend
+        before = list(state.last_bends)[: -self.row][-NOISE_END.bends :]
+        return median(before) >= NOISE_END.abrupt * state.bend
 
     def _report(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
         state.reported = True
