@@ -12,7 +12,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
-from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
 
 
 class LossFunction(TextEnum):
@@ -252,7 +252,7 @@ class AboveChance(FindingType):
     severities = (Severity.INFO, Severity.WARNING)
     question = "Is the first loss near the logarithm of the number of classes?"
     check_by_hand = "Compare the first loss with math.log(number of classes)."
-    remedies = (Remedy(Action.CHECK_INITIALISATION), Remedy(Action.CHECK_LABELS), Remedy(Action.RAISE_LEARNING_RATE))
+    remedies = (Remedy(Action.CHECK_INITIALISATION), Remedy(Action.CHECK_LABELS), RAISE_OR_LOWER_RATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ def _betas_swapped(optimizers: Sequence[Optimizer]) -> ModelFinding | None:
                 f"{type(optimizer).__name__} with betas=({first:g}, {second:g}): the first is above the second "
                 "(usually 0.9 and 0.999). One large gradient then moves the weights without a bound for many steps."
             )
-            remedies = (Remedy(Action.SET_OR_SWAP_BETAS, target=(float(second), float(first))),)
+            remedies = (Remedy(Action.SWAP_BETAS, target=(float(second), float(first))),)
             return model_finding(
                 "betas_swapped", Severity.WARNING, message, remedies=remedies, beta1=first, beta2=second
             )

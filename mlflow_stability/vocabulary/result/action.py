@@ -378,7 +378,7 @@ class Action(Enum):
         "Keep weights in float32 and use torch.autocast, or an optimizer with stochastic rounding or master weights."
     )
     SET_EPS_OF_OPTIMIZER = "Set eps of {module} to 1e-4."
-    SET_OR_SWAP_BETAS = "Set betas to (0.9, 0.999), or swap them to {pair}."
+    SWAP_BETAS = "Swap betas to {pair}."
 
     USE_ACTIVATION_CHECKPOINTING = "Use activation checkpointing.", Topic.ACTIVATION_CHECKPOINTING
     USE_CHECKPOINTING_OR_SHORTER = (

@@ -11,7 +11,7 @@ from mlflow_stability.vocabulary.result import Action, Need, Remedy, Topic
 WITH_PARTS = {
     Action.WARM_UP_LEARNING_RATE: Remedy(Action.WARM_UP_LEARNING_RATE, target=(1.0, 5.0)),
     Action.LOWER_BETA2: Remedy(Action.LOWER_BETA2, target=(0.95, 0.98)),
-    Action.SET_OR_SWAP_BETAS: Remedy(Action.SET_OR_SWAP_BETAS, target=(0.9, 0.99)),
+    Action.SWAP_BETAS: Remedy(Action.SWAP_BETAS, target=(0.9, 0.99)),
     Action.RAISE_OR_LOWER_LEARNING_RATE: Remedy(Action.RAISE_OR_LOWER_LEARNING_RATE, factor=10.0),
     Action.INSPECT_MODULE: Remedy(Action.INSPECT_MODULE, module="blocks.0"),
     Action.SET_EPS_OF_OPTIMIZER: Remedy(Action.SET_EPS_OF_OPTIMIZER, module="Adam"),

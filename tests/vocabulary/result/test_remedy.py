@@ -67,10 +67,7 @@ REMEDIES = st.builds(
         (Remedy(Action.INSPECT_BATCH), "Inspect the batch at this step."),
         (Remedy(Action.INSPECT_BATCH, step=7, unit="epoch"), "Inspect the batch at epoch 7."),
         (Remedy(Action.INSPECT_BATCH, step=7, path="/a b.pt"), "Inspect the batch at step 7 (saved as /a b.pt)."),
-        (
-            Remedy(Action.SET_OR_SWAP_BETAS, target=(0.9, 0.99)),
-            "Set betas to (0.9, 0.999), or swap them to (0.9, 0.99).",
-        ),
+        (Remedy(Action.SWAP_BETAS, target=(0.9, 0.99)), "Swap betas to (0.9, 0.99)."),
     ],
 )
 def test_a_sentence_says_what_is_known(remedy: Remedy, sentence: str) -> None:
