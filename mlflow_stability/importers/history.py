@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,12 @@ from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Metric, RunHistory, number_attempts
 from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings, sentence
+
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+_RESTART = 4.0
+"""Minimum ratio of the median moves after the first and after later values of an epoch, for means that restart."""
+_FEWEST_EPOCHS, _FEWEST_IN_EPOCH = 5, 4  # to see that
 
 
 def history_of(
@@ -41,8 +47,11 @@ def history_of(
     meanings = _meanings(columns, curves)
     main = _main(columns, meanings) if columns else None
     clock = None if main is None else clock_of(columns, main, content.totals())
+    restarts = _restarting_means(columns, meanings, clock)
     metrics = tuple(
-        _metric(metric, meanings[metric], column, clock, content) for metric, column in columns.items() if clock
+        _metric(metric, meanings[metric], column, clock, content, restarts.get(metric))
+        for metric, column in columns.items()
+        if clock
     )
     points = sum(len(metric.series) for metric in metrics)
     return RunHistory(
@@ -56,7 +65,7 @@ def history_of(
         outcome_detail=content.outcome_detail,
         params=content.params,
         tags=content.tags,
-        notes=(*content.notes, *_notes(content, clock)),
+        notes=(*content.notes, *_notes(content, clock, restarts)),
         ordinal_steps=clock is not None and main is not None and clock.numbers(main),
         step_unit="step" if clock is None else clock.unit,
         complete=not content.thinned,
@@ -89,11 +98,17 @@ def _main(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> Col
     return useful[max(useful, key=rank)]
 
 
-def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, content: LogContent) -> Metric:
+def _metric(
+    name: str, meaning: Meaning, column: Column, clock: Clock, content: LogContent, left_out: NDArray[np.bool_] | None
+) -> Metric:
     steps, attempts = clock.of(column)
     lines = content.lines_of(np.frombuffer(column.rows, np.int64))
     values = np.frombuffer(column.values, np.float64)
     times = np.frombuffer(column.times, np.float64)
+    if left_out is not None:
+        used = ~left_out
+        steps, attempts, values, times = steps[used], attempts[used], values[used], times[used]
+        lines = None if lines is None else lines[used]
     if len(steps) > 1:
         order = np.lexsort((steps, attempts))
         steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
@@ -106,6 +121,38 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, content: 
         steps, attempts, values, times = steps[kept], attempts[kept], values[kept], times[kept]
         lines = None if lines is None else lines[kept]
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
+
+
+def _restarting_means(
+    columns: Mapping[str, Column], meanings: Mapping[str, Meaning], clock: Clock | None
+) -> dict[str, NDArray[np.bool_]]:
+    """Return which values of losses are to be left out, as they are means of the first batches of an epoch."""
+    if clock is None or not clock.recounted:
+        return {}
+    losses = {name: column for name, column in columns.items() if meanings[name].quantity in ("loss", "val_loss")}
+    masks = {
+        name: first_means(np.frombuffer(column.values), np.floor(np.frombuffer(column.epochs)))
+        for name, column in losses.items()
+    }
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def first_means(values: _Floats, epochs: _Floats) -> NDArray[np.bool_]:
+    """Return which values are the first of an epoch in a mean that begins again in each: those of a few batches.
+
+    Such a mean moves `_RESTART` times as far after its first value as after a later one.
+    """
+    none = np.zeros(len(values), np.bool_)
+    if len(values) < 2:
+        return none
+    begins = np.append(False, np.diff(epochs) > 0)
+    with np.errstate(invalid="ignore"):
+        moves = np.abs(np.diff(values, append=np.nan))
+    finite = np.isfinite(moves)
+    at_begin, later = moves[begins & finite], moves[~begins & ~np.append(begins[1:], True) & finite]
+    if len(at_begin) < _FEWEST_EPOCHS or len(later) < _FEWEST_IN_EPOCH * len(at_begin):
+        return none
+    return begins if float(np.median(at_begin)) > _RESTART * float(np.median(later)) else none
 
 
 def _placed(event: LogEvent, clock: Clock | None) -> Finding:
@@ -129,8 +176,11 @@ def _step_means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArra
         return np.repeat(np.add.reduceat(values, begins) / counts, counts)
 
 
-def _notes(content: LogContent, clock: Clock | None) -> list[str]:
+def _notes(content: LogContent, clock: Clock | None, restarts: Collection[str]) -> list[str]:
     notes = []
+    if restarts:
+        names = ", ".join(restarts)
+        notes.append(f"A mean that begins again in each epoch, whose first value there is left out: {names}.")
     if clock is not None and clock.reason:
         notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):
@@ -146,8 +196,6 @@ def _notes(content: LogContent, clock: Clock | None) -> list[str]:
     return notes
 
 
-_Floats = NDArray[np.float64]
-_Ints = NDArray[np.int64]
 _MAX_REPEATED_SHARE = 0.1
 """Share of values of a metric with one value per epoch that may repeat the epoch before."""
 _MAX_PER_EPOCH = 4  # values of one epoch that several processes print, or a progress bar that is drawn again

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from importers.reading import curve, history, metric, steps
 
@@ -56,6 +57,17 @@ def test_steps_that_restart_in_each_epoch_become_increasing_steps(tmp_path: Path
     assert len(set(steps(run, "Loss"))) == 12
     assert metric(run, "Loss").series.attempts.max() == 0
     assert "restart in each epoch" in run.notes[0]
+
+
+def test_the_first_value_of_a_mean_that_begins_again_in_each_epoch_is_left_out(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.5, (12, 50))
+    means = 2 + noise.cumsum(axis=1) / np.arange(1, 51)
+    lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
+    run = history(tmp_path, "\n".join(lines))
+    assert len(metric(run, "loss").series) == 12 * 10 - 11
+    assert "first value there is left out: loss." in " ".join(run.notes)
+    lines = [f"epoch {e} step {s}/50 loss {2 + noise[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
+    assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 120
 
 
 def test_several_runs_in_one_file_are_several_attempts(tmp_path: Path) -> None:
