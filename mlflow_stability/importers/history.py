@@ -22,7 +22,8 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 _RESTART = 4.0
 """Minimum ratio of the median moves after the first and after later values of an epoch, for means that restart."""
-_FEWEST_EPOCHS, _FEWEST_IN_EPOCH = 5, 4  # to see that
+_FEWEST_EPOCHS = 5  # with which a mean is known to restart
+_FEWEST_IN_EPOCH = 4  # values, on average
 
 
 def history_of(
@@ -131,16 +132,17 @@ def _restarting_means(
         return {}
     losses = {name: column for name, column in columns.items() if meanings[name].quantity in ("loss", "val_loss")}
     masks = {
-        name: first_means(np.frombuffer(column.values), np.floor(np.frombuffer(column.epochs)))
+        name: _first_means(np.frombuffer(column.values), np.floor(np.frombuffer(column.epochs)))
         for name, column in losses.items()
     }
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 
-def first_means(values: _Floats, epochs: _Floats) -> NDArray[np.bool_]:
+def _first_means(values: _Floats, epochs: _Floats) -> NDArray[np.bool_]:
     """Return which values are the first of an epoch in a mean that begins again in each: those of a few batches.
 
-    Such a mean moves `_RESTART` times as far after its first value as after a later one.
+    Such a mean moves `_RESTART` times as far after its first value as after a later one. A value that is not finite is
+    never left out.
     """
     none = np.zeros(len(values), np.bool_)
     if len(values) < 2:
@@ -152,7 +154,8 @@ def first_means(values: _Floats, epochs: _Floats) -> NDArray[np.bool_]:
     at_begin, later = moves[begins & finite], moves[~begins & ~np.append(begins[1:], True) & finite]
     if len(at_begin) < _FEWEST_EPOCHS or len(later) < _FEWEST_IN_EPOCH * len(at_begin):
         return none
-    return begins if float(np.median(at_begin)) > _RESTART * float(np.median(later)) else none
+    restarts = float(np.median(at_begin)) > _RESTART * float(np.median(later))
+    return begins & np.isfinite(values) if restarts else none
 
 
 def _placed(event: LogEvent, clock: Clock | None) -> Finding:

@@ -66,6 +66,9 @@ def test_the_first_value_of_a_mean_that_begins_again_in_each_epoch_is_left_out(t
     run = history(tmp_path, "\n".join(lines))
     assert len(metric(run, "loss").series) == 12 * 10 - 11
     assert "first value there is left out: loss." in " ".join(run.notes)
+    means[7, 0] = math.nan
+    lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
+    assert np.isnan(metric(history(tmp_path, "\n".join(lines)), "loss").series.values).sum() == 1
     lines = [f"epoch {e} step {s}/50 loss {2 + noise[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
     assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 120
 
