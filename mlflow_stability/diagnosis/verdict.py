@@ -478,7 +478,7 @@ def _steps(reading: CurveReading) -> str:
     """``1,000 steps``, or ``30 epochs``."""
     span = reading.last_step - reading.first_step
     steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
-    return f"{steps:,} {reading.unit}s"
+    return counted(steps, reading.unit)
 
 
 def _too_little(reading: CurveReading | None, points: int) -> str:

@@ -71,6 +71,11 @@ def test_a_noisy_loss_that_did_not_move_stayed_where_it_was() -> None:
     )
 
 
+def test_a_single_step_is_counted_as_one() -> None:
+    single = replace(READING, points=1, first_step=10, last_step=10)
+    assert verdict_of("healthy", [], [single], 500).endswith(" in 1 step; no warnings.")
+
+
 def test_a_run_ended_by_stop_on_is_called_stopped_whatever_its_outcome_is() -> None:
     facts = EarlyStopFacts("loss<0.05", "loss is 0.04", before_step=True)
     stop = episode("early_stopping", 74, Severity.INFO, facts=facts)
