@@ -239,7 +239,8 @@ class PlateauRule(Rule):
     within the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or
     less than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout,
     as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
-    A collapse to less than {mostly:exp_left} is INFO.
+    A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have noise above {batch_noise:percent}
+    and that is not at chance level: it may have reached the noise of the targets.
 
     Why it matters: the steps cost time and nothing is learnt.
 
@@ -293,6 +294,8 @@ class PlateauRule(Rule):
     """Fall in nats, to less than {collapse:exp_left}, that is a collapse."""
     mostly: float = math.log(20)
     """Fall in nats, to less than {mostly:exp_left}, from which it is INFO: the rest may be the noise of the targets."""
+    batch_noise: float = 0.05
+    """Noise of a point, in nats, above which it is INFO, unless it is at chance level."""
     at_once: float = 0.07
     """Share of the run within which the collapse must be over."""
     distance: float = 0.01
@@ -361,7 +364,9 @@ class PlateauRule(Rule):
             return self._finding(curve, flat, lowest_start, last, edge)
         if collapsed := self._collapsed(curve, levels):
             finding = self._finding(curve, collapsed, max(float(x[0]), start), last, edge)
-            return replace(finding, severity=Severity.INFO) if start - last >= self.mostly else finding
+            at_chance = isinstance(finding.facts, FlatCurveFacts) and finding.facts.classes is not None
+            converged = start - last >= self.mostly or (noise > self.batch_noise and not at_chance)
+            return replace(finding, severity=Severity.INFO) if converged else finding
         return None
 
     def _collapsed(self, curve: Curve, levels: Levels) -> int:

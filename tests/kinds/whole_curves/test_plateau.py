@@ -133,6 +133,19 @@ def test_a_loss_that_fell_to_less_than_a_twentieth_at_once_is_only_mentioned(flo
     assert found.severity is severity
 
 
+@pytest.mark.parametrize(
+    ("level", "noise", "severity"),
+    [(0.5, 0.02, Severity.WARNING), (0.5, 0.08, Severity.INFO), (math.log(2), 0.08, Severity.WARNING)],
+)
+def test_a_loss_that_fell_at_once_to_a_noisy_level_may_have_converged(
+    level: float, noise: float, severity: Severity
+) -> None:
+    steps = np.arange(1600)
+    losses = noisy(np.where(steps < 64, 9.0, level), noise)
+    (finding,) = found(losses)
+    assert finding.severity is severity
+
+
 def test_a_loss_that_blew_up_at_once_and_came_back_to_its_start_has_learned_nothing() -> None:
     thrown = noisy(20.0 + 2000.0 * np.exp(-np.arange(400) / 12), 0.2)
     thrown[0], thrown[120:] = 20.05, noisy(np.full(280, 19.97), 0.001)
