@@ -31,6 +31,10 @@ MIN_LOST_SHARE = 0.1
 """Minimum share of the progress that a rise must undo."""
 MIN_LOST_SHARE_BELOW_ZERO = 0.5
 """The same for a loss that has been below zero, of which no ratio says how far it rose."""
+CLEAR_FALL = 1.5
+"""Multiple of the mean change from one loss to the next by which the lowest running mean is clearly below the start."""
+LOWEST_WITHIN = 10
+"""Number of last losses among which the lowest running mean is the present one."""
 
 
 @dataclass(slots=True)
@@ -39,15 +43,23 @@ class LossProgress:
     count: int = 0
     mean: float = 0.0
     lowest: float = inf
+    lowest_at: int = 0
+    """Number of losses up to the lowest running mean."""
+    last: float = 0.0
+    change: float = 0.0
+    """Running mean of the change from one loss to the next."""
 
     def take(self, loss: float) -> None:
         self.count += 1
         if len(self.first) < START_LOSSES:
             self.first.append(loss)
-            self.mean = median(self.first)
+            self.mean, self.last = median(self.first), loss
             return
         self.mean += WEIGHT * (loss - self.mean)
-        self.lowest = min(self.lowest, self.mean)
+        self.change += WEIGHT * (abs(loss - self.last) - self.change)
+        self.last = loss
+        if self.mean < self.lowest:
+            self.lowest, self.lowest_at = self.mean, self.count
 
     def trouble(self) -> LossTrouble | None:
         """Return what is wrong with the loss; None where nothing is, or it is too early to tell."""
@@ -64,6 +76,11 @@ class LossProgress:
         if fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start:
             return None
         return LossTrouble(self.mean, None, start)
+
+    def reaches_new_lows(self) -> bool:
+        """Whether it is at its lowest level so far, clearly below its start, however little it has fallen."""
+        is_lowest = self.lowest < inf and self.count - self.lowest_at < LOWEST_WITHIN
+        return is_lowest and median(self.first) - self.lowest > CLEAR_FALL * self.change
 
     def is_falling(self) -> bool:
         """Whether nothing is wrong with it; of one that was below zero, whether it is near its lowest level."""
@@ -101,6 +118,10 @@ class Losses:
         """Whether the level of this loss is known, and nothing is wrong with it."""
         loss = self.by_place.get(place)
         return loss is not None and (loss.is_falling() or self.falls.learnt())
+
+    def reaches_new_lows(self, place: str) -> bool:
+        loss = self.by_place.get(place)
+        return loss is not None and loss.reaches_new_lows()
 
     def trouble(self) -> LossTrouble | None:
         """Return what is wrong with the first loss that is not well; None where almost nothing is left of any.

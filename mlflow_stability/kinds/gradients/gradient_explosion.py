@@ -108,11 +108,12 @@ class GradientExplosion(Detector):
     own, so a healthy norm of 300 is fine. Norms below {loss_fall.LEARNT:percent} of the first norm never count. A
     single high norm is INFO. {row} in a row, or finding number {returns} within {returns_within} steps, are a warning
     where the loss is at {progress.RISEN} times its lowest level or, after {progress.MIN_LOSSES} steps, above
-    {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls. Without a loss,
-    or with one that has no level, they are a warning. Critical from {critical_norm} on, if that is {critical_rise}
-    times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such as a GAN,
-    the ratio is {smallest_rise_adversarial}; where the loss has no level for another reason, as in reinforcement
-    learning, it is {smallest_rise_without_level}. The finding ends after {calm_steps} steps below {calm_below}σ.
+    {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls, or reaches new
+    lows as it leaves a plateau. Without a loss, or with one that has no level, they are a warning. Critical from
+    {critical_norm} on, if that is {critical_rise} times the baseline, unless it is below the first norms and the loss
+    falls. In adversarial training, such as a GAN, the ratio is {smallest_rise_adversarial}; where the loss has no level
+    for another reason, as in reinforcement learning, it is {smallest_rise_without_level}. The finding ends after
+    {calm_steps} steps below {calm_below}σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
@@ -196,8 +197,9 @@ class GradientExplosion(Detector):
 
     def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Finding | None]:
         event = self._look(state, point)
-        if event is None and state.progress.waiting is not None:
-            goes_on = point.step - state.progress.waiting.step <= self.worse_within
+        waiting = state.progress.waiting
+        if event is None and waiting is not None and not state.progress.losses.reaches_new_lows(point.place):
+            goes_on = point.step - waiting.step <= self.worse_within
             event = state.progress.judge(None, point, goes_on=goes_on)
             if event is not None:
                 state.episode_filter.reported = max(state.episode_filter.reported, event.severity)
@@ -220,7 +222,9 @@ class GradientExplosion(Detector):
             often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         lasts = state.high >= self.row
-        falls = not self.threshold_alone and point.has_level and state.progress.losses.is_falling(point.place)
+        losses = state.progress.losses
+        falls = losses.is_falling(point.place) or losses.reaches_new_lows(point.place)
+        falls = falls and point.has_level and not self.threshold_alone
         huge = huge and not (falls and point.value < start_level(state.begun.first))
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         since = None if state.since == point.step else state.since

@@ -63,6 +63,18 @@ def test_high_norms_are_information_while_a_loss_below_zero_falls() -> None:
     assert [finding.severity for finding in findings] == [Severity.INFO, Severity.WARNING]
 
 
+def test_high_norms_are_information_where_a_loss_leaves_a_plateau_and_a_warning_where_it_rises_then() -> None:
+    stuck = 4.16 + np.random.default_rng(0).normal(0, 0.01, 500)
+    leaves = np.r_[stuck, 4.16 - 0.004 * np.arange(300)]
+    high = at(norms, 515, 7.0, 285)
+    findings = judged("gradient_explosion", loss=leaves, grad_norm=high)
+    assert [finding.severity for finding in findings] == [Severity.INFO]
+    rises = np.r_[leaves[:540], np.full(260, 4.3)]
+    for losses in (rises, np.r_[stuck, stuck[:300]]):
+        findings = judged("gradient_explosion", loss=losses, grad_norm=high)
+        assert findings[-1].severity is Severity.WARNING
+
+
 @pytest.mark.parametrize("rises_at", [500, 530])
 def test_high_norms_become_a_warning_where_the_loss_gets_worse(rises_at: int) -> None:
     losses = at(decaying(800), rises_at, 2.0, 300)
