@@ -92,7 +92,7 @@ def _answer(
     if why := why_no_better(trouble, target):
         return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, is_no_better=True)
     again = may_restore_again(past, situation, trouble)
-    level = last.level if again and last is not None else repetitions(policy, past, trouble)
+    level = past.rollbacks[-1].level if again else repetitions(policy, past, trouble)
     return _rollback(policy, past, situation, trouble, target, level, again)
 
 
@@ -243,9 +243,9 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
     """
     last, enough = past.rollbacks[-1], len(past.losses_before) > len(past.losses) // 2
     loss, level = past.first[0] if past.first else math.nan, median(past.trained_losses)
-    did_not_hold = past.limit is not None and fmean(past.losses) > past.limit
-    if did_not_hold and gives_more(past.trained_losses, past.first, past.losses, past.limit or 0.0):
-        wanted = enough and fmean(past.losses_before) <= fmean(past.losses)
+    limit, mean = past.limit, fmean(past.losses)
+    if limit is not None and mean > limit and gives_more(past.trained_losses, past.first, past.losses, limit):
+        wanted = enough and fmean(past.losses_before) <= mean
         reason = (
             f"The weights of step {last.to} give a loss of {loss:.4g} where they gave {level:.4g}: "
             f"the data or the loss function changed at about step {last.first_seen}."
@@ -254,7 +254,7 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
     elif not last.absurd and gives_no_less(past.trained_losses, past.losses_before, past.first, past.losses):
         wanted = enough
         reason = (
-            f"The weights of step {last.to} give a loss of {fmean(past.losses):.4g}, those of step {last.at} gave "
+            f"The weights of step {last.to} give a loss of {mean:.4g}, those of step {last.at} gave "
             f"{fmean(past.losses_before):.4g}: older weights do not lower the loss."
         )
         decision = Decision("undo", reason, last.first_seen, loss=loss, level=level)

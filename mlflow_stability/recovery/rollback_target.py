@@ -40,8 +40,8 @@ def choose_target(
         tried = {rollback.to for rollback in past.rollbacks}
         untried = (state for state in now.good if state.initial and state.step < trouble.onset)
         return next((state for state in untried if state.step not in tried), None)
-    if may_restore_again(past, now, trouble) and last is not None:
-        return next(state for state in now.good if state.step == last.to)
+    if may_restore_again(past, now, trouble):
+        return next(state for state in now.good if state.step == past.rollbacks[-1].to)
     if trouble.skipped:  # no step was taken: the weights are still the initial ones
         before = [state for state in before if not state.initial or state.step < trouble.onset - 1]
     latest_allowed = trouble.onset - max(rewind_steps(policy, past, trouble), 1)
@@ -79,7 +79,7 @@ def next_older_target(past: RollbackHistory, good: Sequence[GoodState], target: 
 
 def may_restore_again(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
     proven = {state.step for state in now.good if not state.initial}
-    return trouble.may_repeat and bool(past.rollbacks) and past.rollbacks[-1].to in proven
+    return trouble.may_repeat and past.rollbacks[-1].to in proven
 
 
 def rewind_steps(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:

@@ -137,7 +137,7 @@ def _onset_of(event: Finding, policy: RollbackPolicy) -> int:
 def rise_of(event: Finding) -> float:
     """Return the loss as a multiple of its level; NaN if unknown."""
     loss, level = levels_of(event)
-    return abs(loss) / abs(level) if level and math.isfinite(level) else math.nan
+    return abs(loss / level) if level else math.nan
 
 
 def levels_of(event: Finding | None) -> tuple[float, float]:

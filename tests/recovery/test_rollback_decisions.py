@@ -108,6 +108,7 @@ def test_a_later_healthy_state_preserves_the_progress_since_the_last_rollback() 
         (Situation(300, weights_finite=False, good=states(100, 250)), 300, 250),
         (Situation(300, skips_in_a_row=25, good=states(100, 250)), 276, 100),
         (Situation(300, broken_step_taken=True, good=states(100, 299)), 300, 299),
+        (Situation(300, broken_step_taken=True, weights_finite=False, good=states(100, 299)), 300, 299),
     ],
 )
 def test_broken_weights_broken_steps_and_consecutive_skips_cause_a_rollback_at_once(
@@ -158,9 +159,9 @@ def test_a_rollback_that_was_carried_out_a_step_later_is_recorded_at_that_step()
 
 
 def test_a_state_that_does_not_fit_is_followed_by_the_next_older_one_and_never_by_the_initial_one() -> None:
-    good = (GoodState(0, 3.0, initial=True), *states(100, 200))
+    good = (GoodState(0, 3.0, initial=True), *states(100, 200, 300))
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=good))
-    assert [next_older_target(past, good, step) for step in (200, 100)] == [100, -1]
+    assert [next_older_target(past, good, step) for step in (300, 200, 100)] == [200, 100, -1]
 
 
 def test_a_few_skips_cause_no_rollback() -> None:
@@ -364,6 +365,28 @@ def test_the_initial_weights_are_tried_before_giving_up_where_nothing_else_helpe
         targets.append((decision.action, decision.target))
     assert 0 in [target for _, target in targets]
     assert targets[0] == ("rollback", 50)
+
+
+def test_when_all_rollbacks_are_used_up_the_initial_weights_are_tried_once() -> None:
+    policy, past, good = RollbackPolicy(max_rollbacks=1), RollbackHistory(), (INITIAL, *states(3000, 3900, 4900))
+    targets = []
+    for step in (4000, 5100, 6200):
+        past, decision = decide(policy, past, Situation(step, (divergence(step, onset=step - 10),), good=good))
+        targets.append((decision.action, decision.target))
+    assert targets == [("rollback", 3900), ("rollback", 0), ("give_up", -1)]
+
+
+def test_initial_weights_that_diverge_again_are_not_tried_at_the_same_learning_rate() -> None:
+    past, decision = decide(
+        POLICY, RollbackHistory(), Situation(30, (divergence(30, loss=9.0, level=2.0),), 9.0, good=(INITIAL,))
+    )
+    decisions = [decision]
+    for step in range(31, 60):
+        past, decision = decide(POLICY, past, Situation(step, loss=9.0, good=(INITIAL,)))
+        decisions += [decision] if decision.action != "nothing" else []
+    assert [each.target for each in decisions[:2]] == [0, 0]
+    assert [each.easing_factor for each in decisions[:2]] == [0.5, 0.25]
+    assert decisions[1].lasting_share < decisions[0].lasting_share
 
 
 def test_where_no_step_was_taken_the_initial_weights_are_still_there() -> None:

@@ -1,9 +1,20 @@
 from __future__ import annotations
 
-from mlflow_stability.kinds.reported.rollback import HeldRate
-from mlflow_stability.recovery.rollback_events import data_changed_event, give_up_event, rollback_event
+from findings import at_step
+
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource
+from mlflow_stability.kinds.reported.rollback import HeldRate, RollbackFacts
+from mlflow_stability.recovery.rollback_events import (
+    FROM_THE_START,
+    IN_GENERAL,
+    IN_HALF,
+    data_changed_event,
+    give_up_event,
+    rollback_event,
+    what_to_change,
+)
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 def test_a_rollback_event_has_its_reason_its_target_the_steps_lost_and_its_duration() -> None:
@@ -49,3 +60,22 @@ def test_the_event_for_changed_data_names_the_weights_from_which_training_contin
     assert "Going back to the weights of step 412, as they were before the rollback." in event.message
     stays = data_changed_event(Decision("data_changed", "The data changed.", 400), 422, rollbacks=1)
     assert "The training continues from the restored weights." in stays.message
+
+
+def test_a_rollback_names_the_finding_that_it_answers() -> None:
+    finding = at_step(212, "divergence", Severity.CRITICAL, "loss stood high.")
+    event = rollback_event(Decision("rollback", "", 196, 101, finding=finding), 213, seconds=0.02, rollbacks=1)
+    assert isinstance(event.facts, RollbackFacts)
+    assert (event.facts.finding, event.facts.finding_step) == ("divergence", 212)
+
+
+def test_after_giving_up_what_led_to_the_first_nan_comes_first_and_fp16_where_it_may_have_overflowed() -> None:
+    by_loss, by_input = (
+        at_step(9, "nan_origin", Severity.INFO, facts=NanOriginFacts(source), remedies=(Remedy(Action.CLIP_GRADIENTS),))
+        for source in (NanSource.LOSS, NanSource.INPUT)
+    )
+    assert what_to_change() == IN_GENERAL
+    assert what_to_change(no_step_taken=True) == FROM_THE_START
+    assert what_to_change(overflowed_in_half=True) == (*IN_HALF, *IN_GENERAL)
+    assert what_to_change(by_loss, overflowed_in_half=True) == (*IN_HALF, *by_loss.remedies, *IN_GENERAL)
+    assert what_to_change(by_input, overflowed_in_half=True) == (*by_input.remedies, *IN_GENERAL)

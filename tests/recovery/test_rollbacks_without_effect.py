@@ -61,8 +61,10 @@ def test_after_two_undone_rollbacks_a_moderately_higher_loss_causes_no_rollback(
     assert past.ignores_level
     good = states(700, 800)
     assert decide(POLICY, past, Situation(1400, (risen(1400, 9.0, 5.0),), 9.0, good=good))[1] == Decision()
-    absurd = Situation(1400, (risen(1400, 9000.0, 5.0),), 9000.0, good=good)
+    absurd = Situation(1400, (risen(1400, 60.0, 0.05),), 60.0, good=good)
     assert decide(POLICY, past, absurd)[1].action == "rollback"
+    without = Situation(1400, (divergence(1400, loss=9000.0, level=0.0),), 9000.0, good=good)
+    assert decide(POLICY, past, without)[1] == Decision(), "of a level of zero, nothing is a thousand times as much"
     broken = Situation(1400, weights_finite=False, good=good)
     assert decide(POLICY, past, broken)[1].action == "rollback"
 
@@ -138,11 +140,13 @@ def jump_to(rate: float) -> Finding:
 JUMP = jump_to(0.1)
 
 
-def after_a_jump(losses: list[float], jump: Finding = JUMP, found_at: int = 420) -> list[Decision]:
+def after_a_jump(
+    losses: list[float], jump: Finding = JUMP, found_at: int = 420, small: Finding | None = None
+) -> list[Decision]:
     """A small rise after a jump of the learning rate at step 400."""
     good = (GoodState(300, 2.2, around=LOSSES_AROUND),)
     past, _ = decide(POLICY, RollbackHistory(), Situation(400, (jump,), 2.2, good=good))
-    small = divergence(found_at, Severity.WARNING, loss=3.0, level=2.2, first_high=405)
+    small = small or divergence(found_at, Severity.WARNING, loss=3.0, level=2.2, first_high=405)
     past, decision = decide(POLICY, past, Situation(found_at, (small,), 3.0, good=good))
     decisions = [decision]
     for number, loss in enumerate(losses, found_at + 1):
@@ -168,6 +172,10 @@ def test_a_temporary_rise_or_a_smaller_jump_causes_no_action(losses: list[float]
 @pytest.mark.parametrize(("found_at", "is_answered"), [(600, True), (601, False)])
 def test_a_rise_more_than_200_steps_after_the_jump_is_not_put_down_to_it(found_at: int, is_answered: bool) -> None:
     assert bool(after_a_jump([3.0] * 70, found_at=found_at)) is is_answered
+
+
+def test_a_warning_that_names_no_level_is_not_put_down_to_a_jump() -> None:
+    assert after_a_jump([3.0] * 70, small=divergence(420, Severity.WARNING, first_high=405)) == []
 
 
 def test_the_limit_after_a_rollback_allows_for_what_the_state_gave_first() -> None:
