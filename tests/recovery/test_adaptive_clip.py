@@ -23,7 +23,8 @@ def clipped(norms: list[float], rule: ClipRule | None = None) -> list[float]:
         weight.grad = torch.full_like(weight, norm / 2)
         measured = total_norm(gradients_of(optimizer))
         assert measured is not None
-        clip.before_step(optimizer, gradients_of(optimizer), measured)
+        factor = clip.before_step(optimizer, gradients_of(optimizer), measured)
+        assert (factor is None) is (len(left) < (rule or ClipRule()).warm_up)
         left.append(float(torch.linalg.vector_norm(weight.grad)))
     return left
 

@@ -142,8 +142,8 @@ def test_a_rate_that_jumped_is_held_down_until_the_script_asks_for_less() -> Non
     optimizer = Watching([{"params": [one], "lr": 1.0}, {"params": [other], "lr": 2e-3}])
     held = held_rates(optimizer, (1e-3, 1e-3), times=3.0)
     assert held == (1e-3, None)
-    easing = Easing(EasingPlan(start=0, factor=0.5, steps=10, held={id(optimizer): held}, hold_doubles_in=100))
-    used = []
+    plan = EasingPlan(start=0, factor=0.5, steps=10, held={id(optimizer): held}, hold_doubles_in=100)
+    easing, announced, used = Easing(plan), plan.first_rate(optimizer), []
     for step in range(30):
         if step == 20:
             optimizer.param_groups[0]["lr"] = 5e-4
@@ -152,7 +152,7 @@ def test_a_rate_that_jumped_is_held_down_until_the_script_asks_for_less() -> Non
         easing.step_ended(optimizer)
         assert optimizer.param_groups[0]["lr"] == (1.0 if step < 20 else 5e-4)
         assert easing.is_over(step) is (step >= 20)
-    assert used[0] == pytest.approx(5e-4)
+    assert used[0] == announced == pytest.approx(5e-4)
     assert used[10] == pytest.approx(1e-3 * 2**0.1)
     assert used[20:] == [5e-4] * 10
 
@@ -164,11 +164,36 @@ def test_reported_rates_are_those_at_which_a_step_is_taken() -> None:
     ]
     optimizer = torch.optim.Adam(groups, lr=0.1, foreach=False)
     easing = Easing(EasingPlan(start=0))
+    announced = easing.plan.first_rate(optimizer)
     easing.before_step(optimizer, 0)
     assert rates_of(optimizer) == pytest.approx((0.05, 0.1))
+    assert announced == rates_of(optimizer)[0]
     easing.step_ended(optimizer)
     assert rates_of(optimizer) == pytest.approx((0.1, 0.2))
     assert held_rates(optimizer, (math.nan, 0.01), 3.0) == (None, 0.01)
+
+
+def test_a_rate_that_is_a_tensor_is_held_down_too() -> None:
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))], lr=torch.tensor(1.0), foreach=False)
+    held = held_rates(optimizer, (1e-3,), times=3.0)
+    easing = Easing(EasingPlan(start=0, factor=1.0, held={id(optimizer): held}))
+    easing.before_step(optimizer, 0)
+    assert rates_of(optimizer) == pytest.approx((1e-3,))
+    easing.step_ended(optimizer)
+    assert rates_of(optimizer) == (1.0,)
+
+
+def test_a_state_from_the_start_of_a_warm_up_does_not_hold_the_rate_at_zero() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    assert held_rates(optimizer, (0.0,), times=3.0) == (None,)
+
+
+def test_parameters_that_are_added_after_a_rollback_have_no_limit() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    easing = Easing(EasingPlan(start=0, held={id(optimizer): held_rates(optimizer, (1e-3,), times=3.0)}))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 1.0})
+    easing.before_step(optimizer, 0)
+    assert rates_of(optimizer) == pytest.approx((5e-4, 0.5))
 
 
 def test_a_hold_ends_by_itself() -> None:

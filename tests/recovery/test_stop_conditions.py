@@ -3,11 +3,13 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.recovery.stop_conditions import Stop, StopRules, stop_conditions
+from mlflow_stability.probes.step.step_capture import Clip, StepCapture
+from mlflow_stability.recovery.stop_conditions import Stop, StopRules, stop_conditions, values_before_step
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 NAN, INF = float("nan"), float("inf")
@@ -107,6 +109,7 @@ def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop
         ("throughput-80%", "samples_per_second", [100.0] * 30 + [19.0] * 4 + [100.0] + [19.0] * 5, 39),
         ("throughput-80%", "tokens_per_second", [100.0] * 30 + [21.0] * 50, None),
         ("throughput-80%", "samples_per_second", [100.0] * 10 + [1.0] * 9, None),
+        ("throughput-80%", "samples_per_second", [0.01] * 60, None),
         ("memory>90%", "memory_share", [0.89, 0.91], 1),
         ("loss>100x", "loss", [4.0, 2.0, 2.0, 199.0, 301.0], 4),
         ("loss>100x", "loss", [4.0, 2.0, 2.0, INF], 3),
@@ -131,3 +134,23 @@ def test_before_a_step_only_what_is_known_then_is_judged() -> None:
     assert rules.before_step(8, {"loss": 5.0, "grad_norm": 1.0}, is_guarded=False) is None
     assert rules.before_step(8, {"loss": NAN}, is_guarded=False) is not None
     assert rules.before_step(8, {"loss": NAN}, is_guarded=True) is None
+
+
+def test_before_a_step_a_capture_says_what_is_wanted_and_known() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in (0.1, 0.3)]
+    optimizer, norm, capture = torch.optim.SGD(groups), torch.tensor(2.0), StepCapture()
+    wanted = ("loss", "grad_norm", "learning_rate", "loss_scale")
+    assert values_before_step(optimizer, capture, None, wanted) == {"learning_rate": 0.3}
+    capture.losses, capture.loss_scale = [torch.tensor(1.5), 2.0], torch.tensor(8.0)
+    known = {"loss": 3.5, "grad_norm": 2.0, "learning_rate": 0.3, "loss_scale": 8.0}
+    assert values_before_step(optimizer, capture, norm, wanted) == known
+    assert values_before_step(optimizer, capture, norm, ()) == {}
+    capture.losses = [INF, 2.0]
+    assert values_before_step(optimizer, capture, norm, ("loss",)) == {"loss": INF}
+
+
+def test_before_a_step_the_gradient_norm_is_that_from_before_clipping() -> None:
+    optimizer, capture = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), StepCapture()
+    capture.gradients = {1, 2}
+    capture.clips = [Clip(torch.tensor(40.0), 2.0, frozenset({1, 2}), torch.tensor(8.0))]
+    assert values_before_step(optimizer, capture, torch.tensor(1.0), ("grad_norm",)) == {"grad_norm": 5.0}

@@ -18,7 +18,9 @@ from mlflow_stability.recovery.skipping.broken_step import broken_flag, takes_fo
         (1.0, 4.0, 3.0, True),
         (9.0, 2.0, 3.0, False),
         (1.0, 4.0, None, False),
+        (0.0, 2.0, 3.0, False),
         (math.nan, 2.0, 3.0, True),
+        (math.inf, 2.0, None, True),
         (1.0, math.inf, None, True),
     ],
 )
@@ -58,3 +60,16 @@ def test_an_optimizer_that_is_not_fused_does_not_read_the_flag() -> None:
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert not takes_found_inf(optimizer)
+
+
+class Borrowed(AdamW):
+    """An optimizer of another library that inherits what says that it reads the flag."""
+
+
+def test_an_optimizer_of_another_library_is_not_trusted_to_read_the_flag() -> None:
+    for kind, reads in ((AdamW, True), (Borrowed, False)):
+        model = nn.Linear(3, 1)
+        optimizer = kind(model.parameters(), fused=True)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        assert takes_found_inf(optimizer) is reads

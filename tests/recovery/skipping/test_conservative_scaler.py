@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from mlflow_stability.recovery.easing import reset_momentum
-from mlflow_stability.recovery.skipping.loss_scale import conservative_grad_scaler
+from mlflow_stability.recovery.skipping.loss_scale import cap_loss_scale, conservative_grad_scaler
 
 
 def test_it_begins_low_and_grows_slowly_and_takes_what_it_is_given() -> None:
@@ -34,6 +35,24 @@ def test_a_training_that_overflows_loses_fewer_steps_with_it() -> None:
     eager = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=20)
     assert overflows(conservative_grad_scaler("cpu")) <= 2
     assert overflows(eager) > 10
+
+
+@pytest.mark.parametrize(("interval", "highest"), [(1, 50.0), (3, 32.0)])
+def test_a_scale_with_a_limit_grows_as_far_as_it_can_and_never_beyond(interval: int, highest: float) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=interval)
+    cap_loss_scale(scaler, 50.0)  # it has not scaled yet
+    weight, scales = nn.Parameter(torch.ones(4)), list[float]()
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for _ in range(20):
+        scaler.scale(weight.sum()).backward()
+        scales.append(scaler.get_scale())
+        scaler.step(optimizer)
+        cap_loss_scale(scaler, 50.0)
+        scaler.update()
+    assert scales[:: 2 * interval][:2] == [4.0, 16.0]
+    assert max(scales) == scales[-1] == highest
+    cap_loss_scale(scaler, 9.0)
+    assert scaler.get_scale() <= 9.0
 
 
 def test_a_reset_sets_first_moments_to_zero_and_leaves_the_rest() -> None:

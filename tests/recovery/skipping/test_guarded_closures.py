@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from mlflow_stability.recovery.skipping import step_guard
+from mlflow_stability.recovery.skipping.step_guard import StepGuard
 
 NAN = float("nan")
 
@@ -58,6 +59,19 @@ def test_lbfgs_that_ends_with_broken_weights_is_taken_back_whole() -> None:
     assert changed == [True, True, False, True, True]
     assert all(finite)
     assert undone == 1
+
+
+def test_lbfgs_whose_first_evaluation_had_begun_before_it_was_known_is_taken_back_too() -> None:
+    model = nn.Linear(4, 2)
+    optimizer, guard, capture = torch.optim.LBFGS(model.parameters()), StepGuard(), object()
+    before = picture(model)
+    loss_of(model, 0).backward()
+    asked = optimizer, capture, (), torch.tensor(1.0), (), None
+    assert guard.sound_at_once(*asked) or not guard.before_step(*asked).broken
+    with torch.no_grad():
+        model.weight.fill_(NAN)  # what a later evaluation leads to
+    assert guard.step_ended(optimizer)
+    assert differences(before, picture(model)) == []
 
 
 class TwiceAsking(torch.optim.SGD):

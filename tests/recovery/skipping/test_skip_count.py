@@ -117,6 +117,20 @@ def test_a_cut_lowers_the_scale_to_its_floor_and_never_raises_it(scale: float, e
     assert scaler.get_scale() == pytest.approx(expected)
 
 
+def test_a_scale_that_was_cut_does_not_grow_at_the_next_step() -> None:
+    scaler = GradScaler("cpu", init_scale=65536.0, growth_interval=3)
+    weight, scales = torch.nn.Parameter(torch.ones(1)), list[float]()
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for step in range(6):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        if step == 2:
+            cut_loss_scale(scaler, 0.5, 1.0)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [65536.0, 65536.0, 32768.0, 32768.0, 65536.0, 65536.0]
+
+
 def test_a_scaler_that_has_not_scaled_yet_has_nothing_to_cut() -> None:
     cut_loss_scale(GradScaler("cpu", enabled=False), 0.1, 1.0)
     cut_loss_scale(GradScaler("cpu"), 0.1, 1.0)

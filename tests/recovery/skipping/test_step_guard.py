@@ -257,6 +257,17 @@ def test_fused_optimizers_are_stopped_by_a_flag_on_the_device(name: str, scaled:
     assert known == [False] + [None] * 8
 
 
+def test_a_flag_on_the_device_needs_no_module_whose_buffers_are_known() -> None:
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with guarding(on_device=True) as meter:
+        for number in range(2):
+            optimizer.zero_grad()
+            loss_of(model, batch(number)).backward()
+            optimizer.step()
+    assert [each.broken for each in meter.verdicts] == [False, None]
+
+
 def test_a_broken_first_step_of_fused_sgd_leaves_no_buffer_unfilled() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,3 +67,14 @@ def test_a_rollback_is_not_lost_when_a_healthy_step_is_read_after_it() -> None:
     back = Decision("rollback", target=3, trouble=True)
     assert back.joined(HEALTHY) == back
     assert HEALTHY.joined(back) == back
+
+
+@pytest.mark.parametrize("order", ["trouble", "reset", "cut", "ahead", "release"])
+def test_what_one_of_two_decisions_orders_is_not_lost(order: str) -> None:
+    ordered = Decision(**{order: True})  # type: ignore[arg-type]
+    assert ordered.joined(NOTHING) == NOTHING.joined(ordered) == ordered
+
+
+def test_the_exception_of_one_of_two_decisions_is_not_lost() -> None:
+    error = RuntimeError()
+    assert Decision(ending=error).joined(NOTHING).ending is NOTHING.joined(Decision(ending=error)).ending is error
