@@ -59,16 +59,13 @@ class JournalReader:
         """Give a portion of records to each sink that is not full; True if there is more to read at once."""
         now = time.monotonic()
         self._part_with_full_sinks(now)
-        ahead: _Cursor | None = None
-        more = False
+        until: int | None = None
+        more = True  # as far as is known while the first cursor waits
         for cursor in self._cursors:
-            if cursor.waits:
-                more |= ahead is None
-            elif ahead is None:
-                more = cursor.read(None)
-            else:  # to where the next one is, and not beyond it: there they become one
-                cursor.read(ahead.position)
-            ahead = cursor
+            if not cursor.waits:  # as far as the cursor before it, and not beyond: there they become one
+                has_more = cursor.read(until)
+                more = has_more if until is None else more
+            until = cursor.position
         for cursor in self._cursors:
             for sink in cursor.sinks:
                 sink.more = more or cursor.position < self._cursors[0].position

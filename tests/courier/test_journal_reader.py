@@ -113,6 +113,8 @@ def test_the_others_wait_for_a_sink_with_patience_so_that_nothing_is_decoded_twi
         pass
     assert quick.steps == patient.steps
     assert len(quick.steps) < 10
+    assert not reader.advance()
+    assert patient.more, "it is still full, and was not asked"
     while patient.more:
         patient.waiting = 0
         reader.advance()
