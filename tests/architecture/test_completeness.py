@@ -26,34 +26,39 @@ def words_in(*folders: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_finding_has_words_for_one_and_for_several(kind: str) -> None:
-    (noun,) = {each.noun for each in TYPES if each.kind == kind and each.noun}
+    nouns = {each.noun for each in TYPES if each.kind == kind and each.noun}
+    assert len(nouns) == 1, f"give {kind} one `noun`, such as 'a loss spike'; it has {nouns or 'none'}"
+    (noun,) = nouns
     assert noun_of(kind) == noun
     assert noun_of(kind, 3) == noun or noun_of(kind, 3).startswith("3 ")
 
 
 @pytest.mark.parametrize("one", [*TYPES, *RULES], ids=lambda each: str(each.__name__))
 def test_every_finding_and_rule_has_documentation_and_remedies(one: type[FindingType]) -> None:
-    assert one.remedies
-    assert one.severities
-    assert "__dataclass_params__" in vars(one)  # without the decorator its thresholds would be none
-    paragraphs = (one.__doc__ or "").split("\n\n")
-    assert [each.strip().partition(":")[0] for each in paragraphs[1:3]] == ["What it sees", "Why it matters"]
+    name = one.__name__
+    assert one.remedies, f"give {name} `remedies`"
+    assert one.severities, f"give {name} `severities`"
+    assert "__dataclass_params__" in vars(one), f"{name} needs @dataclass(frozen=True, slots=True) for its thresholds"
+    paragraphs = [each.strip().partition(":")[0] for each in (one.__doc__ or "").split("\n\n")[1:3]]
+    assert paragraphs == ["What it sees", "Why it matters"], f"the docstring of {name} needs these two paragraphs"
 
 
 @pytest.mark.parametrize("one", [*DETECTORS, *ON_REQUEST], ids=name_of)
 def test_every_detector_is_tested_by_its_name(one: type[Detector]) -> None:
-    assert {one.__name__, name_of(one)} & words_in("detectors", "kinds")
+    names = {one.__name__, name_of(one)}
+    assert names & words_in("detectors", "kinds"), f"write a test in tests/kinds that names {name_of(one)}"
     assert documentation(name_of(one)).thresholds or not one.by_sensitivity
 
 
 @pytest.mark.parametrize("one", [each for each in TYPES if not issubclass(each, Detector)], ids=lambda each: each.kind)
 def test_everything_that_is_reported_is_tested_by_its_name(one: type[FindingType]) -> None:
-    assert {one.__name__, one.kind} & words_in("session", "courier", "recovery", "probes", "diagnosis", "scenarios")
+    names = words_in("session", "courier", "recovery", "probes", "diagnosis", "scenarios")
+    assert {one.__name__, one.kind} & names, f"write a test that reports {one.kind} and names it"
 
 
 @pytest.mark.parametrize("one", RULES, ids=lambda each: str(each.__name__))
 def test_every_rule_is_tested_by_its_name_and_judges_a_finding_that_there_is(one: type[FindingType]) -> None:
-    assert one.__name__ in words_in("kinds")
+    assert one.__name__ in words_in("kinds"), f"write a test in tests/kinds that names {one.__name__}"
     assert one.kind in KINDS
 
 

@@ -60,7 +60,8 @@ def test_every_kind_is_documented_in_full(name: str) -> None:
 @pytest.mark.parametrize("judgement", [*EVERY, *SEEN_FROM_OUTSIDE], ids=DOCUMENTED)
 def test_a_docstring_has_exactly_these_paragraphs(judgement: type) -> None:
     paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
-    assert [each.partition(":")[0] for each in paragraphs[1:]] == list(PARAGRAPHS)
+    paragraphs = [each.partition(":")[0] for each in paragraphs[1:]]
+    assert paragraphs == list(PARAGRAPHS), f"the docstring of {judgement.__name__} needs these paragraphs, in this order"
 
 
 @pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])
@@ -154,7 +155,6 @@ def test_the_description_names_every_threshold() -> None:
     (loss_spike,) = detectors_named(["loss_spike"])
     for each in fields(loss_spike):  # type: ignore[arg-type]
         assert f'"{each.name}":' in describe([loss_spike])
-    assert len(describe(default_detectors())) < 5000  # an MLflow tag
 
 
 @pytest.mark.parametrize(

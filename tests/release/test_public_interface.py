@@ -43,7 +43,8 @@ def test_the_script_uses_each_public_name_with_all_its_parts(name: str) -> None:
 
 def test_the_script_uses_every_detector_and_every_error() -> None:
     raised = {name for name, each in vars(errors).items() if inspect.isclass(each)}
-    assert {*kinds.__all__, *raised} - used_names() == set()
+    unused = {*kinds.__all__, *raised} - used_names()
+    assert not unused, f"use {sorted(unused)} in {PUBLIC_INTERFACE.name}"
 
 
 @pytest.mark.slow

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, Remedy, Severity
 from mlflow_stability.vocabulary.text import sigmas
 
+SPIKE_THRESHOLD = LossSpike().threshold
+"""σ from which a rank's own loss is a spike."""
 MAX_NAMED = 8
 """Number of ranks that a sentence names."""
 
@@ -253,7 +256,7 @@ class RankSpike(FindingType):
 
     What it sees: the rank whose own loss was the first to be a `loss_spike`. Each rank judges its own losses, and ranks
     compare at least every 10 steps. It is reported where rank 0 has a spike too, and where the spike is one of the mean
-    loss of all ranks: at least 8σ times the square root of the number of ranks.
+    loss of all ranks: at least {SPIKE_THRESHOLD}σ times the square root of the number of ranks.
 
     Why it matters: the gradient of that batch reaches all ranks. Only rank 0 records its loss, so a bad batch of
     another rank is not in the curve of the loss.
