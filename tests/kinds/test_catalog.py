@@ -61,7 +61,7 @@ def test_every_kind_is_documented_in_full(name: str) -> None:
 def test_a_docstring_has_exactly_these_paragraphs(judgement: type) -> None:
     paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
     paragraphs = [each.partition(":")[0] for each in paragraphs[1:]]
-    assert paragraphs == list(PARAGRAPHS), f"the docstring of {judgement.__name__} needs these paragraphs, in this order"
+    assert paragraphs == list(PARAGRAPHS), f"the docstring of {judgement.__name__} needs these paragraphs"
 
 
 @pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])
