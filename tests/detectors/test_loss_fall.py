@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from detectors.series import at, decaying, judged, noise
 
-from mlflow_stability.detectors.loss_fall import FirstValues, LossFall, start_level
+from mlflow_stability.detectors.loss_fall import (
+    EARLY_VALUES,
+    FIRST_VALUES,
+    RECENT_VALUES,
+    FirstValues,
+    LossFall,
+    start_level,
+)
 
 
 def learnt(steps: int, lowest: float = 1e-6) -> np.ndarray:
@@ -75,3 +83,25 @@ def test_a_loss_below_zero_does_not_count_as_learnt() -> None:
         fall.take(value)
     assert not fall.learnt()
     assert FirstValues([5.0]).matters(0.001, level=-1.0)
+
+
+@pytest.mark.parametrize(("last", "share"), [(1.0, 0.5), (6.0, 3.0), (0.0, 0.0), (-1.0, None)])
+def test_the_share_of_a_loss_that_is_left_is_known_after_its_first_values(last: float, share: float | None) -> None:
+    fall = LossFall()
+    for _ in range(FIRST_VALUES):
+        assert fall.share() is None
+        fall.take(2.0)
+    assert fall.share() == 1.0
+    for _ in range(RECENT_VALUES):
+        fall.take(last)
+    assert fall.share() == share
+    assert fall.has_fallen_to(0.5) is (share is not None and share <= 0.5)
+
+
+def test_in_the_first_steps_a_loss_is_compared_with_its_very_first_value() -> None:
+    fall = LossFall()
+    for loss in (8.0, *[2.0] * EARLY_VALUES):
+        assert not fall.has_fallen_to(0.25)
+        fall.take(loss)
+    assert fall.has_fallen_to(0.25)
+    assert not fall.has_fallen_to(0.24)

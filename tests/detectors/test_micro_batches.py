@@ -7,7 +7,7 @@ import pytest
 from detectors.series import judged, noise
 from diagnosis.histories import run_named
 
-from mlflow_stability.detectors.micro_batches import UsualCount, with_usual_count
+from mlflow_stability.detectors.micro_batches import LASTING_STEPS, UsualCount, with_usual_count
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
 STEPS, EPOCH = 600, 100
@@ -37,6 +37,12 @@ def test_a_number_that_lasts_is_the_usual_one() -> None:
 def test_the_first_step_of_fewer_micro_batches_does_not_count_as_usual() -> None:
     usual = UsualCount()
     assert [usual.factor(count) for count in (1.0, 2.0, 2.0, 1.0, 2.0, 0.0)] == [1.0, 1.0, 1.0, 2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("steps", "factor"), [(LASTING_STEPS, 1.0), (LASTING_STEPS + 1, 0.5)])
+def test_a_larger_number_is_the_usual_one_at_once_during_the_first_steps_only(steps: int, factor: float) -> None:
+    usual = UsualCount()
+    assert [usual.factor(count) for count in [1.0] * (steps - 1) + [2.0]] == [1.0] * (steps - 1) + [factor]
 
 
 def test_detectors_see_no_halved_losses() -> None:

@@ -90,9 +90,11 @@ def test_points_that_exceed_the_memory_limit_are_read_again_at_the_end(training,
     for _ in range(10):
         with suppress(TrackingError):
             fed.advance(over=False)
+    assert not sinks[0].must_be_repeated, "before the end, newer points may still arrive"
     shelf.broken = False
     fed.drive()
     assert sinks[0].must_be_repeated
+    assert not sinks[0].filled
     assert delivered.metrics_until == 0
     again = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
     Fed(training.journal, again).drive()
@@ -129,8 +131,10 @@ def test_steps_are_sent_as_the_run_counts_them(training):
     sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     fed = Fed(training.journal, sink)
     journal(training, 20)
+    assert not sink.filled
     fed.drive()
     assert {point.step for point in shelf.points} == {1001, 1010, 1020}
+    assert (sink.filled, sink.must_be_repeated) == (True, False)
 
 
 def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
@@ -183,3 +187,15 @@ def test_hurried_metrics_are_sent_at_once_and_the_last_step_is_still_sent_at_the
     assert delivered.metrics_until == sink.reached
     fed.drive()
     assert max(point.step for point in shelf.points) == 25
+
+
+def test_hurried_metrics_are_sent_without_a_pause_between_requests(training):
+    shelf, delivered = Shelf(seconds_per_point=0.00002), Delivered(training.journal.folder)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    fed = Fed(training.journal, sink)
+    journal(training, 40, rate=1e6)  # 2,000 points, of which 200 are sent at once
+    sink.hurried, turns = True, 0
+    while sink.hurried:
+        fed.advance(over=False)
+        turns += 1
+    assert turns < 20

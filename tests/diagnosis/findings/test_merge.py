@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from diagnosis.histories import falling, metric_of, run_of
-from findings import at_step
+from findings import at_step, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.findings.merge import merged
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts
+from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
+from mlflow_stability.kinds.progress.oscillation import PeriodicLossFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, read_remedies
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -105,3 +110,29 @@ def test_spikes_within_the_swing_of_a_periodic_loss_belong_to_it() -> None:
         one for one in diagnosis_of(run_of(metric_of("loss", losses.tolist()))).findings if one.severity > Severity.INFO
     ]
     assert [(one.kind, one.start) for one in bad] == [("periodic_loss", 0), ("loss_spike", 1500)]
+
+
+@pytest.mark.parametrize(("heights", "peak"), [((5.0, 9.0), 112), ((9.0, 5.0), 101)])
+def test_findings_that_touch_are_one_whose_peak_is_the_higher_one(heights: tuple[float, float], peak: int) -> None:
+    spans = ((100, 101, 110), (108, 112, 120))
+    spikes = [
+        over_steps(
+            "loss_spike",
+            Severity.WARNING,
+            *span,
+            recovered=True,
+            facts=CurveSpikeFacts("loss", height, 1.0, 12.0, 6.0, 3, span[1], True),
+        )
+        for span, height in zip(spans, heights, strict=True)
+    ]
+    (found,) = merged(spikes, 1000)
+    assert (found.start, found.peak, found.end, found.recovered) == (100, peak, 120, True)
+
+
+@pytest.mark.parametrize(("highest", "is_part"), [(3.9, True), (4.2, False)])
+def test_a_rise_is_part_of_a_swing_that_is_nearly_as_high(highest: float, is_part: bool) -> None:
+    swing = PeriodicLossFacts("loss", 1.7, 3.3, 40.0, 0.9, 0.5, 2000)
+    periodic = over_steps("periodic_loss", Severity.WARNING, 0, 20, 2000, metric="loss", facts=swing)
+    facts = DivergenceFacts(highest, 1.7, 30.0, 4.0, 12, 16)
+    rise = over_steps("divergence", Severity.WARNING, 500, 505, 520, recovered=True, metric="loss", facts=facts)
+    assert (rise not in merged([periodic, rise], 2000)) is is_part
