@@ -66,7 +66,7 @@ class StreakByPlace:
     def reaches(self, place: str, needed: int, *, bad: bool) -> bool:
         """Count one more value of a place; return True once, when a first streak has this length."""
         if not bad:
-            self.lengths.pop(place, 0)
+            self.lengths.pop(place, None)
             if place == self.found_at:
                 self.calm += 1
                 if self.calm >= OVER_AFTER and all(length < needed for length in self.lengths.values()):

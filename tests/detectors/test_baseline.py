@@ -8,7 +8,7 @@ from detectors.series import Floats, at, decaying, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.detectors.baseline import MINIMUM, READMIT_AFTER, SHORT_WINDOW, WINDOW, Baseline
+from mlflow_stability.detectors.baseline import MINIMUM, READMIT_AFTER, SHORT_WINDOW, UNKNOWN_TAIL, WINDOW, Baseline
 
 
 def z_of(values: Floats | list[float], baseline: Baseline | None = None) -> Floats:
@@ -149,3 +149,30 @@ def test_heavy_noise_is_learnt_once_each_outlier_has_passed() -> None:
     for value in np.exp(0.03 * np.random.default_rng(8).standard_t(3, 4000)).tolist():
         baseline.take(value)
     assert baseline.tail > 15
+
+
+def test_a_value_is_usual_near_a_well_known_level() -> None:
+    baseline, young, signed = Baseline(), Baseline(), Baseline()
+    z_of(2.0 * np.exp(noise(1, 400, 0.03)), baseline)
+    z_of(2.0 * np.exp(noise(1, 100, 0.03)), young)
+    z_of(noise(2, 400, 0.3), signed)
+    assert [baseline.is_usual(value, 5.0) for value in (1.1, 2.0, 2.1)] == [True] * 3
+    assert [baseline.is_usual(value, 5.0) for value in (-2.0, 0.0, 0.9, 2.6)] == [False] * 4
+    assert not young.is_usual(2.0, 5.0)
+    assert [signed.is_usual(value, 5.0) for value in (-3.6, -1.0, 0.0, 1.0, 2.0)] == [False, True, True, True, False]
+
+
+def after_high_values(at: range) -> float:
+    """The tail that is learnt from quiet values, with some that are 5σ above their level."""
+    baseline = Baseline()
+    for number in range(400):
+        high = baseline.center * math.exp(5 * baseline.scale)
+        baseline.take(high if number in at else math.exp(0.01 * (number % 2)))
+    return baseline.tail
+
+
+def test_high_values_are_learnt_as_a_tail_only_once_the_noise_is_known() -> None:
+    quiet = after_high_values(range(0))
+    assert 5 < quiet < UNKNOWN_TAIL
+    assert after_high_values(range(60, 110, 10)) == quiet
+    assert after_high_values(range(260, 310, 10)) > quiet + 1

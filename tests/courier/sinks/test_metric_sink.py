@@ -199,3 +199,30 @@ def test_hurried_metrics_are_sent_without_a_pause_between_requests(training):
         fed.advance(over=False)
         turns += 1
     assert turns < 20
+
+
+def test_records_without_points_count_as_delivered_too(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    fed = Fed(training.journal, sink)
+    journal(training, 3)
+    sink.hurried = True
+    while sink.hurried:
+        fed.advance(over=False)
+    assert delivered.metrics_until == training.journal.bytes_written
+    training.journal.append(at_step(3, "loss_spike", Severity.WARNING, "high"))
+    fed.drive()
+    assert len(shelf.points) == 3 * 50
+    assert delivered.metrics_until == training.journal.bytes_written
+
+
+def test_few_points_wait_a_moment_for_company_unless_they_are_hurried(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    fed = Fed(training.journal, sink)
+    training.journal.append(StepReading(1, SIGNALS, (1.0,) * 50, 0, time.time() - 60))
+    fed.advance(over=False)
+    assert shelf.points == []
+    sink.hurried = True
+    fed.advance(over=False)
+    assert len(shelf.points) == 50

@@ -45,6 +45,14 @@ def test_gradients_are_to_be_clipped_at_the_usual_norm_of_the_run(usual: float) 
         assert remedy.target == pytest.approx(usual, rel=0.1)
 
 
+def test_gradients_that_explode_only_at_the_worst_point_of_a_rise_are_to_be_clipped_too() -> None:
+    norms = norms_of(0.05, 0.05)
+    norms[AT + 40 :] = 0.6
+    _, advised = diverged(norms)
+    assert advised
+    assert all(remedy.target == pytest.approx(0.05, rel=0.1) for remedy in advised)
+
+
 @pytest.mark.parametrize("again", ["Clip gradients at 1.0.", "Clip gradients."])
 def test_a_number_that_an_older_recording_advised_is_replaced(again: str) -> None:
     _, advised = diverged(norms_of(0.05, 0.6), read_remedies([again]))

@@ -58,6 +58,14 @@ def test_a_training_with_a_loss_near_its_earlier_level_has_recovered(ended: floa
     assert outcome_of([level, BACK], [reading], "", measured=True, main=reading) == expected
 
 
+@pytest.mark.parametrize(("ended", "expected"), [(2.4, "recovered"), (2.6, "unstable")])
+def test_a_loss_that_was_negative_and_whose_earlier_level_is_not_known_recovers_near_its_start(
+    ended: float, expected: str
+) -> None:
+    reading = replace(READING, first_level=2.0, last_level=ended, best=-0.5)
+    assert outcome_of([changed(DIVERGED, metric="loss"), BACK], [reading], "", measured=True, main=reading) == expected
+
+
 def test_the_last_value_of_a_noisy_loss_is_given_beside_its_trend() -> None:
     noisy = replace(READING, volatility=0.2, change=-0.5, first_level=1.96, last_level=1.04)
     said = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)

@@ -88,5 +88,9 @@ def test_the_verdict_names_the_trainings_of_other_models_that_followed() -> None
     verdict = diagnosis_of(run_of(*trials)).verdict
     assert "fell from 4.157 to 1.008 in 100 steps; the last of 3 trainings: " in verdict
     assert verdict.endswith("in 100 steps; no warnings.")
+    more = [
+        metric_of(f"stability/track_{at}/loss", falling(100), steps=np.arange(100) + 100 * at) for at in range(3, 14)
+    ]
+    assert "in 100 steps; the first of many trainings; " in diagnosis_of(run_of(*trials, *more)).verdict
     beside = [metric_of(name, falling(100, seed=at)) for at, name in enumerate(names)]
     assert "trainings" not in diagnosis_of(run_of(*beside)).verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.curves.curves import run_curves
@@ -35,6 +36,13 @@ def test_a_loss_that_is_lost_at_a_resume_is_found() -> None:
     lost = metric_of("loss", np.r_[before, 2.5 * after], steps=steps, attempts=attempts)
     (episode,) = found(ResumeRule(), lost)
     assert (episode.kind, episode.start, episode.attempt) == ("divergence", 900, 1)
+
+
+@pytest.mark.parametrize(("count", "more", "is_found"), [(200, 8, True), (200, 7, False), (7, 200, False)])
+def test_a_resume_is_judged_where_enough_values_are_on_both_sides(count: int, more: int, is_found: bool) -> None:
+    losses, attempts = np.r_[falling(count), np.full(more, 5.0)], np.repeat([0, 1], [count, more])
+    steps = np.r_[np.arange(count), count - 2 + np.arange(more)]
+    assert bool(found(ResumeRule(), metric_of("loss", losses, steps=steps, attempts=attempts))) is is_found
 
 
 def test_a_gradient_norm_that_grows_without_end_is_found_where_the_loss_rose() -> None:
