@@ -1,0 +1,75 @@
+"""What a finding of a detector is worth once the whole run is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, run_named
+from findings import over_steps
+
+from mlflow_stability.curves.curves import RunCurves, run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, without_harm
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts
+from mlflow_stability.vocabulary.facts import PeakFacts
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+
+def curves_of(losses: np.ndarray) -> RunCurves:
+    return run_curves(run_named(loss=losses))
+
+
+def warning(kind: str, start: int) -> Finding:
+    return over_steps(kind, Severity.WARNING, start, start, start + 3, recovered=True)
+
+
+@pytest.mark.parametrize(("rise", "is_kept"), [(0.1, False), (1.5, True)])
+def test_a_rise_by_one_step_of_the_rounding_of_a_log_is_dropped(rise: float, is_kept: bool) -> None:
+    facts, peak = DivergenceFacts(1.5 + rise, 1.5, 30.0, 4.0, 12, 16), PeakFacts(1.5 + rise)
+    rose = over_steps(
+        "divergence", Severity.WARNING, 400, 405, 420, recovered=True, metric="loss", facts=facts, also=(peak,)
+    )
+    assert bool(in_hindsight([rose], [], curves_of(np.round(falling(600), 1)))) is is_kept
+
+
+@pytest.mark.parametrize(("metric", "start"), [("loss", 395), ("another", 400)])
+def test_a_divergence_began_where_the_loss_left_its_level_if_its_curve_is_known(metric: str, start: int) -> None:
+    losses = falling(600)
+    losses[395:] = 6.0
+    facts = DivergenceFacts(6.0, 1.5, 30.0, 4.0, 12, 16)
+    found = over_steps("divergence", Severity.CRITICAL, 400, 405, 599, recovered=False, metric=metric, facts=facts)
+    assert [finding.start for finding in in_hindsight([found], [], curves_of(losses))] == [start]
+
+
+@pytest.mark.parametrize(
+    ("times", "asked", "severity"),
+    [
+        (1.0, (), Severity.INFO),
+        (3.0, (), Severity.WARNING),
+        (1.0, ("gradient_explosion",), Severity.WARNING),
+    ],
+)
+def test_a_jump_of_the_gradient_without_an_answer_of_the_loss_is_information_unless_it_was_asked_for(
+    times: float, asked: tuple[str, ...], severity: Severity
+) -> None:
+    losses = falling(600)
+    losses[400:404] *= times
+    (found,) = in_hindsight([warning("gradient_explosion", 400)], [], curves_of(losses), asked)
+    assert found.severity is severity
+
+
+def test_only_what_a_learning_rate_range_test_brings_about_is_information_and_only_during_it() -> None:
+    curves = curves_of(falling(600))
+    tested = replace(curves, losses=tuple(replace(curve, tested=(0, 300)) for curve in curves.losses))
+    found = [warning("gradient_explosion", 200), warning("loss_spike", 200), warning("gradient_explosion", 400)]
+    severities = [finding.severity for finding in without_harm(found, tested)]
+    assert severities == [Severity.INFO, Severity.WARNING, Severity.WARNING]
+
+
+def test_a_finding_of_an_ordinary_detector_is_not_experimental() -> None:
+    losses = falling(600)
+    losses[400:404] *= 4
+    (found,) = [each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "loss_spike"]
+    assert not found.experimental
