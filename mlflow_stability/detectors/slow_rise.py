@@ -25,6 +25,10 @@ MIN_MEANS = 40
 """Number of means before which nothing is judged."""
 MAX_Z, MIN_Z = 4.0, -8.0
 """Outliers beyond these are moved to them: a single value is neither a rise nor a level to rise from."""
+CLIFF_MEANS = 8
+"""Number of means, each 8 values after the last, within which a level falls that falls at once."""
+CLIFF_RETURN = 0.25
+"""Share of such a fall that may be given back: at the start of an epoch the loss of seen data falls, and then rises."""
 _MAD_TO_SIGMA = 1 / 0.6745
 
 
@@ -64,6 +68,17 @@ class SlowRise:
         """Return the distance of the last mean from the lowest of the 512 values before."""
         means = self.means
         return means[-1] - min(islice(means, max(0, len(means) - REFERENCE_MEANS), len(means) - STRETCHES_PER_MEAN))
+
+    def after_cliff(self) -> float:
+        """Return the fall of the level within the same 512 values that came at once after a level that held."""
+        width, means = CLIFF_MEANS, self.means
+        last = list(islice(means, max(0, len(means) - REFERENCE_MEANS - 3 * width), len(means)))
+        best = 0.0
+        for at in range(2 * width, len(last) - width):
+            before, fall = last[at - 2 * width : at], last[at - 1] - last[at + width - 1]
+            if fall > best and max(before) - min(before) <= CLIFF_RETURN * fall:
+                best = fall
+        return best
 
     def error(self, scale: float) -> tuple[float, float]:
         """Return the standard error of a mean, and its ratio to that of independent noise of this width."""

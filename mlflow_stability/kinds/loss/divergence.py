@@ -16,7 +16,7 @@ from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
-from mlflow_stability.detectors.slow_rise import SlowRise
+from mlflow_stability.detectors.slow_rise import CLIFF_RETURN, SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
@@ -146,11 +146,12 @@ class Divergence(Detector):
     baseline. Also a slow rise: the mean of 32 steps lies at least {slow_smallest_rise:rise} and {slow_threshold}
     standard errors above the lowest mean of the 512 steps before, and still rises. That threshold of {slow_threshold}
     rises by {slow_per_longer_run} with each doubling of the run from 500 steps on, and by {slow_per_correlation} with
-    each doubling of the mean's error by correlated noise. High losses are a warning, and critical where {high_steps} of
-    them are {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is critical from
-    {slow_critical_rise:rise} on. Losses below {loss_fall.LEARNT:percent} of the first loss never count, and a rise to
-    less than {kept:percent} of the start is INFO. The finding ends after {calm_steps} steps without a high loss, or
-    when the higher level has become the baseline.
+    each doubling of the mean's error by correlated noise. After a level that held fell at once, as at the start of an
+    epoch, a rise counts from {slow_rise.CLIFF_RETURN:percent} of that fall on. High losses are a warning, and critical
+    where {high_steps} of them are {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is
+    critical from {slow_critical_rise:rise} on. Losses below {loss_fall.LEARNT:percent} of the first loss never count,
+    and a rise to less than {kept:percent} of the start is INFO. The finding ends after {calm_steps} steps without a
+    high loss, or when the higher level has become the baseline.
 
     Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
 
@@ -341,7 +342,7 @@ class Divergence(Detector):
             return None
         if state.risen_from is None:
             rise = state.slow.rise()
-            if rise < math.log(self.slow_smallest_rise):
+            if rise < math.log(self.slow_smallest_rise) or rise < CLIFF_RETURN * state.slow.after_cliff():
                 return None
             error, correlation = state.slow.error(point.scale)
             limit = self.slow_threshold + self.slow_per_correlation * max(0.0, math.log2(correlation) - 0.4)

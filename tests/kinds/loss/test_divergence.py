@@ -26,6 +26,9 @@ HEALTHY = {
     "fine-tuning": 1.08 + 0.22 * np.exp(-steps / 40) + noise(6, 1000, 0.03),
     "noise that grows": np.exp(-steps / 400) * np.exp(noise(7, 1000) * (0.02 + steps / 5000)),
     "epochs": (2 - 0.3 * (steps // 250)) * np.exp(noise(8, 1000, 0.03)),
+    "epochs of seen data": np.array([1.1, 0.7, 0.39])[steps // 400]
+    * (1 + np.maximum(0, steps - 800) / 1500)
+    * np.exp(noise(13, 1000, 0.04)),
     "rounded": np.round((decaying(1000) + noise(9, 1000, 0.01)) * 64) / 64,
     "constant": np.full(1000, 2.0),
     "around zero": noise(10, 1000, 0.4),
