@@ -27,8 +27,8 @@ STORED_INFINITY = 1.79e308
 NORMS = frozenset({"grad_norm", "grad_norm_clipped", "update_norm", "update_ratio"})
 """Quantities that are not losses: values of several models are not added up."""
 GAME_WORDS = re.compile(
-    r"(?:^|[^a-z0-9])(?:disc(?:riminator)?|gen(?:erator)?|critic|actor|adv(?:ersarial)?|policy|vf|pg|kl|[dg]|(?:loss|err)[dg]"
-    r"|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
+    r"(?:^|[^a-z0-9])(?:dis(?:c(?:riminator)?)?|gen(?:erator)?|(?:ls|w|c)?gan|gp|critic|actor|adv(?:ersarial)?|policy|vf"
+    r"|pg|kl|[dg]|(?:loss|err)[dg]|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
 )
 """Parts of names of losses that are one side of a game, so that their level does not measure progress."""
 POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|temperature|pg)(?:$|[^a-z0-9])")
@@ -37,6 +37,8 @@ REWARD_WORDS = re.compile(
     r"(?:^|[^a-z])(?:rewards?|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
 )
 """Parts of names that only reinforcement learning logs."""
+POLICY_UPDATE_WORDS = (re.compile(r"(?:^|[^a-z])explained.?var"), re.compile(r"(?:^|[^a-z])(?:kl|entropy)(?:$|[^a-z])"))
+"""The same of two names beside each other: how well a value function fits, and how far the policy moved."""
 RETURN_WORDS = re.compile(r"(?:^|[^a-z])(?:rewards?|returns?|ep_rew_mean)(?:$|[^a-z])")
 """Parts of names of a policy's return, which should rise."""
 SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|m?iou|dice)(?:$|[^a-z])")
@@ -251,7 +253,7 @@ def _curves(
     history: RunHistory, quantity: str, metrics: Sequence[Metric], starts: Mapping[int, int] | None
 ) -> tuple[Curve, ...]:
     recorded = recorded_level(history)
-    learns_by_reward = any(REWARD_WORDS.search(metric.name.lower()) for metric in history.metrics)
+    learns_by_reward = _learns_by_reward([metric.name.lower() for metric in history.metrics])
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # no name decides which is first: the longest, whatever the order of the columns
         metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
@@ -277,6 +279,12 @@ def _curves(
     summed = {curve.attempt for curve in sums}
     parts = [replace(curve, part=True) if curve.attempt in summed and curve.has_level else curve for curve in curves]
     return (*sums, *parts)
+
+
+def _learns_by_reward(names: Sequence[str]) -> bool:
+    if any(map(REWARD_WORDS.search, names)):
+        return True
+    return all(any(map(words.search, names)) for words in POLICY_UPDATE_WORDS)
 
 
 def _even_micro_batches(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) -> NDArray[np.float64]:

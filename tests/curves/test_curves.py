@@ -35,6 +35,13 @@ def test_rewards_make_a_policy_of_a_loss() -> None:
     assert not curve.has_level
 
 
+def test_a_value_function_and_an_entropy_make_a_policy_of_a_loss() -> None:
+    (curve,) = curves_of(run_named(loss=falling(20), explained_var_old=falling(20), entropy=falling(20)), "loss")
+    assert not curve.has_level
+    (curve,) = curves_of(run_named(loss=falling(20), explained_variance=falling(20)), "loss")
+    assert curve.has_level  # a score of a regression
+
+
 def test_a_restart_begins_a_curve_and_a_rollback_goes_on_with_it() -> None:
     restarted = metric_of("loss", falling(20), steps=[*range(10), *range(10)], attempts=[0] * 10 + [1] * 10)
     set_back = metric_of("loss", falling(20), attempts=[0] * 10 + [1] * 10)
@@ -74,6 +81,11 @@ def test_a_single_value_is_no_curve() -> None:
         ("train/value_loss", True),
         ("train/entropy_loss", True),
         ("kl_loss", True),
+        ("loss/gan_loss", True),
+        ("loss/dis_loss", True),
+        ("gp_losses", True),
+        ("organ_loss", False),
+        ("dist_loss", False),
         ("loss", False),
         ("cross_entropy_loss", False),
         ("loss_value", False),
