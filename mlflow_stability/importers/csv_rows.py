@@ -81,6 +81,11 @@ def column_names(header: Sequence[str]) -> list[str]:
     return names
 
 
+def numbers_columns(cells: Sequence[str]) -> bool:
+    """Whether a row is the header that pandas writes for columns without names, beside its index: `,0,1`."""
+    return len(cells) > 1 and list(cells) == ["", *map(str, range(len(cells) - 1))]
+
+
 def is_number(cell: str) -> bool:
     try:
         float(cell)

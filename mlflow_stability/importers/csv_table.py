@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.csv_rows import NO_VALUE, cells_of, column_names, decimal_mark, is_number, rows_of
+from mlflow_stability.importers.csv_rows import (
+    NO_VALUE,
+    cells_of,
+    column_names,
+    decimal_mark,
+    is_number,
+    numbers_columns,
+    rows_of,
+)
 from mlflow_stability.importers.field_names import (
     MIN_ABSOLUTE_TIME,
     counts_within_epochs,
@@ -109,6 +117,9 @@ def read_csv(
     with open_text(path, encoding) as text:
         rows = rows_of(lines_of(text), separator)
         header = column_names(cells_of(next(rows, (0, ""))[1], separator)) if names is None else names
+        if made_up:
+            first = next(rows, (0, ""))
+            rows = rows if numbers_columns(cells_of(first[1], separator)) else chain([first], rows)
         content.rows_are_lines = True
         while block := list(islice(rows, PART)):
             for header, body in _bodies(block, header, separator):  # noqa: B020 a new header holds from here on
@@ -122,7 +133,7 @@ def read_csv(
     if header == _TENSORBOARD_HEADER and "Value" in content.columns:
         content.columns = {path.stem.rpartition("tag-")[2]: content.columns["Value"]}
     if made_up:
-        _name_the_loss(content)
+        _name_the_loss(content, header)
     runs, bounds = _chart_columns(header)
     return _chart_runs(content, runs, bounds, path) if runs else [history_of(content, path, _format(header))]
 
@@ -222,8 +233,11 @@ def _is_nan_text(texts: pd.Series) -> NDArray[np.bool_]:
     return is_nan & texts.notna().to_numpy(bool)
 
 
-def _name_the_loss(content: LogContent) -> None:
+def _name_the_loss(content: LogContent, header: Sequence[str]) -> None:
     """Take the only column beside the step of a table without names for the loss, unless it is a score that rises."""
+    if len(header) == 1:
+        content.notes.append("The file has one number a line, taken for the loss that its name says.")
+        return
     note = "The table has no header: its first column counts steps, and"
     if len(content.columns) == 1:
         ((name, column),) = content.columns.items()

@@ -16,7 +16,7 @@ def table(*columns: list[float], mark: str = ",") -> str:
     return "".join(mark.join(f"{each:g}" for each in row) + "\n" for row in zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|", " ", ":"])
 def test_the_only_column_besides_the_steps_is_the_loss(tmp_path: Path, mark: str) -> None:
     run = history(tmp_path, table([10 * n for n in range(7)], FALLING, mark=mark), "log.csv")
     assert curve(run, "loss") == [(10 * n, value) for n, value in enumerate(FALLING)]
@@ -44,6 +44,20 @@ def test_the_error_for_a_table_without_a_step_column_says_what_to_add(tmp_path: 
 def test_lists_of_numbers_of_one_line_each_are_no_table(tmp_path: Path) -> None:
     with pytest.raises(UnreadableLogError, match="no metric has two or more values"):
         history(tmp_path, "0.5\n0.4\n0.3\n0.2\n0.1\n", "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("loss.txt", "loss"), ("train_losses.csv", "train_losses"), ("loss_3.txt", "loss_3")]
+)
+def test_one_number_a_line_is_the_loss_that_the_name_of_the_file_says(tmp_path: Path, file: str, name: str) -> None:
+    run = history(tmp_path, "".join(f"{value}\n" for value in FALLING), file)
+    assert curve(run, name) == list(enumerate(FALLING))
+    assert [each.name for each in run.of("loss")] == [name]
+
+
+def test_the_header_of_pandas_for_columns_without_names_is_no_row(tmp_path: Path) -> None:
+    run = history(tmp_path, ",0\n" + table([*range(7)], FALLING), "loss.csv")
+    assert curve(run, "loss") == list(enumerate(FALLING))
 
 
 @pytest.mark.parametrize("above", ["#", "# ", "# lr=0.1, seed=3\n# ", "# made by me\n\n#"])

@@ -1,6 +1,7 @@
 """Recognise tables by their first lines: names first, numbers beneath; the names may be a comment, `# step,loss`.
 
-A table without names is read where its first column counts; else an error says which line to add.
+A table without names is read where its first column counts, or where the name of a file of one column is that of a
+loss; else an error says which line to add.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.csv_rows import NO_VALUE, cells_of, column_names, has_decimal_comma, is_number, rows_of
+from mlflow_stability.importers.csv_rows import (
+    NO_VALUE,
+    cells_of,
+    column_names,
+    has_decimal_comma,
+    is_number,
+    numbers_columns,
+    rows_of,
+)
 from mlflow_stability.importers.field_names import is_epoch, step_rank
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text import LOSSES, metric_meanings, split_words
 
 _SAMPLE_LINES = 30
 _MIN_NAMELESS_ROWS = 5
 _SEPARATORS = (",", ";", "\t", "|")
+_ALSO_BETWEEN_NUMBERS = (" ", ":")
 _VALUE = re.compile(r"[=:]\s*[-+.]?\d")  # a line of values, `step=1`; but `mAP_0.5:0.95` and `Unnamed: 0` are names
 
 
@@ -85,9 +95,15 @@ def _names_in_a_comment(lines: Sequence[str]) -> tuple[str | None, list[str] | N
 
 def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[str] | None]:
     """Return separator and made-up names for a table of numbers alone; None where it is no table."""
-    lines = [line for line in lines if line.strip() and not line.startswith("#")][:_SAMPLE_LINES]
-    for mark in _SEPARATORS:
+    lines = [line for line in lines if line.strip()]
+    comments = [line for line in lines if line.startswith("#")]  # which may name the columns for the reader of text
+    lines = [line for line in lines if not line.startswith("#")][:_SAMPLE_LINES]
+    if len(lines) >= _MIN_NAMELESS_ROWS and all(is_number(line.strip()) for line in lines):
+        name = _loss_in(path.stem)
+        return ("," if name else None), [name]
+    for mark in (*_SEPARATORS, *(() if comments else _ALSO_BETWEEN_NUMBERS)):
         rows = [cells_of(line, mark) for line in lines]
+        rows = rows[1:] if rows and numbers_columns(rows[0]) else rows
         width = len(rows[0]) if rows else 0
         if len(rows) < _MIN_NAMELESS_ROWS or width < 2:
             continue
@@ -97,12 +113,21 @@ def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[s
         rises = all(before < after for before, after in pairwise(first_column))
         if rises and all(number.is_integer() for number in first_column):
             return mark, ["step", *(f"column {place}" for place in range(2, width + 1))]
+        if mark in _ALSO_BETWEEN_NUMBERS:
+            continue
         names = ["step", "loss", *(f"metric_{place}" for place in range(1, width - 1))][:width]
         raise UnreadableLogError(
             f"{printable_path(path)} is a table of {width} columns of numbers without names, and the first does not "
             f"count steps. Add a first line that names them, such as `{mark.join(names)}`."
         )
     return None, None
+
+
+def _loss_in(stem: str) -> str:
+    """Return the name of the loss that a file of one column holds by its name; empty for any other name."""
+    if LOSSES.isdisjoint(word.lower() for word in split_words(stem)):
+        return ""
+    return stem if metric_meanings([stem])[stem].quantity in ("loss", "val_loss") else "loss"
 
 
 FORMAT = LogFormat("CSV", RecognisedBy.FIRST_LINES, read_table, frozenset({".csv", ".tsv"}))
