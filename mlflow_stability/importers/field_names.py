@@ -17,6 +17,7 @@ _STEPS = (
     ("num updates", "updates", "update num", "n updates total"),
     ("steps", "iterations", "num steps", "步数", "迭代", "迭代次数"),
     ("total steps",),
+    ("update",),
     ("batch", "batch idx", "batch id", "minibatch", "mini batch", "batches", "s"),
 )
 BATCH_RANK = len(_STEPS) - 1
@@ -29,7 +30,7 @@ _EPOCHS = frozenset(
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
 _IGNORED_WORDS = frozenset(
     {"trainer", "train", "training", "time", "valid", "val", "eval", "test", "rollout", "perf", "progress"}
-    | {"completed", "finished", "current", "at", "this", "the"}
+    | {"completed", "finished", "current", "at", "in", "this", "the"}
 )
 MIN_ABSOLUTE_TIME = 1e8
 """A larger time counts from 1970, in seconds or a shorter unit; a smaller one from the start of the training."""
@@ -77,6 +78,11 @@ def step_rank(name: str) -> int:
 
 def step_name(names: Iterable[str]) -> str | None:
     return min((name for name in names if step_rank(name) >= 0), key=step_rank, default=None)
+
+
+def counts_episodes(name: str) -> bool:
+    """Whether a name counts episodes, as only reinforcement learning does: a metric, from which that is known."""
+    return _main_words(name) in ("episode", "episodes")
 
 
 def counts_within_epochs(name: str) -> bool:

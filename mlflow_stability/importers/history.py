@@ -47,7 +47,7 @@ def history_of(
         )
     meanings = _meanings(columns, curves)
     main = _main(columns, meanings) if columns else None
-    clock = None if main is None else clock_of(columns, main, content.totals())
+    clock = None if main is None else clock_of(columns, main, content.totals(), content.starts)
     restarts = _restarting_means(columns, meanings, clock)
     metrics = tuple(
         _metric(metric, meanings[metric], column, clock, content, restarts.get(metric))
@@ -166,8 +166,8 @@ def _placed(event: LogEvent, clock: Clock | None) -> Finding:
     at = max(0, int(np.searchsorted(clock.rows, event.row, "right")) - 1)
     attempt = int(np.searchsorted(clock.begins, event.row, "right"))
     use_row = clock.recounted or clock.ordinal or not event.own_step or clock.unit != "step"
-    ordinal = int(np.searchsorted(clock.main, event.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
-    step = max(0, ordinal) if use_row else finding.step
+    ordinal = clock.ordinals(np.array([event.row]))[0] if clock.ordinal else clock.steps[at]
+    step = int(ordinal) if use_row else finding.step
     return replace(finding, span=Span(step, step, step), where=replace(finding.where, attempt=attempt))
 
 
@@ -188,7 +188,8 @@ def _notes(content: LogContent, clock: Clock | None, restarts: Collection[str]) 
         notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):
         times = "once" if len(clock.begins) == 1 else f"{len(clock.begins)} times"
-        notes.append(f"The step decreases {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")
+        begins = "The log begins another training" if clock.ordinal else "The step decreases"
+        notes.append(f"{begins} {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")
     if content.thinned:
         notes.append(
             "The log is too long for memory: of every four consecutive values of its longest metrics, only the "
@@ -203,6 +204,7 @@ _MAX_REPEATED_SHARE = 0.1
 """Share of values of a metric with one value per epoch that may repeat the epoch before."""
 _MAX_PER_EPOCH = 4  # values of one epoch that several processes print, or a progress bar that is drawn again
 _MAX_STEP = 2.0**53
+_FEWEST_OF_TRAINING = 4  # values of a training that the log announces, such as a fold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,14 +234,19 @@ class Clock:
         """Whether a metric's values are numbered in their order, because its steps do not change."""
         return self.ordinal or (not self.recounted and _is_constant(np.frombuffer(column.steps, np.float64)))
 
+    def ordinals(self, rows: _Ints) -> _Ints:
+        """Return the number of each row, from 0 in each attempt, where values are numbered in their order."""
+        first = np.append(0, np.searchsorted(self.main, self.begins))[np.searchsorted(self.begins, rows, "right")]
+        numbers: _Ints = np.maximum(np.searchsorted(self.main, rows, "right") - 1 - first, 0).astype(np.int64)
+        return numbers
+
     def of(self, column: Column) -> tuple[_Ints, _Ints]:
         """Return steps and attempts of a metric's values, in the order of the log."""
         rows = np.frombuffer(column.rows, np.int64)
         attempts = np.searchsorted(self.begins, rows, "right").astype(np.int64)
         own = np.frombuffer(column.steps, np.float64)
         if self.numbers(column):
-            counted = np.searchsorted(self.main, rows, "right") - 1 if self.ordinal else np.arange(len(rows))
-            return np.maximum(counted, 0).astype(np.int64), attempts
+            return self.ordinals(rows) if self.ordinal else np.arange(len(rows)), attempts
         numbers = self.steps[np.searchsorted(self.rows, rows)]
         if not self.recounted:
             numbers = np.where(np.isfinite(own) & (np.abs(own) <= _MAX_STEP), np.round(own), numbers)
@@ -250,7 +257,9 @@ class Clock:
         return steps, attempts
 
 
-def clock_of(columns: Mapping[str, Column], main: Column, totals: Iterable[int] = ()) -> Clock:
+def clock_of(
+    columns: Mapping[str, Column], main: Column, totals: Iterable[int] = (), starts: Sequence[int] = ()
+) -> Clock:
     """Return the clock of a log.
 
     Steps are those of the log; epochs where it counts nothing else; where it has neither, or the same step everywhere,
@@ -261,6 +270,7 @@ def clock_of(columns: Mapping[str, Column], main: Column, totals: Iterable[int] 
         columns: Its metrics.
         main: The metric whose steps count where metrics disagree.
         totals: Numbers behind a step's slash, as in `200/2983 batches`, the most common first.
+        starts: Rows at which another training may begin, for values that are numbered.
     """
     rows, places = np.unique(
         np.concatenate([np.frombuffer(column.rows, np.int64) for column in columns.values()]), return_index=True
@@ -276,9 +286,19 @@ def clock_of(columns: Mapping[str, Column], main: Column, totals: Iterable[int] 
     if counted.ordinal:
         longest = max(columns.values(), key=len)
         main_rows = main_rows if len(main) == len(longest) else np.frombuffer(longest.rows, np.int64)
+        begins = _announced(main_rows, starts)
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])
     return Clock(rows, main=main_rows, begins=begins, averaged=averaged, **counted._asdict())
+
+
+def _announced(main: _Ints, starts: Sequence[int]) -> _Ints:
+    """Return the rows at which the trainings after the first begin; none where most of them have few values."""
+    rows = np.asarray(starts[::-1], np.int64)  # of several lines in front of the same value, the last one counts
+    places, chosen = np.unique(np.searchsorted(main, rows), return_index=True)
+    inside = (places > 0) & (places < len(main))
+    lengths = np.diff(places[inside], prepend=0, append=len(main))
+    return rows[chosen[inside]] if float(np.median(lengths)) >= _FEWEST_OF_TRAINING else rows[:0]
 
 
 def _ends_as_it_began(column: Column) -> bool:
@@ -313,6 +333,10 @@ def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[in
     if len(own) > 1 and not (own == own[0]).all() and _are_integers(own):
         with_step = main[np.isfinite(steps[main])]
         length = _epoch_length(own, epoch[with_step], totals) if np.isfinite(epochs).any() else 0
+        if not length and np.isfinite(epochs).any():
+            begun = _where_it_moved(steps)
+            length = _epoch_length(own, epoch[begun][with_step], totals)
+            epoch = epoch[begun] if length else epoch
         if length and (np.abs(epoch).max() + 1) * length <= _MAX_STEP:
             reason = f"steps restart in each epoch of {length:,} steps, so a step is epoch x {length:,} + step"
             return _RowSteps(_global_steps(steps, epoch, with_step, length), recounted=True, reason=reason)
@@ -326,6 +350,13 @@ def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[in
         problem = f"every step is {own[0]:g}" if (own == own[0]).all() else "steps are fractions"
     reason = f"{problem}, so values are numbered in their order"
     return _RowSteps(np.zeros(len(steps)), ordinal=len(own) > 1 or len(main) > 1, reason=reason)
+
+
+def _where_it_moved(steps: _Floats) -> _Ints:
+    """Return for each row the first row of its step: what is logged after an epoch may name the next one already."""
+    held = _filled(steps)
+    moved = np.diff(held, prepend=np.nan) != 0
+    return np.maximum.accumulate(np.where(moved, np.arange(len(held)), 0))
 
 
 def _global_steps(steps: _Floats, epoch: _Floats, main: _Ints, epoch_length: int) -> _Floats:

@@ -113,6 +113,8 @@ class LogContent:
     """Whether the number of a row is its line in the log, counted from 1."""
     row_lines: NDArray[np.int64] | None = None
     """The line of each row, counted from 0, of a log whose rows are in another order than its lines."""
+    starts: list[int] = field(default_factory=list)
+    """Lines that may begin another training, as the next fold of a cross-validation."""
     _totals: Counter[int] = field(default_factory=Counter)
 
     def lines_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -34,6 +34,10 @@ _SENTENCE_WORDS = (
 regular expression for all."""
 _COMPARED = re.compile(r"loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)", re.IGNORECASE)
 """`Loss=8.2340 > 2.0x avg`."""
+_IMPROVED = re.compile(r"(?:^|[\s:])Metric \S+ improved\b|\bimproved from .+ to ")
+"""A message about the best validation so far: its numbers are gains, or repeat what was logged."""
+_FOLD = re.compile(r"(?:^|\W)fold[ _:#-]*(\d+)\b(?!\.\d)", re.IGNORECASE)
+"""A fold of a cross-validation, which is another training."""
 _SENTENCE_NAMES = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll", re.IGNORECASE)
 """Names that are parts of a sentence: `NaN loss detected at batch 1010`."""
 
@@ -50,14 +54,19 @@ class TextLog:
         self._lists, self._bars = PrintedLists(), LogContent()
         self._step = self._epoch = _UNKNOWN
         self._line_number = 0
+        self._fold = ""  # that of the last line that names one
         self._heading = ""  # word for held-out data in the heading above: `Test Error:`
 
     def take(self, line: str) -> None:
         self._line_number += 1
+        if "old" in line or "OLD" in line:
+            self._note_fold(line)
         read = self._patterns.read(line) or self._read_unknown(line)
         is_sentence = _is_sentence(line)
         if is_sentence and read is not None and _belongs_to_sentence(line, read):
             read = None  # numbers of a guard that speaks of broken steps alone are no curve
+        if read is not None and "improved" in line and _IMPROVED.search(line) and not read.has_step:
+            read = None
         if read is not None and is_unfinished_bar(line):
             self._bars.add_row(self._line_number, read.values, read.step, self._epoch)
         elif read is not None:
@@ -66,6 +75,13 @@ class TextLog:
             self._heading = held_out_in(line)
         if read is None or not read.has_step or is_sentence:
             self._messages.read(line, self._line_number)
+
+    def _note_fold(self, line: str) -> None:
+        """Note where a line names another fold than the one before."""
+        fold = _FOLD.search(line)
+        if fold is not None and fold[1] != self._fold:
+            self._fold = fold[1]
+            self._content.starts.append(self._line_number)
 
     def _read_unknown(self, line: str) -> LogLine | None:
         """Return the values of a line of a kind that was not seen before."""

@@ -10,7 +10,7 @@ import math
 import re
 from functools import lru_cache
 
-from mlflow_stability.importers.field_names import BATCH_RANK, is_epoch, step_rank
+from mlflow_stability.importers.field_names import BATCH_RANK, counts_episodes, is_epoch, step_rank
 from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TOTAL, LineParts, number_of
 from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
@@ -33,11 +33,20 @@ _STEP_AND_TOTAL = tuple(
     re.compile(form)
     for form in (
         r"\[\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)(?: \(\d+%\))?\s*\]",
-        r"(?:^|\|)\s*(?P<step>\d+)\s*/\s*(?P<total>\d+) (?:[\[━]|(?:mini-?)?(?:batch|iter|step)[a-z]*\b)",
+        r"(?:^|\|)\s*(?P<step>\d+)(?:\.\d+)?\s*/\s*(?P<total>\d+) (?:[\[━]|(?:mini-?)?(?:batch|iter|step)[a-z]*\b)",
         r"\d:\s+(?P<step>\d+) / (?P<total>\d+) ",
         r"(?:^|\s)\[(?P<step>\d+)\](?P<total>)\s",
     )
 )
+_EPOCH_ALONE = tuple(
+    re.compile(form, re.IGNORECASE)
+    for form in (
+        r"(?:\[e|\bep|\bepoch)(?P<epoch>\d+)(?![\w.%])",
+        r"(?:^|[\s\[(])(?P<epoch>\d+)\s*/\s*\d+\s*\]?\s*:\s+\d+%\|",
+    )
+)
+"""`[E3]`, `epoch3`; `3/200: 45%|`, the description of a progress bar."""
+_BAR_OF_EPOCHS = re.compile(r"\[[\d:]+<[\d:?]+, +[\d.?]*(?:s/epoch|epoch/s)\b", re.IGNORECASE)
 _COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}  # units of a count of steps: `step 5k/1.2M`
 _ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)
 _REMARK = re.compile(r" \([a-z]+(?: [a-z]+)+\)(?= [a-z])")
@@ -57,7 +66,8 @@ _KNOWN_WORDS = (
     LOSSES
     | LOSS_LIKE
     | {"lr", "norm", "gnorm", "acc", "accuracy", "ppl", "perplexity", "grad", "reward", "return", "rate"}
-    | {"step", "epoch", "iter", "iteration", "update", "batch", "val", "train", "auc", "f1", "miou", "map", "scale"}
+    | {"step", "epoch", "iter", "iteration", "update", "batch", "episode", "val", "train", "auc", "f1", "miou", "map"}
+    | {"scale"}
 )
 
 
@@ -90,10 +100,14 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         elif own_rank >= 0:
             if number >= 0:
                 counters.append((own_rank, match))
-        elif match["of"] is None and not (name.lower() in _MAY_BE_TIMES and _TIME_UNIT.match(line, end)):
+        elif (match["of"] is None or counts_episodes(name)) and not (
+            name.lower() in _MAY_BE_TIMES and _TIME_UNIT.match(line, end)
+        ):
             read.values[name] = number
             parts.number(match.span("number"), name)
     _read_counters(line, read, parts, counters)
+    if read.values and read.epoch != read.epoch:
+        _read_epoch(line, read, parts)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
     held_out = held_out_in(read.label)  # `Test set: loss: 0.04`
@@ -141,10 +155,21 @@ def _read_brackets(line: str, read: LogLine, parts: LineParts) -> None:
         return
     matches = (form.search(line) for form in _STEP_AND_TOTAL)
     first = min((match for match in matches if match is not None), key=lambda match: match.start(), default=None)
-    if first is not None:
+    if first is not None and _BAR_OF_EPOCHS.search(line):
+        read.epoch = float(first["step"])
+        parts.number(first.span("step"), EPOCH)
+    elif first is not None:
         read.step = float(first["step"])
         parts.number(first.span("step"), STEP)
         _read_total(read, first, "total", parts)
+
+
+def _read_epoch(line: str, read: LogLine, parts: LineParts) -> None:
+    """Read an epoch that no name is in front of."""
+    epoch = next((match for match in (form.search(line) for form in _EPOCH_ALONE) if match is not None), None)
+    if epoch is not None:
+        read.epoch = float(epoch["epoch"])
+        parts.number(epoch.span("epoch"), EPOCH)
 
 
 def _read_total(read: LogLine, match: re.Match[str], group: str, parts: LineParts) -> None:

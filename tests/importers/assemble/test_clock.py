@@ -56,6 +56,14 @@ def test_the_length_of_an_epoch_follows_from_the_steps_where_the_log_does_not_sa
     assert steps[len(printed) // 2] == 4 * width + first
 
 
+def test_the_epoch_may_change_in_a_row_after_the_last_step_of_an_epoch() -> None:
+    printed = [(step, epoch + (step == 5)) for epoch in range(3) for step in (1, 2, 3, 4, 5, 5, 5)]
+    printed = [(step, epoch - (step == 5 and at % 7 == 4)) for at, (step, epoch) in enumerate(printed)]
+    steps, attempts = told([(row, step, epoch) for row, (step, epoch) in enumerate(printed)])
+    assert steps == [epoch * 5 + step for epoch in range(3) for step in (1, 2, 3, 4, 5, 5, 5)]
+    assert set(attempts) == {0}
+
+
 def test_a_total_of_the_whole_training_is_not_the_length_of_an_epoch() -> None:
     assert told([(row, row * 10, row // 5) for row in range(10)], (5000,))[0] == [row * 10 for row in range(10)]
 

@@ -206,6 +206,30 @@ def test_a_log_without_any_step_is_numbered_and_says_so(tmp_path: Path) -> None:
     assert "numbered in their order" in " ".join(run.notes)
 
 
+@pytest.mark.parametrize("line", ["=== Fold {}/3 ===", "Training FOLD {}", "fold_{}"])
+def test_values_are_numbered_from_0_again_in_each_fold(tmp_path: Path, line: str) -> None:
+    losses = [9 / n for n in range(1, 9)]
+    log = "".join(
+        f"{line.format(fold)}\nlr: 0.1\n" + "".join(f"Loss: {loss:.3f}\n" for loss in losses) for fold in (1, 2, 3)
+    )
+    series = metric(history(tmp_path, log), "Loss").series
+    assert series.steps.tolist() == [*range(8)] * 3
+    assert series.attempts.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+
+
+def test_one_value_of_each_fold_is_a_curve_of_folds(tmp_path: Path) -> None:
+    run = history(tmp_path, "".join(f"Fold {fold}\nLoss: {9 / fold:.3f}\n" for fold in range(1, 9)))
+    assert metric(run, "Loss").series.attempts.max() == 0
+
+
+def test_a_message_about_the_best_validation_so_far_is_no_curve(tmp_path: Path) -> None:
+    log = "".join(
+        f"Epoch {n} loss: {9 / n}\nMetric val_loss improved by 0.0{n} >= min_delta = 0.0.\n" for n in range(1, 9)
+    )
+    log += "".join(f"Epoch {n}: val_loss improved from {n}.5 to {n}.4, saving model\n" for n in range(9, 1, -1))
+    assert [each.name for each in history(tmp_path, log).metrics] == ["loss"]
+
+
 def test_values_between_the_names_of_epochs_are_numbered(tmp_path: Path) -> None:
     log = "".join(f"Epoch {epoch}\n" + f"loss: 0.{epoch}\n" * 10 for epoch in range(1, 4))
     run = history(tmp_path, log)

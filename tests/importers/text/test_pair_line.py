@@ -67,11 +67,19 @@ LINES = [
     ("[3/25][50/1583]\tLoss_D: 0.3 Loss_G: 5.1 D(x): 0.9", 50, 3, {"Loss_D": 0.3, "Loss_G": 5.1}),
     ("[Epoch 3/200] [Batch 20/938] [D loss: 0.5] [G loss: 1.2]", 20, 3, {"D loss": 0.5, "G loss": 1.2}),
     ("Epoch [1/10], Step [100/600], Loss: 0.3021", 100, 1, {"Loss": 0.3021}),
+    ("TRAIN in epoch 3 , step 250, loss = 2.4", 250, 3, {"loss": 2.4}),
+    ("[E2] step 5610 loss 0.5209", 5610, 2, {"loss": 0.5209}),
+    ("TEST in epoch0, loss = 2.2, acc = 44.1%", NAN, 0, {"test loss": 2.2}),
+    ("Epoch 95 Update 48800 Cost 76.88 PD 0.05", 48800, 95, {"Cost": 76.88}),
+    ("Episode 3/10 | Deliveries: 749 | Loss: 23.8487", NAN, NAN, {"Episode": 3, "Loss": 23.8487}),
     ("Epoch 12: loss = 0.53, val_loss = 0.61", NAN, 12, {"loss": 0.53, "val_loss": 0.61}),
     ("Test set: Average loss: 0.0469, Accuracy: 9850/10000 (98%)", NAN, NAN, {"test Average loss": 0.0469}),
     # Keras, tqdm, mmdetection, fairseq
     (" 32/100 [=====>......] - ETA: 3s - loss: 0.5021 - accuracy: 0.3100", 32, NAN, {"loss": 0.5021, "accuracy": 0.31}),
     ("Epoch 1:  10%|#     | 5/50 [00:01<00:10,  4.50it/s, loss=2.31, v_num=0]", 5, 1, {"loss": 2.31}),
+    ("[fold_0] 003/200:  50%|###  | 2/4 [00:14<00:12,  6.12s/it, loss=3.9]", 2, 3, {"loss": 3.9}),
+    ("INFO - 1%|1         | 2.00/171 [00:01<01:18, 2.14batch/s, loss=5.32]", 2, NAN, {"loss": 5.32}),
+    ("70%|###| 7/10 [04:10<01:47, 35.9s/epoch, loss=0.13, val_loss=5.4]", NAN, 7, {"loss": 0.13, "val_loss": 5.4}),
     (
         (
             "2021-10-05 12:12:12,123 - mmdet - INFO - Epoch [1][50/7330]\tlr: 1.978e-03, eta: 11:12:13, time: 0.414, "
