@@ -71,8 +71,8 @@ class DivergenceRule(Rule):
     best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or more whose whole
     second half is {above_start:exp_rise} above its start, or {above_first:exp_rise} above its first point, has diverged
     as well. So has one of {fewest_points_of_thirds} points or more whose last third is {smallest_rise:exp_rise} and
-    {errors_of_thirds} standard errors above its first. Of a loss that begins with {very_noisy} nats of noise and ended
-    above its start, the mean of the last tenth must be above the lowest of a tenth as well. The reported step is the
+    {errors_of_thirds} standard errors above its first. Of a loss that begins with {very_noisy} nats of noise, the
+    mean of the last tenth must be above the lowest of a tenth as well. The reported step is the
     first one from which the curve stayed above its best level, or that of a jump, which has {sudden:percent} of the
     rise between two neighbouring stretches of {beside_a_jump} points. From a rise of {critical_rise:exp_rise} on, or
     above the early curve, it is critical.
@@ -229,7 +229,7 @@ class DivergenceRule(Rule):
         if self._is_confirmed(curve, int(levels.steps[best]), validations):
             noise *= self.confirmed
         lost = _lost_share(early, floor, floor + rise) if levels.logarithmic else 1.0
-        if levels.logarithmic and lost >= 1 and not self._mean_rose(levels):
+        if levels.logarithmic and not self._mean_rose(levels):
             return None
         wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _random_walk(
             levels, len(x) - count - best
@@ -292,14 +292,17 @@ class DivergenceRule(Rule):
         return noise * (1 + self.unsure / len(levels))
 
     def _is_confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
-        """Return whether the last two validation losses after `best_step` are worse than the best one."""
+        """Return whether the last two validation losses after `best_step` are worse than the best one.
+
+        Of many validations the best is the lowest that was held for some: a single one is lucky.
+        """
         for other in validations:
             if other is curve or other.place != curve.place or other.attempt != curve.attempt:
                 continue
             values, steps = other.values[other.finite], other.steps[other.finite]
             late = values[steps > best_step][-2:]
             if len(values) > len(late) == 2 and values.min() > 0:
-                return bool(np.log(late.min() / values.min()) > self.smallest_rise)
+                return bool(np.log(late.min()) - _best_held(np.log(values))[1] > self.smallest_rise)
         return False
 
     def _start_never_reached_again(self, curve: Curve, levels: Levels) -> tuple[float, float] | None:

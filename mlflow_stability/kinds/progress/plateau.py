@@ -241,6 +241,8 @@ class PlateauRule(Rule):
     as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
     A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have noise above {batch_noise:percent}
     and that is not at chance level: it may have reached the noise of the targets.
+    Where an accuracy or another score rose by {risen_score:points} percentage points while the loss was flat, it is not
+    a plateau.
 
     Why it matters: the steps cost time and nothing is learnt.
 
@@ -304,6 +306,8 @@ class PlateauRule(Rule):
     """Maximum error at which the collapse is judged."""
     fewest_after: int = 60
     """Minimum number of points for a collapse, to distinguish it from a short training."""
+    risen_score: float = 0.1
+    """Minimum rise of an accuracy or another score that shows progress."""
 
     def like(self, detector: Detector) -> Rule:
         """What counts as no gain, and as flat, moves as with the detector."""
@@ -330,8 +334,18 @@ class PlateauRule(Rule):
             late = _resumed(curve) or self._is_warming_up(curve, curves.rates)
             if not late and not self._fell_before_last_phase(curve):
                 finding = self._judge(curve, levels, self._is_validation_stuck(curve, curves))
-                findings += [] if finding is None else [finding]
+                learns = finding is not None and any(self._rose(score, finding) for score in curves.scores)
+                findings += [] if finding is None or learns else [finding]
         return findings
+
+    def _rose(self, score: Curve, finding: Finding) -> bool:
+        """Whether a score of the same training rose clearly while the loss was flat."""
+        values = score.values[score.finite & (score.steps >= finding.start)]
+        if score.attempt != finding.attempt or len(values) < self.fewest_points:
+            return False
+        edge = max(3, len(values) // 5)
+        scale = 100.0 if values.max() > 1.5 else 1.0  # in percent, or a share
+        return float(np.median(values[-edge:]) - np.median(values[:edge])) >= self.risen_score * scale
 
     def _is_warming_up(self, curve: Curve, rates: Sequence[Curve]) -> bool:
         """Whether a short run ended while all its learning rates were rising."""

@@ -71,6 +71,34 @@ def test_a_healthy_run_with_gradients_a_schedule_and_validations_is_healthy(sche
         assert (diagnosis.outcome, diagnosis.severity) == ("healthy", Severity.INFO)
 
 
+def test_a_lucky_stretch_before_the_end_of_a_very_noisy_loss_is_no_level_to_rise_from() -> None:
+    """Beside an overfitted validation loss, half as much as usual counts as a rise."""
+    names = ["loss", "val_loss"]
+    meanings = metric_meanings(names)
+    alarms = []
+    for seed in range(5001, 5009):
+        losses = np.linspace(1.4, 0.7, 512) * np.exp(np.random.default_rng(seed).normal(0, 0.75, 512))
+        losses[470:482] *= 0.35
+        validations = np.concatenate([np.linspace(1.5, 1.2, 20), np.linspace(1.2, 1.5, 31)])
+        metrics = (metric_of("loss", losses, meaning=meanings["loss"], steps=np.arange(512)),)
+        metrics += (metric_of("val_loss", validations, meaning=meanings["val_loss"], steps=np.arange(5, 515, 10)),)
+        alarms += [each for each in diagnosis_of(run_of(*metrics)).findings if each.kind == "divergence"]
+    assert alarms == []
+
+
+def test_the_luckiest_of_many_noisy_validations_confirms_no_divergence() -> None:
+    meanings, steps = metric_meanings(["loss", "val_loss"]), np.arange(315)
+    alarms = []
+    for seed in (8000, 8022, 8038, 8055):
+        rng = np.random.default_rng(seed)
+        losses = (1 + 0.5 * np.exp(-steps / 100)) * np.exp(rng.normal(0, 0.1, 315))
+        validations = (0.7 + 0.4 * np.exp(-steps / 100)) * np.exp(rng.normal(0, 0.12, 315))
+        pairs = (("loss", losses), ("val_loss", validations))
+        metrics = [metric_of(name, values, meaning=meanings[name], steps=steps) for name, values in pairs]
+        alarms += [each for each in diagnosis_of(run_of(*metrics)).findings if each.kind == "divergence"]
+    assert alarms == []
+
+
 def test_noise_with_rare_outliers_rarely_gives_a_warning() -> None:
     loud = [
         diagnosis_of(run_of(metric_of("loss", OTHERS["heavy_tails"](np.random.default_rng(seed))))).severity

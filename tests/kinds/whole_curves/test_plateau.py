@@ -146,6 +146,12 @@ def test_a_loss_that_fell_at_once_to_a_noisy_level_may_have_converged(
     assert finding.severity is severity
 
 
+@pytest.mark.parametrize(("last", "plateaus"), [(0.4, 0), (0.03, 1)])
+def test_a_flat_sum_of_losses_beside_a_score_that_rises_is_no_plateau(last: float, plateaus: int) -> None:
+    losses, scores = noisy(np.full(100, 0.45), 0.03), np.linspace(0.0, last, 100)
+    assert len(PlateauRule().find(run_curves(run_named(loss=losses, mAP_0_5=scores)))) == plateaus
+
+
 def test_a_loss_that_blew_up_at_once_and_came_back_to_its_start_has_learned_nothing() -> None:
     thrown = noisy(20.0 + 2000.0 * np.exp(-np.arange(400) / 12), 0.2)
     thrown[0], thrown[120:] = 20.05, noisy(np.full(280, 19.97), 0.001)
