@@ -16,12 +16,9 @@ if TYPE_CHECKING:
     from mlflow_stability.alerts.message import AlertMessage
     from mlflow_stability.analysis.attention import attention_entropy_plot, attention_heatmap, compare_attention
     from mlflow_stability.analysis.compare import compare
-    from mlflow_stability.analysis.compare_layers import compare_layers
-    from mlflow_stability.analysis.dashboard import dashboard
-    from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
-    from mlflow_stability.analysis.judge import judge
+    from mlflow_stability.analysis.diagnose import diagnose, diagnose_all, judge
     from mlflow_stability.analysis.load import load_run
-    from mlflow_stability.analysis.parameter_histograms import parameter_histograms
+    from mlflow_stability.analysis.pictures import compare_layers, dashboard, parameter_histograms
     from mlflow_stability.demo.simulate import Simulation, simulate
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.probes.model_check import check
@@ -115,16 +112,16 @@ PUBLIC = {
     "check": "mlflow_stability.probes.model_check.check",
     "compare": "mlflow_stability.analysis.compare",
     "compare_attention": "mlflow_stability.analysis.attention",
-    "compare_layers": "mlflow_stability.analysis.compare_layers",
+    "compare_layers": "mlflow_stability.analysis.pictures",
     "conservative_grad_scaler": "mlflow_stability.recovery.skipping.loss_scale",
     "current_session": "mlflow_stability.session.autolog",
-    "dashboard": "mlflow_stability.analysis.dashboard",
+    "dashboard": "mlflow_stability.analysis.pictures",
     "diagnose": "mlflow_stability.analysis.diagnose",
     "diagnose_all": "mlflow_stability.analysis.diagnose",
     "flush": "mlflow_stability.session.autolog",
-    "judge": "mlflow_stability.analysis.judge",
+    "judge": "mlflow_stability.analysis.diagnose",
     "load_run": "mlflow_stability.analysis.load",
-    "parameter_histograms": "mlflow_stability.analysis.parameter_histograms",
+    "parameter_histograms": "mlflow_stability.analysis.pictures",
     "restore": "mlflow_stability.recovery.checkpoints.resume",
     "simulate": "mlflow_stability.demo.simulate",
 }

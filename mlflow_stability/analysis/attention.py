@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.analysis.diagnose import history_of
-from mlflow_stability.analysis.named_run import run_folder
-from mlflow_stability.analysis.source import resolve_source
+from mlflow_stability.analysis.source import resolve_source, run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.figures.attention_comparison import attention_comparison
 from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_entropy

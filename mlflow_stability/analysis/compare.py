@@ -10,10 +10,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.analysis.cards.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
+from mlflow_stability.analysis.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves, asked_detectors, history_of
-from mlflow_stability.analysis.named_run import run_called, run_folder, runs_among
-from mlflow_stability.analysis.source import names_a_source, resolve_source, source_text, source_texts
+from mlflow_stability.analysis.source import (
+    names_a_source,
+    resolve_source,
+    run_called,
+    run_folder,
+    runs_among,
+    source_text,
+    source_texts,
+)
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.layer_comparison import (
     BY_LAYER,

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from mlflow_stability.analysis.named_run import run_id_of
+from mlflow_stability.analysis.source import run_id_of
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.read import RunRecord
 from mlflow_stability.tracking.read.run_reader import RunReader

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mlflow_stability.analysis.named_run import last_runs, run_id_of
+from mlflow_stability.analysis.source import last_runs, run_id_of
 from mlflow_stability.cli.output import must_be_writable
 from mlflow_stability.vocabulary.judging import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings

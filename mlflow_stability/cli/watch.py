@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mlflow_stability.analysis.named_run import last_runs, run_id_of
+from mlflow_stability.analysis.source import last_runs, run_id_of
 from mlflow_stability.cli.options import journal_root, last_option, tracking_uri_option
 from mlflow_stability.cli.output import present, result_console, speaks_unicode
 from mlflow_stability.cli.watched_run import QUANTITIES, WatchedRun

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from mlflow_stability.analysis.cards.worker_pool import cards_from_processes
+from mlflow_stability.analysis.card_workers import cards_from_processes
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
 from mlflow_stability.cli.main import run

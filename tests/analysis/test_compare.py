@@ -17,10 +17,10 @@ from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
 
 import mlflow_stability
-from mlflow_stability.analysis.cards import card_cache
-from mlflow_stability.analysis.cards import cards as cards_module
-from mlflow_stability.analysis.cards.card_cache import cache_folder
-from mlflow_stability.analysis.cards.worker_pool import AHEAD
+from mlflow_stability.analysis import card_cache
+from mlflow_stability.analysis import cards as cards_module
+from mlflow_stability.analysis.card_cache import cache_folder
+from mlflow_stability.analysis.card_workers import AHEAD
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
 from mlflow_stability.kinds.catalog import default_detectors, detectors_named
@@ -346,7 +346,7 @@ def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_u
     script = Path("script.py")
     script.write_text(
         "import os; os.cpu_count = lambda: 2\n"
-        "from mlflow_stability.analysis.cards import cards; cards.STARTING = 0.0\n"
+        "from mlflow_stability.analysis import cards; cards.STARTING = 0.0\n"
         "import mlflow_stability\n"
         f"print(mlflow_stability.compare({runs!r}, tracking_uri={sqlite_uri!r}, remember=False).summary)\n"
     )

@@ -6,8 +6,8 @@ import pytest
 from architecture.repository import ROOT
 from figures.drawings import cut_off, texts
 
-from mlflow_stability.analysis.dashboard import board_of, dashboard
 from mlflow_stability.analysis.diagnose import diagnose, history_of
+from mlflow_stability.analysis.pictures import board_of, dashboard
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.measured import Series, Signal

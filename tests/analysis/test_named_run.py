@@ -10,8 +10,7 @@ from analysis.stored_runs import store_run
 from mlflow import MlflowClient
 
 import mlflow_stability
-from mlflow_stability.analysis.named_run import last_runs, run_called, run_id_of
-from mlflow_stability.analysis.source import resolve_source
+from mlflow_stability.analysis.source import last_runs, resolve_source, run_called, run_id_of
 from mlflow_stability.errors import RunNotFoundError, UnreadableLogError
 from mlflow_stability.tracking.run_files import log_comparison
 

@@ -9,7 +9,7 @@ from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.compare import compare
-from mlflow_stability.analysis.compare_layers import compare_layers
+from mlflow_stability.analysis.pictures import compare_layers
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name

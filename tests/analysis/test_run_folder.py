@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_stability.analysis.diagnose import diagnose
-from mlflow_stability.analysis.named_run import run_folder
+from mlflow_stability.analysis.source import run_folder
 
 RUN = "0123456789abcdef0123456789abcdef"
 

@@ -82,7 +82,7 @@ def test_the_examples_of_a_file_print_what_they_say(
 
 def test_the_functions_that_take_detectors_have_an_example_or_a_page_with_one() -> None:
     with_example = {path.relative_to(PACKAGE).as_posix() for path in EXAMPLES}
-    assert {"analysis/diagnose.py", "analysis/judge.py", "kinds/__init__.py"} <= with_example
+    assert {"analysis/diagnose.py", "kinds/__init__.py"} <= with_example
 
 
 def test_a_call_in_a_sentence_has_arguments_that_there_are() -> None:

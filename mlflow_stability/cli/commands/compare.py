@@ -10,7 +10,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlflow_stability.analysis.compare import MOST_RUNS, NoneReadError, compare
-from mlflow_stability.analysis.named_run import run_id_of
+from mlflow_stability.analysis.source import run_id_of
 from mlflow_stability.cli.main import COULD_NOT, FOUND, INTERRUPTED
 from mlflow_stability.cli.options import (
     curve_options,

@@ -9,8 +9,7 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.diagnose import asked_detectors, diagnose_all, filter_kinds
-from mlflow_stability.analysis.named_run import runs_among
-from mlflow_stability.analysis.source import names_a_source, resolve_source
+from mlflow_stability.analysis.source import names_a_source, resolve_source, runs_among
 from mlflow_stability.cli.finding_types import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT, FOUND
 from mlflow_stability.cli.options import (

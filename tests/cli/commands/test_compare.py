@@ -152,7 +152,7 @@ def test_nothing_is_left_running_after_ctrl_c_on_many(sqlite_uri: str) -> None:
     code = (
         "import os, sys\n"
         "os.cpu_count = lambda: 2\n"
-        "from mlflow_stability.analysis.cards import cards; cards.STARTING = 0.0\n"
+        "from mlflow_stability.analysis import cards; cards.STARTING = 0.0\n"
         "from mlflow_stability.cli.main import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )

@@ -16,7 +16,7 @@ from architecture.repository import ROOT
 from servers.ports import free_port
 from servers.troubled_server import TroubledServer
 
-from mlflow_stability.analysis.cards.dask_cluster import GONE, cards_from_dask
+from mlflow_stability.analysis.card_workers import GONE, cards_from_dask
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 
@@ -89,7 +89,7 @@ def test_cards_made_by_a_cluster_with_other_rules_are_neither_shown_nor_cached(
 def test_a_cluster_that_dies_loses_only_the_runs_it_had_not_read(
     troubled_server: TroubledServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlflow_stability.analysis.cards.dask_cluster.AT_ONCE", 2)
+    monkeypatch.setattr("mlflow_stability.analysis.card_workers.AT_ONCE", 2)
     troubled_server.silent_at = "/runs/get"
     log = str(write_log(Path("good.jsonl"), falling()))
     mine = set(psutil.Process().children())
@@ -106,7 +106,7 @@ def test_a_cluster_that_dies_loses_only_the_runs_it_had_not_read(
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_an_unreachable_cluster_raises_a_settings_error(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_stability.analysis.cards.dask_cluster.DEADLINE", 1)
+    monkeypatch.setattr("mlflow_stability.analysis.card_workers.DEADLINE", 1)
     run_id = store_run(sqlite_uri, falling())
     with pytest.raises(SettingsError, match="does not answer"):
         compare([run_id], tracking_uri=sqlite_uri, remember=False, dask=f"tcp://127.0.0.1:{free_port()}")

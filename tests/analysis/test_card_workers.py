@@ -16,7 +16,7 @@ from architecture.repository import ROOT
 from servers.troubled_server import TroubledServer
 from waiting import wait_until
 
-from mlflow_stability.analysis.cards.worker_pool import DIED, cards_from_processes
+from mlflow_stability.analysis.card_workers import DIED, cards_from_processes
 from mlflow_stability.analysis.diagnose import cards_at
 from mlflow_stability.vocabulary.result import RunCard
 
@@ -71,7 +71,7 @@ def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
 ) -> None:
     troubled_server.silent_at = "/runs/get"
     worker = subprocess.Popen(
-        [sys.executable, "-c", "from mlflow_stability.analysis.cards.worker_pool import main; main()"],
+        [sys.executable, "-c", "from mlflow_stability.analysis.card_workers import main; main()"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Make cards in several processes.
+"""Make cards in several processes, or on a `dask.distributed` cluster.
 
 Each worker has one source to work on and one waiting, so that memory does not grow with their number. A worker that
 dies costs the source that it was reading, and another takes its place. If none can be started that judges by our rules,
@@ -8,6 +8,9 @@ A worker is a program of its own rather than a fork, because the caller may be a
 part, or may hold threads and connections. It reads from stdin a line of JSON with the settings, then a source a line;
 it writes to stdout its rules, then a line for each source with its number and the texts of its cards. It ends within
 seconds after its caller, and removes the files that it had fetched.
+
+The workers of a cluster need this very package, and have to reach the tracking store by the same address. A failure
+there, or other rules than ours, is a card with the error.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 import mlflow_stability
-from mlflow_stability.analysis.cards.card_cache import rules_here
+from mlflow_stability.analysis.card_cache import rules_here
 from mlflow_stability.analysis.diagnose import cards_at, texts_at
+from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import read_detectors
+from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
 AHEAD = 2  # sources that a worker holds
@@ -39,7 +46,7 @@ _CHUNK = 1 << 20
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[1:]
-from mlflow_stability.analysis.cards.worker_pool import main
+from mlflow_stability.analysis.card_workers import main
 main()
 """
 """With the path of this process: `-m` would look first where it runs, and take a `queue.py` there for Python's own."""
@@ -209,3 +216,85 @@ def _listen(lines: SimpleQueue[bytes]) -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     time.sleep(PATIENCE)
     os._exit(0)
+
+
+DEADLINE = 20  # seconds that the scheduler has for its first answer
+AT_ONCE = 1000  # sources that are submitted at a time
+GONE = "The cluster disconnected before the run was read."
+
+
+def cards_from_dask(
+    sources: Sequence[str],
+    address: str,
+    tracking_uri: str | None,
+    detectors: str | None,
+    curves: AskedCurves | None = None,
+) -> Iterator[tuple[int, list[RunCard]]]:
+    """Yield the place and the cards of each source, in order of completion."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise SettingsError(
+            "--dask needs dask.distributed, which is not installed here: pip install 'mlflow-stability[dask]'."
+        ) from None
+    try:
+        client = Client(address, timeout=DEADLINE, set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        raise SettingsError(
+            f"The dask scheduler at {address!r} does not answer ({type(error).__name__}). Is it running, and is the "
+            "address right? It looks like tcp://10.0.0.1:8786."
+        ) from error
+    # Workers run in other folders: what is relative here would be something else there.
+    names = (curves.loss, curves.val_loss) if curves else ("", "")
+    store = tracking_uri_for(None, str(Path.cwd()), tracking_uri)
+    with client:
+        for begin in range(0, len(sources), AT_ONCE):
+            part = sources[begin : begin + AT_ONCE]
+            if client.status != "running":
+                yield from ((begin + place, [RunCard(source, source, error=GONE)]) for place, source in enumerate(part))
+                continue
+            futures = [client.submit(judged_there, _absolute(run), store, detectors, names, pure=False) for run in part]
+            places = {future.key: place for place, future in enumerate(futures, start=begin)}
+            for future in as_completed(futures, loop=client.loop):  # type: ignore[no-untyped-call]
+                yield places[future.key], _cards(future, sources[places[future.key]])
+
+
+def judged_there(
+    source: str, tracking_uri: str, detectors: str | None, curves: Sequence[str] = ("", "")
+) -> tuple[str, list[str]]:
+    """Run on a worker of the cluster: return its rules, and the cards as texts."""
+    return rules_here(), texts_at(source, tracking_uri, detectors, curves)
+
+
+def _cards(future: object, source: str) -> list[RunCard]:
+    try:
+        rules, texts = future.result()  # type: ignore[attr-defined]
+    except CancelledError:
+        return [RunCard(source, source, error=GONE)]
+    except Exception as error:  # whatever was raised there
+        reason = f"The cluster could not read it: {type(error).__name__}, {error}."
+        return [RunCard(source, source, error=reason)]
+    if rules != rules_here():
+        reason = (
+            f"The cluster has other detection rules than this machine (mlflow-stability {_version(rules)} there, "
+            f"{_version(rules_here())} here): install the same there."
+        )
+        return [RunCard(source, source, error=reason)]
+    return [_as_asked(card_from_json(text), source) for text in texts]
+
+
+def _absolute(source: str) -> str:
+    return os.path.abspath(source) if os.path.lexists(source) else source  # noqa: PTH100 - may be a run's id
+
+
+def _as_asked(card: RunCard, source: str) -> RunCard:
+    """Return the card with the path as it was asked for."""
+    if not os.path.lexists(source):
+        return card
+    within = os.path.relpath(card.source, _absolute(source))
+    return replace(card, source=source if within == os.curdir else os.path.join(source, within))  # noqa: PTH118
+
+
+def _version(rules: str) -> str:
+    version, _, fingerprint = rules.partition("\n")
+    return f"{version} ({fingerprint[:8]})"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from mlflow_stability.analysis.cards.card_cache import CardCache
+from mlflow_stability.analysis.card_cache import CardCache
 from mlflow_stability.analysis.diagnose import cards_at
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
@@ -90,7 +90,7 @@ def _read(
     if how.dask is not None:
         if not sendable:
             raise SettingsError("Custom detectors cannot be sent to a cluster: give dask= or detectors=, not both.")
-        from mlflow_stability.analysis.cards.dask_cluster import cards_from_dask
+        from mlflow_stability.analysis.card_workers import cards_from_dask
 
         yield from cards_from_dask(sources, how.dask, how.tracking_uri, judged_by, how.curves)
         return
@@ -102,7 +102,7 @@ def _read(
         if number >= KNOWN_AFTER and processes > 1 and sendable:
             left = (time.monotonic() - began) / (number - 1) * (len(sources) - number)
             if left * (1 - 1 / processes) > STARTING:
-                from mlflow_stability.analysis.cards.worker_pool import cards_from_processes
+                from mlflow_stability.analysis.card_workers import cards_from_processes
 
                 rest = cards_from_processes(sources[number:], processes, how.tracking_uri, judged_by, how.curves)
                 with closing(rest):
