@@ -32,7 +32,7 @@ from mlflow_stability.diagnosis.layer_comparison import (
     step_columns_of,
 )
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
-from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
+from mlflow_stability.reports import report_format  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process import without_autologging
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr

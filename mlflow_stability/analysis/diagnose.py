@@ -1,4 +1,4 @@
-"""Diagnose a run, wherever it was recorded, or condense it to a card.
+"""Diagnose a run, wherever it was recorded, or any numbers, or condense a run to a card.
 
 A path needs no server and loads neither MLflow nor torch; a run loads no reader of files.
 """
@@ -28,7 +28,7 @@ from mlflow_stability.diagnosis.causes.causes import explainable
 from mlflow_stability.diagnosis.verdict import deciding_of, listed, outcome_of, verdict_of
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.kinds.catalog import choose_detectors, default_detectors, noun_of, read_detectors
-from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
+from mlflow_stability.reports import report_format  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.tracking.in_process import latest_run
 from mlflow_stability.vocabulary.argument import check_arguments

@@ -1,7 +1,9 @@
 """Resolve a source that a user named: the path of a log, or a run.
 
 What exists as a path is taken as one, even where its name looks like a run id, and a remark says so. A run may
-be named by its id, the beginning of its id, or its name; only the last two need a search of the store.
+be named by its id, the beginning of its id, or its name; only the last two need a search of the store. An ambiguous
+name is an error that lists the runs it may mean. A store of files is searched without MLflow, which no longer opens
+such stores by itself.
 """
 
 from __future__ import annotations

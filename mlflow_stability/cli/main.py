@@ -61,7 +61,7 @@ class Commands(click.Group):
         "check": (".commands.check", "Check a model as it is now: values, settings, gradients of one batch."),
         "checkpoints": (".commands.checkpoints", "List, verify and download the checkpoints of a run."),
         "demo": (".commands.demo", "Train a tiny GPT that breaks, with and without the autopilot."),
-        "simulate": (".commands.simulate", "Train a failure beside its healthy twin, and diagnose it."),
+        "simulate": (".commands.demo:simulate", "Train a failure beside its healthy twin, and diagnose it."),
         "doctor": (".commands.doctor", "Check the installation, the tracking store and the journals."),
         "manual": (".commands.manual", "Show a page of the manual; needs no network."),
         "mcp": (".commands.manual:mcp", "Answer an assistant's questions about runs, over MCP."),

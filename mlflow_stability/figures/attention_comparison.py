@@ -14,7 +14,8 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from mlflow_stability.figures.attention_cells import (
+from mlflow_stability.figures.attention_entropy import entropy_at, entropy_height, entropy_ticks
+from mlflow_stability.figures.attention_heatmap import (
     COLLAPSED,
     Floats,
     about,
@@ -23,7 +24,6 @@ from mlflow_stability.figures.attention_cells import (
     weight_bar,
     weight_scale,
 )
-from mlflow_stability.figures.attention_entropy import entropy_at, entropy_height, entropy_ticks
 from mlflow_stability.figures.style import (
     FAINT,
     GRID,

@@ -21,10 +21,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from mlflow_stability.figures.attention_cells import COLLAPSED
+from mlflow_stability.figures.attention_heatmap import COLLAPSED
 from mlflow_stability.figures.curve import Curve, fitted
-from mlflow_stability.figures.layers.layer_label import labels_of
-from mlflow_stability.figures.scale import number_text
+from mlflow_stability.figures.layers.layer_grid import labels_of
 from mlflow_stability.figures.style import (
     BAD,
     DPI,
@@ -36,6 +35,7 @@ from mlflow_stability.figures.style import (
     add_legend,
     entitle,
     new_figure,
+    number_text,
     our_style,
     rgb_bytes,
     say_instead,

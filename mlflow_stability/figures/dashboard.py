@@ -25,7 +25,6 @@ from mlflow_stability.figures.dashboard_data import (
     Zone,
     grouped,
 )
-from mlflow_stability.figures.scale import apply, number_text, scale_of, step_axis
 from mlflow_stability.figures.style import (
     BAD,
     FAINT,
@@ -36,11 +35,15 @@ from mlflow_stability.figures.style import (
     TEXT_SIZE,
     TURNED_BACK,
     Picture,
+    apply,
     entitle,
     new_figure,
+    number_text,
     our_style,
     say_instead,
+    scale_of,
     shown,
+    step_axis,
 )
 from mlflow_stability.vocabulary.result import Severity
 

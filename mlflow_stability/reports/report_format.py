@@ -1,16 +1,17 @@
 """The output formats, and a report in one of them.
 
 Each module of `formats` that has a `FORMAT` adds one: `--output-format`, the endings of files that `--output` knows,
-and `log_report` follow.
+and `log_report` follow. Notebooks show results as the HTML page, in a frame that loads nothing and runs no script.
 """
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 from mlflow_stability.reports.report import Report, ReportFormat
 from mlflow_stability.vocabulary.discovery import constants_of
-from mlflow_stability.vocabulary.result import Comparison
+from mlflow_stability.vocabulary.result import Comparison, Diagnosis, register_page
 
 FORMATS = {
     form.name: form
@@ -33,3 +34,28 @@ def render_comparison(comparison: Comparison, name: str) -> str:
 def form_of(file: Path) -> str | None:
     """Return the format that the ending of this file name selects, or None."""
     return ENDINGS.get(file.suffix.lower())
+
+
+# The lower edge of the frame can be dragged, and the page scrolls in it.
+_STYLE = (
+    "width:100%;height:640px;border:1px solid #8886;border-radius:4px;resize:vertical;overflow:auto;"
+    "box-sizing:border-box"
+)
+
+
+def diagnosis_in_frame(diagnosis: Diagnosis) -> str:
+    return _in_frame(render(Report((diagnosis,)), "html"), f"Diagnosis of {diagnosis.name}")
+
+
+def comparison_in_frame(comparison: Comparison) -> str:
+    return _in_frame(render_comparison(comparison, "html"), "Comparison of runs")
+
+
+def _in_frame(page: str, title: str) -> str:
+    # Without a base, links to a part of the page would lead to the notebook's address.
+    page = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
+    return f'<iframe title="{escape(title)}" sandbox srcdoc="{escape(page)}" style="{_STYLE}"></iframe>'
+
+
+register_page(Diagnosis.__name__, diagnosis_in_frame)
+register_page(Comparison.__name__, comparison_in_frame)

@@ -20,7 +20,7 @@ from mlflow_stability.alerts.exporters import INSTALL
 from mlflow_stability.alerts.mirrors import read_mirrors
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.session.autopilot import autopilot_config_of
-from mlflow_stability.session.detector_choice import chosen_detectors
+from mlflow_stability.session.probe_plan import chosen_detectors
 from mlflow_stability.session.process_end import closing_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.tracking.in_process import latest

@@ -1,4 +1,4 @@
-"""Choose the probes of a recording, and who holds its batches.
+"""Choose the detectors and probes of a recording, and who holds its batches.
 
 Guarantees: what was not asked for costs nothing. Without the guard only the first broken step is inspected, as the
 weights are broken after it; and only on the host, where the gradient norm is known before the step.
@@ -11,6 +11,11 @@ from importlib import import_module
 
 from torch.optim import Optimizer
 
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.sensitivity import at_sensitivity
+from mlflow_stability.kinds.catalog import choose_detectors, detectors_named
+from mlflow_stability.kinds.loss.divergence import DivergenceClassic
+from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.probes.first_look import FirstLook
 from mlflow_stability.probes.forward import ForwardScheduler
 from mlflow_stability.probes.object_memory import ObjectMemory
@@ -22,10 +27,34 @@ from mlflow_stability.probes.probe_scheduler import BrokenSteps, Probes, ProbeSc
 from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.rank_comparison import rank_and_world_size
+from mlflow_stability.session.recording.deferred_detection import Judging
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.facts_probe import FactsProbe
+from mlflow_stability.vocabulary.judging import DEFAULT
 from mlflow_stability.vocabulary.measured import modules_with
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, Settings
+
+
+def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
+    """Those that the settings name; SettingsError for a name that there is not."""
+    detectors = choose_detectors((DEFAULT,) if settings.detectors is None else settings.detectors, settings.sensitivity)
+    policy, ahead = settings.policy, DivergenceAhead.kind
+    if policy.act_ahead is not None and all(detector.kind != ahead for detector in detectors):
+        detectors = (*detectors, *at_sensitivity(detectors_named([ahead]), settings.sensitivity))
+    if policy.divergence_threshold is None:
+        return detectors
+    own = DivergenceClassic(policy.divergence_threshold, policy.consecutive_divergence_steps)
+    return (*(detector for detector in detectors if not isinstance(detector, DivergenceClassic)), own)
+
+
+def judging_of(settings: Settings) -> Judging:
+    """When they look at a step. Other thresholds than the usual ones may be met by values that are usual."""
+    if not settings.uses_autopilot:
+        return Judging.DEFERRED
+    policy = settings.policy
+    as_usual = settings.detectors in (None, (DEFAULT,)) and settings.sensitivity == "normal"
+    as_usual = as_usual and policy.divergence_threshold is None and policy.act_ahead is None
+    return Judging.GROUPED if as_usual else Judging.AT_ONCE
 
 
 def report_of(settings: Settings, guard: PartGuard, recording: Recording, host_only: bool = False) -> BatchReport:

@@ -28,8 +28,8 @@ from mlflow_stability.kinds.catalog import describe
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
 from mlflow_stability.session.courier_link import CourierLink, RecordedRun, Say
-from mlflow_stability.session.detector_choice import chosen_detectors, judging_of
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.probe_plan import chosen_detectors, judging_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics

@@ -11,7 +11,7 @@ from browser.chromium import Chromium, find_chromium
 from reports.comparisons import many
 from reports.samples import broken
 
-import mlflow_stability.reports.notebook  # noqa: F401 - registers the pages
+import mlflow_stability.reports.report_format  # noqa: F401 - registers the pages
 
 PROGRAM = find_chromium()
 pytestmark = [

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from mlflow_stability.figures.attention_cells import HIDDEN, HIDDEN_NAME, NOT_FINITE_NAME
 from mlflow_stability.figures.attention_comparison import attention_comparison
 from mlflow_stability.figures.attention_entropy import (
     LayerEntropy,
@@ -22,7 +21,7 @@ from mlflow_stability.figures.attention_entropy import (
     entropy_height,
     entropy_norm,
 )
-from mlflow_stability.figures.attention_heatmap import attention_heatmap
+from mlflow_stability.figures.attention_heatmap import HIDDEN, HIDDEN_NAME, NOT_FINITE_NAME, attention_heatmap
 from mlflow_stability.figures.style import BAD, sharp_png
 
 LONG = "model.module.text_model.encoder.layers.11.self_attn.a_name_that_goes_on.and_on.and_ever_$x^{$"

@@ -5,7 +5,7 @@ import pytest
 from findings import at_step
 
 from mlflow_stability.figures.dashboard_data import MAX_MARKS, Mark, MarkSketch, grouped
-from mlflow_stability.figures.scale import number_text, scale_of
+from mlflow_stability.figures.style import number_text, scale_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 

@@ -19,7 +19,7 @@ import mlflow_stability
 from mlflow_stability import kinds
 from mlflow_stability.cli.main import run
 from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST, documentation, name_of
-from mlflow_stability.session.detector_choice import chosen_detectors
+from mlflow_stability.session.probe_plan import chosen_detectors
 from mlflow_stability.vocabulary.settings import Options, Settings
 
 CODE = re.compile(r"`{1,2}([^`]+)`{1,2}")

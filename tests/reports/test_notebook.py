@@ -7,7 +7,7 @@ import pytest
 from reports.comparisons import many, two
 from reports.samples import broken, healthy
 
-import mlflow_stability.reports.notebook  # noqa: F401 - registers the pages
+import mlflow_stability.reports.report_format  # noqa: F401 - registers the pages
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render, render_comparison
 

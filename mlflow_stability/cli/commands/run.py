@@ -6,19 +6,215 @@ objects that only a script has. Torch is not loaded here.
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import pickle
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
-from typing import Any, TypeVar
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from multiprocessing import spawn
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn, TypeVar
 
 import click
 
-from mlflow_stability.cli.script import Script
-from mlflow_stability.errors import SettingsError
+import mlflow_stability
+from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.manual.python_api import argument_meanings, field_meanings
+from mlflow_stability.reports.escape import plain
 from mlflow_stability.vocabulary.argument import boolean
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Options, Settings, value_of_text
+
+# This module is loaded in spawned processes, without click: so these are not those of `main`.
+_FAILED, _COULD_NOT, _INTERRUPTED = 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    target: str
+    """A path; with `is_module`, the name of a module or package."""
+    arguments: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """Arguments of `autolog()`."""
+    is_module: bool = False
+
+    def __call__(self) -> int:
+        """Run it to its end; return 0, or raise `SystemExit` with its exit code."""
+        _own_main = sys.modules.get("__main__")  # keep the module alive: this code may run in it
+        begin_recording(self.settings)  # before loading: a package that the module is in may load torch
+        _record_spawned(self.settings)
+        try:
+            code, main = self._load()
+        except StabilityError as error:
+            _refuse(error)
+        sys.modules["__main__"] = main
+        try:
+            exec(code, main.__dict__)  # noqa: S102 - the script that the user asked to run
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # Not `sys.exit`, which would be recorded as the end of the training in place of this error.
+            sys.excepthook(type(error), error.with_traceback(_script_traceback(error, main)), error.__traceback__)
+            raise SystemExit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED) from None
+        return 0
+
+    def _load(self) -> tuple[CodeType, ModuleType]:
+        """Return the code and its module `__main__`; set `sys.argv` and `sys.path`."""
+        path = Path(self.target)
+        if self.is_module:
+            _set_first_path(str(Path.cwd()))
+            spec, code = _find_module(self.target)
+        elif path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
+            _set_first_path(str(path.absolute()))
+            spec, code = _find_module("__main__", self.target)
+        else:
+            return self._load_file(path)
+        sys.argv[:] = [str(spec.origin) if self.is_module else self.target, *self.arguments]
+        main = ModuleType("__main__")
+        main.__dict__.update(
+            __file__=spec.origin, __spec__=spec, __loader__=spec.loader, __package__=spec.parent, __cached__=spec.cached
+        )
+        return code, main
+
+    def _load_file(self, path: Path) -> tuple[CodeType, ModuleType]:
+        file_name = str(path.absolute())
+        try:
+            with io.open_code(file_name) as file:
+                text = file.read()
+        except OSError as error:
+            raise SettingsError(f"The script {self.target!r} cannot be read: {error.strerror}.") from None
+        _set_first_path(str(path.resolve().parent))
+        sys.argv[:] = [self.target, *self.arguments]
+        main = ModuleType("__main__")
+        loader = SourceFileLoader("__main__", file_name)
+        main.__dict__.update(__file__=file_name, __spec__=None, __loader__=loader, __package__=None, __cached__=None)
+        try:
+            return compile(text, file_name, "exec", dont_inherit=True), main
+        except (SyntaxError, ValueError) as error:
+            sys.excepthook(type(error), error.with_traceback(None), None)
+            raise SystemExit(_FAILED) from None
+
+
+def _find_module(name: str, within: str | None = None) -> tuple[ModuleSpec, CodeType]:
+    """Return spec and code of a module, or of the `__main__` of a package."""
+    sys.modules.pop("__main__", None)  # else our own would be found
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError, AttributeError) as error:
+        raise SettingsError(f"The module {name!r} cannot be loaded: {error}.") from None
+    get_code = getattr(None if spec is None else spec.loader, "get_code", None)
+    code = None if spec is None or get_code is None else get_code(spec.name)
+    if spec is None or code is None:
+        raise SettingsError(f"No module named {name if within is None else f'{name} in {within}'} that could be run.")
+    return spec, code
+
+
+def _set_first_path(place: str) -> None:
+    """Set `sys.path[0]` to the place of the script, unless Python runs with -P."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = place
+
+
+def _script_traceback(error: BaseException, main: ModuleType) -> TracebackType | None:
+    """Return the traceback from the first frame of the script on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
+        trace = trace.tb_next
+    return trace
+
+
+def _refuse(error: StabilityError) -> NoReturn:
+    sys.stderr.write(f"mlflow-stability: {plain(str(error))}\n")
+    raise SystemExit(_COULD_NOT) from None
+
+
+def begin_recording(settings: Mapping[str, Any]) -> None:
+    """Call `autolog()` as soon as this process has loaded torch."""
+
+    def begin() -> None:
+        try:
+            mlflow_stability.autolog(**settings)
+        except StabilityError as error:
+            _refuse(error)
+
+    if "torch" in sys.modules:
+        begin()
+    else:
+        sys.meta_path.insert(0, _TorchFinder(begin))
+
+
+class _TorchFinder(MetaPathFinder):
+    """Finds torch where Python finds it, and calls back once it has been loaded."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of torch with a loader that calls back; None for anything else."""
+        if name != "torch":
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _NotifyingLoader(spec.loader, self._on_load)
+        return spec
+
+    def _on_load(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
+
+
+class _NotifyingLoader(Loader):
+    """Loads a module by its own loader, then calls back."""
+
+    def __init__(self, loader: Loader, callback: Callable[[], None]) -> None:
+        self._loader, self._callback = loader, callback
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module as its own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module as its own loader does; leave no trace of this loader in it."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._callback()
+
+
+class _BeginWhenUnpickled:
+    """Is unpickled in a spawned process before anything else, and begins to record there."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], None], tuple[Mapping[str, Any]]]:
+        return begin_recording, (self._settings,)
+
+
+def _record_spawned(settings: Mapping[str, Any]) -> None:
+    """Have every process that `multiprocessing` spawns from now on record, if the settings can be pickled."""
+    try:
+        pickle.dumps(settings)
+    except Exception:  # whatever a setting raises: then those processes stay as they are
+        return
+    get_preparation_data = spawn.get_preparation_data
+
+    def with_recording(name: str) -> dict[str, Any]:
+        return {**get_preparation_data(name), "mlflow_stability": _BeginWhenUnpickled(settings)}
+
+    spawn.get_preparation_data = with_recording
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _OPTIONS = {setting.name: setting for setting in fields(Options)}

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mlflow_stability.diagnosis.parameters.features import NOT_SET
-from mlflow_stability.diagnosis.parameters.parameter_names import place_of, seeds_of
-from mlflow_stability.diagnosis.parameters.settings import setting_of, settings_of
+from mlflow_stability.diagnosis.parameters.settings import place_of, seeds_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import Interval, RunCard, SeedGroup
 
 MIN_SEEDS = 3

@@ -13,8 +13,8 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.diagnosis.findings.attempts import UndoneSteps, kept_points, restored_level, undone_steps
 from mlflow_stability.diagnosis.findings.notes import also_known
-from mlflow_stability.diagnosis.findings.undone import UndoneSteps, kept_points, restored_level, undone_steps
 from mlflow_stability.kinds.reported.rollback import is_revert
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.vocabulary.facts import Facts, PeakFacts

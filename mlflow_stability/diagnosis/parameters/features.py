@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.parameters.parameter_names import place_of
-from mlflow_stability.diagnosis.parameters.settings import number_of, setting_of, settings_of
+from mlflow_stability.diagnosis.parameters.settings import number_of, place_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
 from mlflow_stability.vocabulary.text import some_of
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
-from mlflow_stability.figures.layers.layer_label import labels_of, quantity_title
+from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch, labels_of, quantity_title
 
 __all__ = [
     "LayerGrid",

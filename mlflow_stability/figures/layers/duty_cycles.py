@@ -12,7 +12,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.layers.layer_grid import LayerGrid
-from mlflow_stability.figures.scale import number_text, step_axis
 from mlflow_stability.figures.style import (
     BAD,
     GRID,
@@ -24,9 +23,11 @@ from mlflow_stability.figures.style import (
     add_legend,
     entitle,
     new_figure,
+    number_text,
     our_style,
     say_instead,
     shown,
+    step_axis,
 )
 from mlflow_stability.vocabulary.text import counted
 

@@ -14,9 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, evened
-from mlflow_stability.figures.layers.layer_label import labels_of
-from mlflow_stability.figures.scale import number_text, step_axis
+from mlflow_stability.figures.layers.layer_grid import LayerGrid, evened, labels_of
 from mlflow_stability.figures.style import (
     BAD,
     DPI,
@@ -25,10 +23,12 @@ from mlflow_stability.figures.style import (
     add_legend,
     entitle,
     new_figure,
+    number_text,
     our_style,
     rgb_bytes,
     say_instead,
     shown,
+    step_axis,
 )
 from mlflow_stability.vocabulary.measured import logarithmic_limits
 from mlflow_stability.vocabulary.text import counted

@@ -12,8 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_label import labels_of, quantity_title
-from mlflow_stability.figures.scale import number_text
+from mlflow_stability.figures.layers.layer_grid import labels_of, quantity_title
 from mlflow_stability.figures.style import (
     BAD,
     GRID,
@@ -23,6 +22,7 @@ from mlflow_stability.figures.style import (
     add_legend,
     entitle,
     new_figure,
+    number_text,
     our_style,
     shown,
 )

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, CheckpointNotFiniteFacts
-from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
-from mlflow_stability.recovery.checkpoints.rank_store import RankStore
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore, RankStore
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity

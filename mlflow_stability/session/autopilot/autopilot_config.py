@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import OpenDirectory

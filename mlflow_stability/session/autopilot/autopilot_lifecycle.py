@@ -16,7 +16,7 @@ from mlflow_stability.journal.process_identity import launched_job, mark_folder
 from mlflow_stability.probes.ranks import RankExchanges
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.checkpoints import folder_of_job, listing
-from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of

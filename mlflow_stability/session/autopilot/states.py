@@ -19,9 +19,8 @@ from torch import Tensor
 
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints import STATE, find, listing
-from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
-from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
 from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts_of, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event

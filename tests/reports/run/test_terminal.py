@@ -26,7 +26,7 @@ from rich.console import Console
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run_terminal import render, show, show_gist
-from mlflow_stability.reports.terminal_kit.writer import TerminalWriter, written
+from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 from mlflow_stability.vocabulary.result import Sketch
 
 OUR_OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mlflow_stability.reports.terminal_kit.curve import draw
+from mlflow_stability.reports.terminal_kit import draw
 from mlflow_stability.vocabulary.text import number_text
 
 STEPS = np.arange(1, 1001)

@@ -4,7 +4,7 @@ import pytest
 from findings import changed
 from reports.samples import nan, oscillation, spike
 
-from mlflow_stability.reports.terminal_kit.curve import GUTTER, mark_line
+from mlflow_stability.reports.terminal_kit import GUTTER, mark_line
 
 WIDTH = GUTTER + 100
 
