@@ -17,7 +17,7 @@ from zoo import (
     zero_variance,
 )
 
-from mlflow_stability.demo import learning_rates, model_failures, script_failures
+from mlflow_stability.demo import failures, learning_rates
 from mlflow_stability.demo.training_loop import Failure
 
 ZOO: tuple[Failure, ...] = (
@@ -26,21 +26,21 @@ ZOO: tuple[Failure, ...] = (
     nan_inputs.FAILURE,
     huge_inputs.FAILURE,
     aggressive_scaler.FAILURE,
-    model_failures.BIT_FLIP,
+    failures.BIT_FLIP,
     nan_in_optimizer.FAILURE,
     zero_variance.FAILURE,
     learning_rates.NO_WARM_UP,
-    model_failures.ATTENTION_LOGITS,
+    failures.ATTENTION_LOGITS,
     exploding_rnn.FAILURE,
     heavy_tailed_reward.FAILURE,
     repeated_data.FAILURE,
-    script_failures.NO_ZERO_GRAD,
-    model_failures.WEIGHT_DECAY,
+    failures.NO_ZERO_GRAD,
+    failures.WEIGHT_DECAY,
     log_of_zero.FAILURE,
     division_by_zero.FAILURE,
-    script_failures.BAD_BATCH,
-    script_failures.NAN_BATCH,
-    script_failures.HALF_OVERFLOW,
+    failures.BAD_BATCH,
+    failures.NAN_BATCH,
+    failures.HALF_OVERFLOW,
     gpt_lr1_at_200.FAILURE,
     learning_rates.TOO_HIGH,
 )
