@@ -19,7 +19,7 @@ from mlflow_stability.alerts import Alert, AlertMessage, read_alerts
 from mlflow_stability.alerts.exporters import INSTALL
 from mlflow_stability.alerts.mirrors import read_mirrors
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.session.autopilot import autopilot_config_of
+from mlflow_stability.recovery.stop_conditions import stop_conditions
 from mlflow_stability.session.probe_plan import chosen_detectors
 from mlflow_stability.session.process_end import closing_of
 from mlflow_stability.session.session import Session
@@ -273,6 +273,6 @@ def _settings(call: str, /, **given: Any) -> Settings:
     if settings.prometheus_port is not None and find_spec("prometheus_client") is None:
         raise SettingsError(f"prometheus_port needs prometheus_client, which is not installed here: {INSTALL}.")
     if settings.uses_autopilot:
-        autopilot_config_of(settings)
+        stop_conditions(settings.stop_on)
     chosen_detectors(settings)  # contradictions and unknown names are refused here, not at the first step
     return settings

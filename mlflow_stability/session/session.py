@@ -266,7 +266,7 @@ class Session:
         self._lifecycle = None
         exchanges = RankExchanges(self.settings.uses_autopilot, own_identity)
         if self.settings.uses_autopilot:
-            from mlflow_stability.session.autopilot import AutopilotLifecycle
+            from mlflow_stability.session.autopilot.autopilot_lifecycle import AutopilotLifecycle
 
             self._lifecycle = AutopilotLifecycle(
                 self.settings,

@@ -22,7 +22,7 @@ from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.alerts.rules import ending_event
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.run.finish import silent_end
-from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
+from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
 from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.journal.layout import ALERTS, read_page
 from mlflow_stability.journal.record import Record
@@ -30,8 +30,6 @@ from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Opening
 
-FIRST_DELAY = 1.0
-LONGEST_DELAY = 300.0
 MOST_PENDING = 100  # messages that wait for a failing channel; then the oldest are dropped
 
 
@@ -43,29 +41,24 @@ class ChannelSender:
     ) -> None:
         self.key = key
         self.pending: deque[AlertMessage] = deque()
-        self.sent = 0
-        self.dropped = 0
-        self.attempts = 0  # failed attempts since the last message sent
         self._opened = opened
         self._say = say
         self._keep = keep
         self._channel: Channel | None = None
         self._reported = False
-        self._results: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._busy = False
-        self._delay = FIRST_DELAY
-        self._again_at = 0.0
+        self._backoff = Backoff(1.0, 300.0)
 
     def add(self, messages: list[AlertMessage]) -> None:
         self.pending.extend(messages)
         while len(self.pending) > MOST_PENDING:
             del self.pending[1 if self._busy else 0]
-            self.dropped += 1
 
     def advance(self, now: float) -> bool:
         """Take the result of the last attempt, and start the next one; True if a message was sent."""
         moved = self._busy and self._take_result(now)
-        if self.pending and not self._busy and now >= self._again_at:
+        if self.pending and not self._busy and self._backoff.ready(now):
             self._keep()
             self._busy = True
             threading.Thread(
@@ -74,16 +67,10 @@ class ChannelSender:
         return moved
 
     def saved(self) -> dict[str, Any]:
-        return {
-            "pending": [message.plain() for message in self.pending],
-            "sent": self.sent,
-            "dropped": self.dropped,
-            "reported": self._reported,
-        }
+        return {"pending": [message.plain() for message in self.pending], "reported": self._reported}
 
     def resume(self, saved: dict[str, Any]) -> None:
         self.pending = deque(AlertMessage.from_plain(message) for message in saved.get("pending", ()))
-        self.sent, self.dropped = saved.get("sent", 0), saved.get("dropped", 0)
         self._reported = saved.get("reported", False)
 
     def _take_result(self, now: float) -> bool:
@@ -92,40 +79,38 @@ class ChannelSender:
         except queue.Empty:
             return False
         self._busy = False
-        if error:
-            self.attempts += 1
-            self._again_at, self._delay = now + self._delay, min(LONGEST_DELAY, self._delay * 2)
+        if error is not None:
+            self._backoff.failed(error, now)
             if not self._reported:
                 self._reported = True
                 self._say(
-                    f"Alerts to {self.key} were not accepted ({error}). Training continues; each alert is sent again "
-                    "until it is accepted. Check the URL with `mlflow-stability doctor --alerts`."
+                    f"Alerts to {self.key} were not accepted ({self._backoff.error}). Training continues; each alert "
+                    "is sent again until it is accepted. Check the URL with `mlflow-stability doctor --alerts`."
                 )
             return False
         self.pending.popleft()
-        self.sent += 1
-        self.attempts, self._delay, self._again_at = 0, FIRST_DELAY, 0.0
+        self._backoff.succeeded()
         self._keep()
         return True
 
     def _send(self, message: AlertMessage) -> None:
+        failure = None
         try:
             if self._channel is None:
                 self._channel = self._opened()
             self._channel.send(message)
         except Exception as error:  # the next attempt may work
-            self._results.put(str(error) or type(error).__name__)
-        else:
-            self._results.put("")
+            failure = error
+        self._results.put(failure)
 
 
 LINK_SECONDS = 15.0  # how long alerts wait for their run
-AWAITED_SECONDS = 15.0  # how long the end of the training waits for alerts
-GIVE_UP_SECONDS = 600.0  # how long a failing channel is retried after the end of the training
 _KEEP_EVERY = 5.0
 
 
 class AlertOutlet(Outlet):
+    awaited_seconds = 15.0
+
     def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
         self._page = delivered.folder / ALERTS
         page = read_page(self._page)
@@ -134,7 +119,6 @@ class AlertOutlet(Outlet):
         self._delivered = delivered
         self._opening = opening
         self._began = time.monotonic()
-        self._over_since: float | None = None
         self._routers: dict[str, AlertRouter] = {}
         self._senders: dict[str, ChannelSender] = {}
         for channel in plan.settings.channels:
@@ -146,20 +130,15 @@ class AlertOutlet(Outlet):
     def _flush(self, state: TrainingState) -> bool:
         now = time.time()
         self._look_at(state, now)
-        over = self._over_since is not None
         waits_for_link = self.link is None and time.monotonic() - self._began < LINK_SECONDS
         if not waits_for_link:
-            self._route(now, over and not self.more)
+            self._route(now, self.over_since is not None and not self.more)
         moved = False
         for sender in self._senders.values():
             moved |= sender.advance(time.monotonic())
         if time.monotonic() - self._kept_at >= _KEEP_EVERY:
             self._keep()
-        if self._over_since is not None:
-            since = time.monotonic() - self._over_since
-            left = self.more or waits_for_link or any(sender.pending for sender in self._senders.values())
-            self.awaited = left and since < AWAITED_SECONDS
-            self.done = not left or since > GIVE_UP_SECONDS
+        self.settle(self.more or waits_for_link or any(sender.pending for sender in self._senders.values()))
         return moved
 
     def _add(self, channel: ChannelSettings, saved: dict[str, Any]) -> None:
@@ -185,10 +164,7 @@ class AlertOutlet(Outlet):
         if state.stalled is not None and state.stalled.time != self._stalled_at:
             self._stalled_at = state.stalled.time
             self._tell(state.stalled, now)
-        if self._over_since is not None or not self.is_over(state):
-            return
-        self._over_since = time.monotonic()
-        if not self._ended:
+        if self.ends(state) and not self._ended:
             self._ended = True
             silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time, state.journal_deleted)
             closing = self.closing or state.closing or self.returned or silent

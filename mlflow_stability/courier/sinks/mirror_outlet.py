@@ -31,7 +31,7 @@ from mlflow_stability.alerts.mirrors import (
 )
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
-from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan, readable
+from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan, readable
 from mlflow_stability.courier.training_process import TrainingState, written_at
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import mirror_page, read_page
@@ -41,10 +41,6 @@ from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0  # how long a mirror waits for the name of the run
-AWAITED_SECONDS = 10.0  # how long the end of the training waits for a mirror
-GIVE_UP_SECONDS = 600.0
-_FIRST_DELAY = 1.0
-_LONGEST_DELAY = 60.0
 
 
 class MirrorOutlet(Outlet):
@@ -57,15 +53,13 @@ class MirrorOutlet(Outlet):
         super().__init__(plan, self._metrics.until)
         self._writer: ScalarWriter | None = None
         self._began = time.monotonic()
-        self._over_since: float | None = None
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A request to send points, with whether the training is over."""
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._busy = False  # the thread has the points: nothing can be taken
         self._thread = threading.Thread(target=self._work, name=f"mirror to {mirror.tool}", daemon=True)
         self._reported = False
-        self._delay = _FIRST_DELAY
-        self._again_at = 0.0
+        self._backoff = Backoff(1.0, 60.0)
 
     @property
     def full(self) -> bool:
@@ -107,21 +101,15 @@ class MirrorOutlet(Outlet):
         now = time.monotonic()
         if self._busy:
             self._look_for_result(now)
-        if self._over_since is None and self.is_over(state):
-            self._over_since = now
-        over = self._over_since is not None
+        self.ends(state)
         is_known = self.link is not None or now - self._began > RUN_SECONDS
-        due = is_known and now >= self._again_at and (not self.more or self._metrics.full)
+        due = is_known and self._backoff.ready(now) and (not self.more or self._metrics.full)
         if due and not self._busy and not self._metrics.done:
             self._metrics.until, self._metrics.more, self._busy = self.until, self.more, True
             if not self._thread.ident:
                 self._thread.start()
-            self._jobs.put(over)
-        if self._over_since is not None:
-            since = now - self._over_since
-            written = self._metrics.done and not self._busy
-            self.awaited = not written and since < AWAITED_SECONDS
-            self.done = written or since > GIVE_UP_SECONDS
+            self._jobs.put(self.over_since is not None)
+        self.settle(self._busy or not self._metrics.done)
         return False
 
     def _look_for_result(self, now: float) -> None:
@@ -131,9 +119,9 @@ class MirrorOutlet(Outlet):
             return
         self._busy = False
         if error is None:
-            self._delay = _FIRST_DELAY
+            self._backoff.succeeded()
             return
-        self._again_at, self._delay = now + self._delay, min(_LONGEST_DELAY, self._delay * 2)
+        self._backoff.failed(error, now)
         if not self._reported:
             self._reported = True
             self._plan.say(

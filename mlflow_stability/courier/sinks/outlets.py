@@ -20,12 +20,13 @@ from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0
 """How long metrics wait for the id of their run: with another label they would be other series."""
-AWAITED_SECONDS = 5.0  # how long the end of the training waits for the last metrics
-_GIVE_UP_SECONDS = 30.0
 
 
 class MetricsOutlet(Outlet):
     """Metrics of one recording, for Prometheus and OpenTelemetry."""
+
+    awaited_seconds = 5.0
+    give_up_seconds = 30.0
 
     def __init__(self, plan: OutletPlan, delivered: Delivered) -> None:
         super().__init__(plan)
@@ -33,7 +34,6 @@ class MetricsOutlet(Outlet):
         self._metrics = RunMetrics()
         self._prometheus = plan.prometheus
         self._otel: OtelExporter | None = None
-        self._over_since: float | None = None
         self._is_served = False
         self._began = time.monotonic()
         for mirror in plan.settings.mirrors:
@@ -59,20 +59,12 @@ class MetricsOutlet(Outlet):
                 self._prometheus.serve(self._metrics)
         if self._prometheus is not None:
             self._prometheus.keep_listening()
-        if self._over_since is None and self.is_over(state):
-            self._over_since = time.monotonic()
-            if self._otel is not None:
-                self._otel.close()
-        if self._over_since is not None:
-            self._end(time.monotonic() - self._over_since)
-        return False
-
-    def _end(self, since: float) -> None:
-        sent = self._otel is None or self._otel.is_closed
-        self.awaited = not sent and since < AWAITED_SECONDS
-        self.done = sent or since > _GIVE_UP_SECONDS
+        if self.ends(state) and self._otel is not None:
+            self._otel.close()
+        self.settle(self._otel is not None and not self._otel.is_closed)
         if self.done and self._prometheus is not None:
             self._prometheus.over(self._metrics)
+        return False
 
 
 class Outlets:

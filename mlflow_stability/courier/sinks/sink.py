@@ -124,19 +124,16 @@ def temporary_file(name: str, content: str | bytes | Callable[[Path], object]) -
         yield file
 
 
-_FIRST_DELAY = 0.5
-_LONGEST_DELAY = 15.0
-
-
 class Backoff:
     """Failures of one task: retries ever less often, never gives up by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = 0.5, longest: float = 15.0) -> None:
+        """`first` and `longest`: seconds between two attempts."""
         self.error = ""  # the last error; empty if it succeeded
         self.hopeless = False  # retrying does not help: the run or the journal is gone
         self.since: float | None = None
-        self._delay = _FIRST_DELAY
-        self._again_at = 0.0
+        self._first, self._longest = first, longest
+        self._delay, self._again_at = first, 0.0
 
     def ready(self, now: float) -> bool:
         return now >= self._again_at
@@ -146,11 +143,11 @@ class Backoff:
         self.hopeless = isinstance(error, RunNotFoundError | JournalError)
         self.since = now if self.since is None else self.since
         self._again_at = now + self._delay
-        self._delay = min(_LONGEST_DELAY, self._delay * 2)
+        self._delay = min(self._longest, self._delay * 2)
 
     def succeeded(self) -> None:
         self.error, self.since, self.hopeless = "", None, False
-        self._delay, self._again_at = _FIRST_DELAY, 0.0
+        self._delay, self._again_at = self._first, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +168,13 @@ def outlet_plan(settings: OutletSettings, say: Callable[[str], None]) -> OutletP
 
 class Outlet(Sink):
     """A sink beside the run. It needs no tracking server, and an error switches it off: the run is what matters."""
+
+    awaited_seconds = 10.0
+    """How long the end of the training waits for it."""
+    give_up_seconds = 600.0
+    """How long after the end of the training it is tried."""
+    over_since: float | None = None
+    """When (monotonic clock) everything that will ever come was taken."""
 
     def __init__(self, plan: OutletPlan, until: int = 0) -> None:
         super().__init__(until)
@@ -204,9 +208,20 @@ class Outlet(Sink):
             self._switch_off(error)
             return False
 
-    def is_over(self, state: TrainingState) -> bool:
-        """Whether everything that will ever come was taken."""
-        return not self.more and (self.closing is not None or state.closing is not None or not state.alive)
+    def ends(self, state: TrainingState) -> bool:
+        """Note whether everything that will ever come was taken; True at the first call after that."""
+        over = not self.more and (self.closing is not None or state.closing is not None or not state.alive)
+        if not over or self.over_since is not None:
+            return False
+        self.over_since = time.monotonic()
+        return True
+
+    def settle(self, left: bool) -> None:
+        """After the end of the training, note whether anything is left to be waited for."""
+        if self.over_since is not None:
+            since = time.monotonic() - self.over_since
+            self.awaited = left and since < self.awaited_seconds
+            self.done = not left or since > self.give_up_seconds
 
     def _take(self, record: Record) -> None:
         raise NotImplementedError

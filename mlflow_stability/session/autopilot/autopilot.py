@@ -23,7 +23,7 @@ from mlflow_stability.recovery.nan_origin import BatchCapture
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision
 from mlflow_stability.recovery.skipping import calm_loss_scaler, cap_loss_scale, cut_loss_scale
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
+from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
 from mlflow_stability.session.autopilot.decider import Decider
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.states import BestValue, States
@@ -43,9 +43,11 @@ SAVE_SECONDS = 60.0  # how long the end of a training waits for its last good st
 class Autopilot:
     """The autopilot of one recording; of None on a rank that does not record."""
 
-    def __init__(self, config: AutopilotConfig, recording: Recording | None, context: AutopilotContext) -> None:
-        self._config = config
-        self._keeps = config.keeps
+    def __init__(self, recording: Recording | None, context: AutopilotContext) -> None:
+        settings = context.settings
+        self._policy = policy = settings.policy
+        self._keeps = policy.rolls_back or bool(context.stop_on) or policy.best_by is not None
+        """Whether states are kept: to go back to them, or to have the last good one where the training is stopped."""
         self._recording = recording
         self._context = context
         self._guard = guard = context.guard
@@ -58,26 +60,25 @@ class Autopilot:
         self._delayed: Decision | None = None
         """A rollback that waits until both halves of an iteration have had their step."""
         self._parts = KnownParts()
-        self._stops = bool(config.stop_on) and not (recording is None and self._ranks.is_alone)
+        self._stops = bool(context.stop_on) and not (recording is None and self._ranks.is_alone)
         """Whether conditions are checked before each step; ranks stop together."""
-        self._modifier = StepModifier(config, self._emit, self._ranks.any_broken)
+        self._modifier = StepModifier(settings, self._emit, self._ranks.any_broken)
         self._states = States(
-            config.policy,
+            policy,
             guard,
             context.open_directory,
             self.step + 1,
             self._ranks.is_alone,
-            config.policy.extra_state,
+            policy.extra_state,
             context.checkpoint_ranks,
-            config.memory_budget,
+            settings.memory_budget,
             self._ranks.here,
         )
         self._batches = context.batches
         self._decider = Decider(
-            config, self._modifier, self._states, context, self._emit, recording is not None, self._has_level
+            context, self._modifier, self._states, self._emit, recording is not None, self._has_level
         )
         self._rollback = TrainingRollback(
-            config.policy,
             self._decider,
             self._states,
             self._modifier,
@@ -88,9 +89,9 @@ class Autopilot:
         )
         self._stale = self._rollback.stale
         self._stale.first_step = self.step
-        self._largest_scale = config.policy.largest_scale
-        self._best = BestValue(config.policy.best_by, config.policy.best_mode)
-        if recording is not None and (config.stop_on or config.policy.best_by is not None):
+        self._largest_scale = policy.largest_scale
+        self._best = BestValue(policy.best_by, policy.best_mode)
+        if recording is not None and (context.stop_on or policy.best_by is not None):
             recording.listener = self.on_script_metric
         watch = BufferWatch(guard, self._modifier.guard)
         self._forward = None if recording is not None else ForwardWatch(guard, [watch])
@@ -422,7 +423,7 @@ class Autopilot:
             self._states.find_next_change(keeps=self._keeps)
 
     def _settle_scale(self, scaler: Any) -> None:
-        decider, policy = self._decider, self._config.policy
+        decider, policy = self._decider, self._policy
         if decider.cuts_scale:
             cut_loss_scale(scaler, policy.cut_factor, policy.smallest_scale)
         if decider.calms_scaler:

@@ -18,8 +18,9 @@ from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.checkpoints import folder_of_job, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.state import any_shards
+from mlflow_stability.recovery.stop_conditions import stop_conditions
 from mlflow_stability.session.autopilot.autopilot import Autopilot
-from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
+from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
 from mlflow_stability.session.autopilot.ranks import Ranks, ranks_of_training
 from mlflow_stability.session.broken_batches import BatchReport
 from mlflow_stability.session.guard import AutopilotPart, PartGuard
@@ -44,7 +45,7 @@ class AutopilotLifecycle:
         warn: Callable[[str], None],
     ) -> None:
         self._settings = settings
-        self._plan = autopilot_config_of(settings)
+        self._stop_on = stop_conditions(settings.stop_on)
         self._guard = guard
         self._exchanges = exchanges
         self._settle = settle
@@ -122,6 +123,8 @@ class AutopilotLifecycle:
             self._is_refused = False
         batches = self._batches(recording)
         context = AutopilotContext(
+            self._settings,
+            self._stop_on,
             self._guard,
             self._settle,
             lambda: self._directory(recording),
@@ -130,7 +133,7 @@ class AutopilotLifecycle:
             self._warn,
             self._checkpoint_ranks,
         )
-        self._control, self._recording = Autopilot(self._plan, recording, context), recording
+        self._control, self._recording = Autopilot(recording, context), recording
         return self._control
 
     def _close_control(self) -> None:
@@ -150,7 +153,7 @@ class AutopilotLifecycle:
         return directory, name
 
     def _batches(self, recording: Recording | None) -> BatchReport | None:
-        if recording is None or not self._plan.capture_batch:
+        if recording is None or not self._settings.capture_batch or self._settings.guards is not True:
             return None
         return report_of(self._settings, self._guard, recording)
 

@@ -48,7 +48,7 @@ from mlflow_stability.recovery.rollback_target import next_older_target, preferr
 from mlflow_stability.recovery.skipping import SkipCount
 from mlflow_stability.recovery.state import TrainingParts, is_finite
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules, values_before_step
-from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
+from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.states import States
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
@@ -68,16 +68,15 @@ class Decider:
 
     def __init__(
         self,
-        config: AutopilotConfig,
+        context: AutopilotContext,
         modifier: StepModifier,
         states: States,
-        context: AutopilotContext,
         emit: Callable[[Finding], None],
         decides: bool,
         has_level: Callable[[], bool],
     ) -> None:
-        self._policy = policy = config.policy
-        self._guard = config.guard
+        self._policy = policy = context.settings.policy
+        self._guard = context.settings.guards
         self._modifier, self._states, self._batches, self._emit = modifier, states, context.batches, emit
         self._decides = decides  # whether this rank decides: only one does
         self._has_level, self._warn = has_level, context.warn
@@ -91,8 +90,8 @@ class Decider:
         self._was_cut = False
         self.cuts_scale = self.calms_scaler = False  # what is done to the loss scaler before the next step
         self.loss = math.nan  # the last finite loss
-        self._stop_on = config.stop_on
-        self._stop_rules = StopRules(config.stop_on)
+        self._stop_on = context.stop_on
+        self._stop_rules = StopRules(context.stop_on)
         self._stop: Stop | None = None  # why the training ends; no step is taken until its reading has come
         self._stop_heard: Stop | None = None  # a reason to stop among the metrics that the script logged
         self._is_stop_reported = False

@@ -24,19 +24,14 @@ NOT_ON_ALL = (
 )
 
 
+FLAGS = ("healthy", "trouble", "snapshot", "checkpoint", "reset", "cut", "ahead", "release")
+"""Fields of a decision that the orders hold as numbers."""
+
+
 def orders_of(decision: Decision, step: int) -> Orders:
     """Encode a decision on `step`; its reason stays on the rank that decides."""
-    orders = Orders(
-        healthy=float(decision.healthy),
-        trouble=float(decision.trouble),
-        snapshot=float(decision.snapshot),
-        checkpoint=float(decision.checkpoint),
-        ends=float(decision.ending is not None),
-        reset=float(decision.reset),
-        cut=float(decision.cut),
-        ahead=float(decision.ahead),
-        release=float(decision.release),
-    )
+    flags = {name: float(getattr(decision, name)) for name in FLAGS}
+    orders = Orders(**flags, ends=float(decision.ending is not None))
     if not decision.rolls_back:
         return orders
     return orders._replace(
@@ -51,17 +46,10 @@ def decision_of(row: RankRow, step: int) -> Decision:
     """Decode a decision; `step`: the current one of this rank."""
     orders = row.orders
     decision = Decision(
-        healthy=orders.healthy > 0,
-        trouble=orders.trouble > 0,
-        snapshot=orders.snapshot > 0,
-        checkpoint=orders.checkpoint > 0,
         ending=TrainingDiverged("Training stopped by its first process.") if orders.ends > 0 else None,
         # Of several ranks where a condition is met, all name the same one.
         stop=StopPlace(*min(row.conditions.items())) if row.conditions else None,
-        reset=orders.reset > 0,
-        cut=orders.cut > 0,
-        ahead=orders.ahead > 0,
-        release=orders.release > 0,
+        **{name: getattr(orders, name) > 0 for name in FLAGS},
     )
     if orders.steps_back <= 0:
         return decision

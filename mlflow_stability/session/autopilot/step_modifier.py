@@ -23,10 +23,10 @@ from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, E
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.settings import Settings
 
 WARM_UP_FROM = 0.01
 """Learning rate factor at which the warm-up after a reset starts, as published (arXiv 2501.06842)."""
@@ -50,12 +50,12 @@ class BufferWatch(ForwardObserver):
 
 
 class StepModifier:
-    def __init__(self, config: AutopilotConfig, emit: Callable[[Finding], None], vote: Vote | None = None) -> None:
-        self._policy, self._emit = config.policy, emit
-        self.guards = config.guard is True
+    def __init__(self, settings: Settings, emit: Callable[[Finding], None], vote: Vote | None = None) -> None:
+        self._policy, self._emit = settings.policy, emit
+        self.guards = settings.guards is True
         self.guard = StepGuard(None, vote)
-        self._adaptive = AdaptiveClip() if config.adaptive_clip else None
-        self.clips = config.adaptive_clip
+        self._adaptive = AdaptiveClip() if settings.adaptive_clip else None
+        self.clips = settings.adaptive_clip
         self._limits: dict[str, GradientLimit] = {}
         self._easing_clips: dict[str, EasingClip] = {}
         self.easing: Easing | None = None

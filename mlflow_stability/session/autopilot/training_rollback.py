@@ -23,7 +23,7 @@ from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, r
 from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
+from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
 from mlflow_stability.session.autopilot.decider import Decider
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import MissingStateError, States
@@ -31,7 +31,6 @@ from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result import Finding
-from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 MAX_CHECKED = 16
 """Backward passes after a restore that are checked, and steps before it that graphs may be from: older graphs are used
@@ -96,7 +95,6 @@ class _Staged:
 class TrainingRollback:
     def __init__(
         self,
-        policy: RollbackPolicy,
         decider: Decider,
         states: States,
         modifier: StepModifier,
@@ -105,8 +103,8 @@ class TrainingRollback:
         recording: Recording | None,
         emit: Callable[[Finding], None],
     ) -> None:
-        guard = context.guard
-        self._policy, self._decider, self._states, self._modifier = policy, decider, states, modifier
+        guard, self._policy = context.guard, context.settings.policy
+        self._decider, self._states, self._modifier = decider, states, modifier
         self._ranks, self._recording, self._emit = ranks, recording, emit
         self._off, self._settle = guard.off, context.settle
         self.is_running = False  # decisions made meanwhile are void

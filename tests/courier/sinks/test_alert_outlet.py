@@ -111,7 +111,7 @@ def test_a_server_that_fails_is_asked_again_reported_once_and_the_message_arrive
 def test_a_server_that_never_answers_delays_neither_the_record_nor_the_end_for_long(
     root: Path, sqlite_uri: str, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_outlet, "AWAITED_SECONDS", 1.0)
+    monkeypatch.setattr(alert_outlet.AlertOutlet, "awaited_seconds", 1.0)
     server.answers = [HANG] * 20
     training = training_of(root, sqlite_uri)
     session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server, patience=3.0))
