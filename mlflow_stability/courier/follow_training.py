@@ -38,7 +38,7 @@ def main(folder: Path) -> int:
     with suppress(OSError):
         os.nice(_NICE)
     ask_for_short_requests()
-    keep_credentials_out_of_the_log()
+    sys.stdout = sys.stderr = _RedactingStream(sys.stderr)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     outlets = pop_from_environment()  # at once: child processes must not inherit it
     session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed, outlets)
@@ -124,7 +124,3 @@ class _RedactingStream:
 
     def flush(self) -> None:
         self._stream.flush()
-
-
-def keep_credentials_out_of_the_log() -> None:
-    sys.stdout = sys.stderr = _RedactingStream(sys.stderr)

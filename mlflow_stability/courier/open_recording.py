@@ -144,11 +144,13 @@ class OpenRecording:
             and (not left or (left == [self._attention] and not self._attention.awaited))
         ):
             moved |= self._try(self._board, partial(self._end, state))
-        if (self._has_ended or self._delivered.complete) and not self.filled:  # the training does not wait any more
+        if (
+            self._has_ended or self._delivered.complete
+        ) and not self.metrics.filled:  # the training does not wait any more
             moved |= self._try(self.metrics, self._fill)
-        self.finished = self._has_ended and not left and self.filled
+        self.finished = self._has_ended and not left and self.metrics.filled
         if not self.concluded and not self._delivered.complete and self._board.due():
-            self._try(self._board, self._show)
+            self._try(self._board, partial(self._board.show, self.events.story, self._last_words))
         return moved
 
     def _add_kept_files(self) -> None:
@@ -159,11 +161,6 @@ class OpenRecording:
                 self._kept_files[kind] = kind(self._delivered, self.writer, folder)
                 self._sinks.append(self._kept_files[kind])
 
-    @property
-    def filled(self) -> bool:
-        """Whether the metrics have all points that were postponed."""
-        return self.metrics.filled
-
     def seconds_to_wait(self) -> float:
         failed = self.metrics in self._patience and self._patience[self.metrics].error
         return float("inf") if failed else self.metrics.seconds_to_wait()
@@ -172,9 +169,6 @@ class OpenRecording:
         """Return how much of the journal has not arrived everywhere."""
         reached = min(self.metrics.reached, self.parts.reached, self.events.until)
         return max(0, journal_size(self._delivered.folder) - reached)
-
-    def _show(self) -> None:
-        self._board.show(self.events.story, self._last_words)
 
     def _closing_said(self, state: TrainingState) -> Closing | None:
         """Return how the training ended, by its own report."""
@@ -248,22 +242,14 @@ class OpenRecording:
             self._delivered.checkpoint = best_checkpoint(self.events.story.checkpoints)
             for name, text in conclusion.files.items():
                 upload_file(self.writer, REPORT_FOLDER, name, text)
-        except RefusedError as error:
-            self._say_no_report(error)
-        except (RunNotFoundError, TrackingError):
-            raise
         except Exception as error:  # the rest has arrived, and the run must end
-            self._say_no_report(error)
-
-    def _say_no_report(self, error: Exception) -> None:
-        if not self._delivered.verdict:
-            self._delivered.verdict = f"No verdict: the report could not be made ({type(error).__name__})."
-        _logger.warning(
-            "No report of run %s: %s, %s. `mlflow-stability diagnose` makes one.",
-            self.writer.run_id,
-            type(error).__name__,
-            error,
-        )
+            if isinstance(error, RunNotFoundError | TrackingError) and not isinstance(error, RefusedError):
+                raise
+            name = type(error).__name__
+            if not self._delivered.verdict:
+                self._delivered.verdict = f"No verdict: the report could not be made ({name})."
+            no_report = "No report of run %s: %s, %s. `mlflow-stability diagnose` makes one."
+            _logger.warning(no_report, self.writer.run_id, name, error)
 
     def _try(self, what: object, act: Callable[[], bool | None]) -> bool:
         patience = self._patience.setdefault(what, Backoff())

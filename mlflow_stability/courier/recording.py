@@ -48,7 +48,7 @@ class Recording:
         self.kept = False  # everything has arrived, and the folder stays: its process may continue
         self._process = process
         self._given_uri = tracking_uri
-        self._delivered = Delivered.read(folder)
+        self.delivered = Delivered.read(folder)
         self._patience = Backoff()
         self._reader = JournalReader(folder)
         self._last_words: dict[str, Any] = {}
@@ -61,18 +61,9 @@ class Recording:
         self._earlier = EarlierRecordings()
 
     @property
-    def run_id(self) -> str | None:
-        return self._delivered.run_id
-
-    @property
     def complete(self) -> bool:
         """Whether everything has arrived; the run's status may still wait for the end of the process."""
-        return self.gone or self._delivered.complete
-
-    @property
-    def name(self) -> str:
-        """Its name in the journal; empty before its run was opened."""
-        return self._delivered.recording
+        return self.gone or self.delivered.complete
 
     @property
     def concluded(self) -> bool:
@@ -83,12 +74,8 @@ class Recording:
     def caught_up(self) -> bool:
         """Whether there is nothing to do before more is recorded."""
         if self.complete:
-            return self.gone or self._open is None or self._open.filled
+            return self.gone or self._open is None or self._open.metrics.filled
         return self.waiting_bytes() == 0 and not (self._open and self._open.over)
-
-    @property
-    def run(self) -> dict[str, str]:
-        return self._delivered.run()
 
     @property
     def left(self) -> list[str]:
@@ -152,7 +139,7 @@ class Recording:
         if self._outlets is None and self._plan.settings:
             opening = opening_if_readable(self.folder)
             if opening is not None:
-                self._outlets = Outlets(self._plan, self._delivered, opening)
+                self._outlets = Outlets(self._plan, self.delivered, opening)
                 self._reader.add(*self._outlets.sinks)
         return self._outlets is not None and self._outlets.flush(state)
 
@@ -166,12 +153,13 @@ class Recording:
                     self._remove_if_over(said_so=False)
                 return False
             uri = tracking_uri_for(opening.tracking_uri, opening.directory, self._given_uri)
-            if self._delivered.number is None and self._earlier.awaited(opening, uri, self._not_concluded()):
+            undelivered = [recording.delivered.recording for recording in self._before if not recording.concluded]
+            if self.delivered.number is None and self._earlier.awaited(opening, uri, undelivered):
                 return False
             self._before = ()
             self._open = OpenRecording(
                 opening,
-                self._delivered,
+                self.delivered,
                 uri,
                 self._process,
                 self._reader,
@@ -185,9 +173,6 @@ class Recording:
             return False
         self._patience.succeeded()
         return True
-
-    def _not_concluded(self) -> list[str]:
-        return [recording.name for recording in self._before if recording.name and not recording.concluded]
 
     def _remove_if_over(self, said_so: bool) -> None:
         if not said_so and not self._process.has_ended():

@@ -124,7 +124,7 @@ class SessionDelivery:
         troubles = [trouble.error for recording in recordings for trouble in recording.troubles]
         return DeliveryReport(
             self.folder,
-            tuple(dict.fromkeys(recording.run_id for recording in recordings if recording.run_id)),
+            tuple(dict.fromkeys(filter(None, (recording.delivered.run_id for recording in recordings)))),
             sum(recording.gone or recording.kept for recording in recordings),
             sum(not recording.gone and not recording.kept for recording in recordings),
             sum(recording.waiting_bytes() for recording in recordings),
@@ -159,7 +159,8 @@ class SessionDelivery:
         )
 
     def _runs(self) -> dict[str, dict[str, str]]:
-        return {folder.name: recording.run for folder, recording in self._recordings.items() if recording.run_id}
+        known = (recording.delivered for recording in self._recordings.values())
+        return {delivered.folder.name: delivered.run() for delivered in known if delivered.run_id}
 
     def _look_for_flush(self) -> None:
         asked = flush_asked(self.folder)
