@@ -159,8 +159,8 @@ class SessionDelivery:
         )
 
     def _runs(self) -> dict[str, dict[str, str]]:
-        known = (recording.delivered for recording in self._recordings.values())
-        return {delivered.folder.name: delivered.run() for delivered in known if delivered.run_id}
+        every = (recording.delivered for recording in self._recordings.values())
+        return {delivered.folder.name: delivered.run() for delivered in every if delivered.run_id}
 
     def _look_for_flush(self) -> None:
         asked = flush_asked(self.folder)
