@@ -32,7 +32,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 import mlflow_stability
-from mlflow_stability.analysis.card_cache import rules_here
+from mlflow_stability.analysis.cards import rules_here
 from mlflow_stability.analysis.diagnose import cards_at, texts_at
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import read_detectors

@@ -20,8 +20,8 @@ from mlflow_stability.analysis.source import last_runs, run_id_of
 from mlflow_stability.cli.options import journal_root, last_option, tracking_uri_option
 from mlflow_stability.cli.output import present, result_console, speaks_unicode
 from mlflow_stability.cli.watched_run import QUANTITIES, WatchedRun
+from mlflow_stability.courier.processes import process_of
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.figures.curve import Curve
 from mlflow_stability.figures.dashboard_data import GRADIENT_NORM, zone_of

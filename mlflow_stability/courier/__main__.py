@@ -11,6 +11,6 @@ if __name__ == "__main__":
     # and again while they are made is a sixth of what the start of this process costs.
     gc.disable()
 
-    from mlflow_stability.courier.follow_training import main
+    from mlflow_stability.courier.deliver import main
 
     sys.exit(main(Path(sys.argv[1]).absolute()))

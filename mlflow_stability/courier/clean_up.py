@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_stability.courier.claim import holder_lives, was_delivered
-from mlflow_stability.courier.training_process import process_of
+from mlflow_stability.courier.processes import holder_lives, process_of, was_delivered
 from mlflow_stability.journal.layout import (
     KEPT_FOLDERS,
     RELEASED,

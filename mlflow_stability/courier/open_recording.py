@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from mlflow_stability.courier.journal_reader import JournalReader
+from mlflow_stability.courier.processes import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run.finish import RankProcesses, rank_died, silent_end, status_to_set, waits_for_process
 from mlflow_stability.courier.run.run_opening import open_run, version_of_recorder
@@ -27,7 +28,6 @@ from mlflow_stability.courier.sinks.figure_sink import FigureSink
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.sink import Backoff, TimedSink, upload_file
 from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
-from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import journal_size
 from mlflow_stability.tracking.run_files import REPORT_FOLDER

@@ -16,12 +16,12 @@ from typing import Any
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.open_recording import OpenRecording
+from mlflow_stability.courier.processes import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run.finish import RankProcesses
 from mlflow_stability.courier.run.run_opening import EarlierRecordings
 from mlflow_stability.courier.sinks.outlets import Outlets
 from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan
-from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import is_deleted, journal_size, opening_if_readable, opening_of
 from mlflow_stability.journal.layout import read_page

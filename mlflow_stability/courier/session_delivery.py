@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.alerts.outlet_settings import OutletSettings
-from mlflow_stability.courier.claim import Claim
+from mlflow_stability.courier.processes import Claim, TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import NO_OUTLETS, Recording
 from mlflow_stability.courier.run.finish import RankProcesses
 from mlflow_stability.courier.sinks.sink import outlet_plan
-from mlflow_stability.courier.training_process import TrainingProcess, process_of
 from mlflow_stability.journal.layout import RELEASED, flush_asked, recording_folders, remove_empty_root
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it

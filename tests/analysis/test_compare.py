@@ -17,10 +17,9 @@ from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
 
 import mlflow_stability
-from mlflow_stability.analysis import card_cache
 from mlflow_stability.analysis import cards as cards_module
-from mlflow_stability.analysis.card_cache import cache_folder
 from mlflow_stability.analysis.card_workers import AHEAD
+from mlflow_stability.analysis.cards import cache_folder
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
 from mlflow_stability.kinds.catalog import default_detectors, detectors_named
@@ -148,7 +147,7 @@ def test_other_rules_of_the_same_version_are_a_miss(sqlite_uri: str, monkeypatch
     (file,) = kept()
     file.write_text(file.read_text().replace('"diverged"', '"stuck"'))
     assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "stuck"  # remembered
-    monkeypatch.setattr(card_cache, "rules_here", lambda: "others")
+    monkeypatch.setattr(cards_module, "rules_here", lambda: "others")
     assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "diverged"
     assert len(kept()) == 2
 

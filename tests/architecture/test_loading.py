@@ -60,7 +60,7 @@ def test_help_loads_no_command(arguments: list[str]) -> None:
         "from mlflow_stability.kinds.panel import replay",
         "import mlflow_stability.cli.commands.sync",
         "import mlflow_stability.cli.commands.demo",
-        "import mlflow_stability.courier.follow_training",
+        "import mlflow_stability.courier.deliver",
     ],
 )
 def test_reading_a_run_back_and_delivering_it_never_load_torch(code: str) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks.table import Cell, Table, share, table_of
 
-from mlflow_stability.analysis.card_cache import fingerprint_of_rules
+from mlflow_stability.analysis.cards import fingerprint_of_rules
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.vocabulary.result import Diagnosis, Severity

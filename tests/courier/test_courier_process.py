@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
+from mlflow_stability.courier.processes import MemoryWatch
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.training_process import MemoryWatch
 from mlflow_stability.journal.layout import COURIER
 from mlflow_stability.vocabulary.run import Closing
 

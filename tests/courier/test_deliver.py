@@ -13,9 +13,8 @@ from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier.claim import Claim, next_orphan
-from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
-from mlflow_stability.courier.follow_training import follow
+from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session, follow
+from mlflow_stability.courier.processes import Claim, next_orphan
 from mlflow_stability.courier.recording import NO_OUTLETS
 from mlflow_stability.courier.run import run_opening
 from mlflow_stability.courier.session_delivery import SessionDelivery

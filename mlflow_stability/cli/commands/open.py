@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.card_cache import cache_folder
+from mlflow_stability.analysis.cards import cache_folder
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.cli.options import last_option, tracking_uri_option, typed_runs

@@ -20,7 +20,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlflow_stability.cli.options import journal_root, tracking_uri_option
 from mlflow_stability.cli.output import megabytes, notes_console, result_console
-from mlflow_stability.courier.claim import holder_lives
 from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import (
     ask_for_short_requests,
@@ -29,8 +28,8 @@ from mlflow_stability.courier.deliver import (
     waiting_bytes,
     waits_for_its_process,
 )
+from mlflow_stability.courier.processes import holder_lives, process_of
 from mlflow_stability.courier.session_delivery import DeliveryReport
-from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
 from mlflow_stability.journal.follower import journal_size, opening_if_readable
 from mlflow_stability.journal.layout import (

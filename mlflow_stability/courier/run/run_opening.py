@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlflow_stability
+from mlflow_stability.courier.processes import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.training_process import TrainingProcess
 from mlflow_stability.tracking.client import run_page
 from mlflow_stability.tracking.recording_claim import RecordingTag, claim_place, earlier_left, place_among
 from mlflow_stability.tracking.run_writer import RunWriter, TrackingStore, tracking_store

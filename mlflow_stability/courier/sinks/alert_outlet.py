@@ -20,10 +20,10 @@ from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.alerts.rules import ending_event
+from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.run.finish import silent_end
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
-from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.journal.layout import ALERTS, read_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import StepReading

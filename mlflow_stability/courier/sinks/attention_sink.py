@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
+from mlflow_stability.courier.processes import written_at
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.sink import RunSink, readable
-from mlflow_stability.courier.training_process import written_at
 from mlflow_stability.journal.array_files import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part

@@ -29,10 +29,10 @@ from mlflow_stability.alerts.mirrors import (
     TensorBoardWriter,
     WandbWriter,
 )
+from mlflow_stability.courier.processes import TrainingState, written_at
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan, readable
-from mlflow_stability.courier.training_process import TrainingState, written_at
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import mirror_page, read_page
 from mlflow_stability.journal.record import Record

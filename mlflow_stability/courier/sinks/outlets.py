@@ -9,11 +9,11 @@ from mlflow_stability.alerts.exporters import OtelExporter
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.mirrors import OTEL
 from mlflow_stability.alerts.run_metrics import RunMetrics
+from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.alert_outlet import AlertOutlet
 from mlflow_stability.courier.sinks.mirror_outlet import MirrorOutlet
 from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
-from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.journal.layout import ALERTS, mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.run import Opening

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from mlflow_stability.alerts.exporters import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
+from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.run_writer import RunWriter

@@ -12,9 +12,9 @@ import time
 from functools import partial
 from itertools import accumulate
 
+from mlflow_stability.courier.processes import written_at
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.sink import RunSink, readable
-from mlflow_stability.courier.training_process import written_at
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.record import Record

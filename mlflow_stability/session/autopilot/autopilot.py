@@ -23,8 +23,7 @@ from mlflow_stability.recovery.nan_origin import BatchCapture
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision
 from mlflow_stability.recovery.skipping import calm_loss_scaler, cap_loss_scale, cut_loss_scale
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
-from mlflow_stability.session.autopilot.decider import Decider
+from mlflow_stability.session.autopilot.decider import AutopilotContext, Decider
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.states import BestValue, States
 from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepModifier

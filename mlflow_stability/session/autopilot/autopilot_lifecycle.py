@@ -20,7 +20,7 @@ from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRan
 from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.recovery.stop_conditions import stop_conditions
 from mlflow_stability.session.autopilot.autopilot import Autopilot
-from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
+from mlflow_stability.session.autopilot.decider import AutopilotContext
 from mlflow_stability.session.autopilot.ranks import Ranks, ranks_of_training
 from mlflow_stability.session.broken_batches import BatchReport
 from mlflow_stability.session.guard import AutopilotPart, PartGuard

@@ -5,10 +5,9 @@ A step that the script asked to skip counts for nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.restored_losses import LossHistory
 from mlflow_stability.recovery.rollback_decisions import decide, mark_carried_out
@@ -48,14 +48,36 @@ from mlflow_stability.recovery.rollback_target import next_older_target, preferr
 from mlflow_stability.recovery.skipping import SkipCount
 from mlflow_stability.recovery.state import TrainingParts, is_finite
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules, values_before_step
-from mlflow_stability.session.autopilot.autopilot_context import AutopilotContext
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.autopilot.states import States
+from mlflow_stability.session.autopilot.ranks import Ranks
+from mlflow_stability.session.autopilot.states import OpenDirectory, States
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.broken_batches import BatchReport, is_new_spike
+from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class AutopilotContext:
+    """Handed to each autopilot when its recording begins."""
+
+    settings: Settings
+    stop_on: tuple[StopCondition, ...]
+    guard: PartGuard
+    settle: Callable[[], None]
+    """Waits for the readings that are on their way."""
+    open_directory: OpenDirectory
+    batches: BatchReport | None
+    ranks: Ranks
+    """The processes that act together."""
+    warn: Callable[[str], None]
+    """Writes a line about what may follow."""
+    checkpoint_ranks: CheckpointRanks | None = None
+    """The processes that write checkpoints together; None where there is but one."""
+
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = of_instability(Instability.HARMFUL)
@@ -294,7 +316,7 @@ class Decider:
         """Return the states that can be restored, with their losses."""
         proven_by = self._policy.healthy_after
         return tuple(
-            dataclasses.replace(state, around=self._losses.around(state.step, place, proven_by))
+            replace(state, around=self._losses.around(state.step, place, proven_by))
             for state in self._states.candidates(with_disk=self._policy.rolls_back)
         )
 

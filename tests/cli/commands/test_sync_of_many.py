@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from mlflow_stability import load_run
 from mlflow_stability.cli.main import INTERRUPTED, run
-from mlflow_stability.courier.claim import holder_lives
+from mlflow_stability.courier.processes import holder_lives
 from mlflow_stability.journal.layout import TRAINING, journal_roots_below, session_folders
 from mlflow_stability.journal.process_identity import own_identity
 

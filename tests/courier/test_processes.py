@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from mlflow_stability.courier.claim import Claim, holder_lives
+from mlflow_stability.courier.processes import Claim, holder_lives
 from mlflow_stability.journal.layout import COURIER, STATUS
 from mlflow_stability.journal.process_identity import identity_of, own_identity
 

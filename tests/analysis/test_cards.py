@@ -12,7 +12,7 @@ from analysis.logs import falling
 from analysis.stored_runs import store_run
 from architecture.repository import ROOT
 
-from mlflow_stability.analysis.card_cache import KEPT_DAYS, ROOMS, CardCache, fingerprint_of, fingerprint_of_rules
+from mlflow_stability.analysis.cards import KEPT_DAYS, ROOMS, CardCache, fingerprint_of, fingerprint_of_rules
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.vocabulary.result import RunCard
 from mlflow_stability.vocabulary.run import DAMAGED, RunHead
