@@ -25,7 +25,7 @@ from mlflow_stability.figures.attention_comparison import attention_comparison
 from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_entropy
 from mlflow_stability.figures.attention_heatmap import attention_heatmap as draw
 from mlflow_stability.figures.curve import Curve, curve_of, curve_of_values
-from mlflow_stability.figures.style import Picture
+from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
 from mlflow_stability.tracking.read import StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
@@ -76,7 +76,7 @@ def attention_heatmap(
     if stored is not None:
         maps = stored.maps(_step(step, stored.steps, stored.name))
     chosen = maps[0] if _is_single_layer(run_id_or_path_or_map) else _layer(layer, maps)
-    return _save(draw(chosen, name=stored.name if stored else "", title=title), save_path)
+    return saved(draw(chosen, name=stored.name if stored else "", title=title), save_path)
 
 
 @check_arguments
@@ -136,7 +136,7 @@ def compare_attention(
     if names[0] == names[1]:
         names = [run[:8] if isinstance(run, str) else names[0] for run in (run_a, run_b)]
     titles = title_a or names[0], title_b or names[1]
-    return _save(attention_comparison(first, second, titles, title, of_runs=bool(runs)), save_path)
+    return saved(attention_comparison(first, second, titles, title, of_runs=bool(runs)), save_path)
 
 
 @check_arguments
@@ -183,7 +183,7 @@ def attention_entropy_plot(
     else:
         layers, name, axis = _entropies_by_position(given), "", "query position"
     subtitle = " · ".join(filter(None, [_ENTROPY if title else "", name]))
-    return _save(attention_entropy(layers, title or _ENTROPY, subtitle, axis), save_path)
+    return saved(attention_entropy(layers, title or _ENTROPY, subtitle, axis), save_path)
 
 
 def _read(
@@ -197,12 +197,6 @@ def _read(
 
 def _is_single_layer(source: Any) -> bool:
     return not isinstance(source, str | os.PathLike | list | tuple)
-
-
-def _save(picture: Picture, save_path: str | os.PathLike[str] | None) -> Picture:
-    if save_path is not None:
-        picture.savefig(save_path, dpi=150)
-    return picture
 
 
 def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:

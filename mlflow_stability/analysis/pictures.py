@@ -21,7 +21,7 @@ from mlflow_stability.figures.dashboard import dashboard as draw
 from mlflow_stability.figures.dashboard_data import MAX_CURVES, QUANTITIES, ROLLBACK, DashboardData, Mark, MarkSketch
 from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
 from mlflow_stability.figures.layers.layers_beside import layers_beside
-from mlflow_stability.figures.style import Picture
+from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable
@@ -169,10 +169,7 @@ def parameter_histograms(
     if not values:
         missing = "values" if of == "weight" else "a gradient: call it after backward() and before zero_grad()"
         raise SettingsError(f"No parameter {'of the model' if parameter is None else repr(parameter)} has {missing}.")
-    picture = histogram_ridges([_table(of, values)], type(model).__name__, "parameters now")
-    if save_path is not None:
-        picture.savefig(save_path, dpi=150)
-    return picture
+    return saved(histogram_ridges([_table(of, values)], type(model).__name__, "parameters now"), save_path)
 
 
 def _chosen(parameters: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:

@@ -198,15 +198,12 @@ def _worse_outcome(card: RunCard, baseline: RunCard) -> Iterator[str]:
     elif card.unstable is None and baseline.unstable is False:
         yield f"The baseline is healthy; this run could not be judged: {card.verdict}"
     else:
-        new = [mark for mark in card.troubles if mark.severity > _worst(baseline, mark.kind)]
+        worst = {mark.kind: mark.severity for mark in sorted(baseline.marks, key=lambda mark: mark.severity)}
+        new = [mark for mark in card.troubles if mark.severity > worst.get(mark.kind, Severity.INFO)]
         kinds = [mark.kind for mark in new if mark.kind != "loss_spike" or mark.severity is Severity.CRITICAL]
         if kinds:
             first = min(mark.start for mark in new if mark.kind in kinds)
             yield f"The run had {listed(kinds)}, first at step {first:,}; the baseline had no finding this severe."
-
-
-def _worst(card: RunCard, kind: str) -> Severity:
-    return max((mark.severity for mark in card.marks if mark.kind == kind), default=Severity.INFO)
 
 
 def _lost_much_sooner(card: RunCard, baseline: RunCard) -> bool:

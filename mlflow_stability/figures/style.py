@@ -7,6 +7,7 @@ Colours: Okabe and Ito, https://jfly.uni-koeln.de/color/
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,13 @@ def png(figure: Figure, dpi: int = DPI, compress_level: int = 4) -> bytes:
     with our_style():
         figure.savefig(file, dpi=dpi, format="png", pil_kwargs={"compress_level": compress_level})
     return file.getvalue()
+
+
+def saved(picture: Picture, path: str | os.PathLike[str] | None) -> Picture:
+    """Return the picture, and write it where a path is given."""
+    if path is not None:
+        picture.savefig(path, dpi=150)
+    return picture
 
 
 def sharp_png(figure: Picture) -> bytes:

@@ -66,10 +66,15 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor if local is None else local
 
 
-def world_size() -> int:
-    """Return the number of processes of `torch.distributed`; 1 without it."""
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's place in `torch.distributed`; (0, 1) without it."""
     group = torch.distributed
-    return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+    there = group.is_available() and group.is_initialized()
+    return (group.get_rank(), group.get_world_size()) if there else (0, 1)
+
+
+def world_size() -> int:
+    return rank_and_world_size()[1]
 
 
 def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:

@@ -20,10 +20,6 @@ _RUN_ID = re.compile(r"(?=.*\d)[0-9a-f]{6,32}")  # a run id or its beginning; no
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
 
-def _is_run(argument: str) -> bool:
-    return _RUN_ID.fullmatch(argument) is not None or Path(argument).exists()
-
-
 @click.command("checklist")
 @click.argument("kind", required=False, shell_complete=complete_kinds)
 @click.option("--run", metavar="RUN|PATH", type=click.Path(), help="A run or log to check against the list.")
@@ -45,7 +41,8 @@ def command(
     KIND is the name of a finding, such as loss_spike. Default: the worst finding of the run, else a general list.
     A run or a path in its place is that of --run.
     """
-    if kind is not None and run is None and not last and _is_run(kind):
+    is_run = kind is not None and (_RUN_ID.fullmatch(kind) is not None or Path(kind).exists())
+    if is_run and run is None and not last:
         kind, run = None, kind
     kind = None if kind is None else checked_kind(kind)
     if last:

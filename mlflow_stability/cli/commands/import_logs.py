@@ -31,20 +31,20 @@ def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) 
     """
     notes = notes_console()
     histories, errors = _read_all(paths)
+
+    def print_note(text: str) -> None:
+        click.echo(f"mlflow-stability: {printable(text)}", err=True)
+
     if histories:
         into = RunImport(experiment, tracking_uri)
         with _progress(notes, histories) as show:
             for history in histories:
                 artifacts = Path(history.source, "artifacts", "stability")  # of a run that we recorded
-                click.echo(into.bring(history, artifacts, show(history), _print_note))
+                click.echo(into.bring(history, artifacts, show(history), print_note))
     for error in errors[1:]:
         click.echo(f"mlflow-stability: {error}", err=True)
     if errors:
         raise errors[0]
-
-
-def _print_note(text: str) -> None:
-    click.echo(f"mlflow-stability: {printable(text)}", err=True)
 
 
 def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[StabilityError]]:

@@ -83,7 +83,13 @@ class CheckpointSink(KeptFileSink):
         waiting = [name for name in good if name not in self._sent]
         if waiting:
             name = waiting[-1]  # the newest is what a restart wants
-            if self._send(good[name].folder, name, lambda copy: self._upload(copy, good[name])):
+            checkpoint = good[name]
+
+            def upload(copy: Path) -> None:
+                if not damage_of(StoredCheckpoint(copy, checkpoint.step, checkpoint.meta)):
+                    self._checkpoints.upload(copy)
+
+            if self._send(checkpoint.folder, name, upload):
                 self._sent.add(name)
             return True
         removed = sorted(self._sent - good.keys())
@@ -93,10 +99,6 @@ class CheckpointSink(KeptFileSink):
                 self._sent.discard(removed[0])
             return True
         return False
-
-    def _upload(self, copy: Path, checkpoint: StoredCheckpoint) -> None:
-        if not damage_of(StoredCheckpoint(copy, checkpoint.step, checkpoint.meta)):
-            self._checkpoints.upload(copy)
 
     def _whole(self) -> set[str]:
         """Return those in the run; incomplete ones are sent again."""

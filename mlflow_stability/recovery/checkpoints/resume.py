@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.journal.process_identity import launched_job
+from mlflow_stability.probes.gradient_norm import rank_and_world_size, world_size
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
@@ -145,7 +146,7 @@ def restore(
     else:
         around = find_parts(optimizers, scaler)
         parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
-        copy = read_rank(folder, *_rank_and_world_size()) if is_sharded else read_state(folder / STATE)
+        copy = read_rank(folder, *rank_and_world_size()) if is_sharded else read_state(folder / STATE)
         parts = _in_saved_order(copy, parts)
         copy = read_sharded(folder, copy, parts) if is_sharded else copy
         messages = (*chosen.messages, *_restore_training(parts, copy, chosen, dict(extra_state or {})))
@@ -195,7 +196,7 @@ def agreed_folder_of_job(root: Path) -> Path | None:
     distributed, job = torch.distributed, launched_job()
     if job is None or not job.restarts:
         return None
-    if _rank_and_world_size()[1] == 1:
+    if world_size() == 1:
         return folder_of_job(root)
     store, key = torch_api.default_store(), f"mlflow_stability/{job.restarts}/restore/{next(_restore_calls)}"
     if distributed.get_rank() == 0:
@@ -234,13 +235,6 @@ def fetch_from_run(run_id: str, which: Which) -> Path:
         if not damage_of(StoredCheckpoint(checkpoints.download(name, place), meta.step, meta)):
             break
     return place
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _choose_checkpoint(

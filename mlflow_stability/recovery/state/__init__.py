@@ -13,12 +13,12 @@ from mlflow_stability.recovery.state.state_copy import (
     with_what_followed,
 )
 from mlflow_stability.recovery.state.training_parts import (
+    SplitBy,
     StateSplit,
     TrainingParts,
     WeakTrainingParts,
     any_shards,
     find_parts,
-    holds_shards,
     what_splits,
 )
 from mlflow_stability.recovery.state.value_tree import map_tensors
@@ -27,6 +27,7 @@ __all__ = [
     "RestoreChoice",
     "RestorePlan",
     "SnapshotRing",
+    "SplitBy",
     "StateCopy",
     "StateSplit",
     "TornState",
@@ -37,7 +38,6 @@ __all__ = [
     "copy_state",
     "find_parts",
     "free_memory",
-    "holds_shards",
     "is_finite",
     "map_tensors",
     "misfit",

@@ -124,20 +124,6 @@ def _stage_of_pipeline(parts: TrainingParts) -> StateSplit | None:
     return None if stage is None else StateSplit(SplitBy.STAGE, type(stage).__name__)
 
 
-def holds_shards(parts: TrainingParts) -> bool:
-    """Whether the state is split only by sharded parameters, which know their layout."""
-    modules = [module for model in parts.models for module in Module.modules(model)]
-    if _stage_of_pipeline(parts) is not None or any(
-        type(part).__name__ in _SPLITTING for part in (*parts.optimizers, *modules)
-    ):
-        return False
-    if any(is_of_one_rank(parameter) for model in parts.models for parameter in Module.parameters(model)):
-        return False
-    return any(
-        local_part(parameter) is not parameter for model in parts.models for parameter in Module.parameters(model)
-    )
-
-
 def any_shards() -> bool:
     """Whether an optimizer of this process trains sharded parameters."""
     (optimizers,) = living(Optimizer)
@@ -148,21 +134,22 @@ def any_shards() -> bool:
 
 
 def what_splits(parts: TrainingParts) -> StateSplit | None:
-    """Return what splits the state over ranks, if anything."""
+    """Return what splits the state over ranks, if anything; of several reasons, shards come last."""
     if (stage := _stage_of_pipeline(parts)) is not None:
         return stage
     for optimizer in parts.optimizers:
         if type(optimizer).__name__ in _SPLITTING:
             return StateSplit(SplitBy.OPTIMIZER, type(optimizer).__name__)
-    for model in parts.models:
-        for module in Module.modules(model):
-            if type(module).__name__ in _SPLITTING:
-                return StateSplit(SplitBy.MODULE, type(module).__name__)
-        for name, parameter in Module.named_parameters(model):
-            if is_of_one_rank(parameter) and world_size() > 1:
-                return StateSplit(SplitBy.RANK, name)
-            if local_part(parameter) is not parameter:
-                return StateSplit(SplitBy.SHARDS, name, type(parameter).__name__)
+    for module in (module for model in parts.models for module in Module.modules(model)):
+        if type(module).__name__ in _SPLITTING:
+            return StateSplit(SplitBy.MODULE, type(module).__name__)
+    parameters = [named for model in parts.models for named in Module.named_parameters(model)]
+    of_one_rank = next((name for name, parameter in parameters if is_of_one_rank(parameter)), None)
+    if of_one_rank is not None and world_size() > 1:
+        return StateSplit(SplitBy.RANK, of_one_rank)
+    for name, parameter in parameters:
+        if local_part(parameter) is not parameter:
+            return StateSplit(SplitBy.SHARDS, name, type(parameter).__name__)
     return None
 
 

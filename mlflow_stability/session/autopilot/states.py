@@ -29,6 +29,7 @@ from mlflow_stability.recovery.state import (
     RestoreChoice,
     RestorePlan,
     SnapshotRing,
+    SplitBy,
     StateCopy,
     StateSplit,
     TornState,
@@ -36,7 +37,6 @@ from mlflow_stability.recovery.state import (
     bytes_of_state,
     copy_state,
     free_memory,
-    holds_shards,
     map_tensors,
     misfit,
     what_splits,
@@ -334,8 +334,10 @@ class States:
         return tuple(sorted((*near, *far), key=lambda state: state.step))
 
     def _look_what_splits(self, parts: TrainingParts) -> None:
-        self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
-        self._split = None if self.writes_together else what_splits(parts)
+        split = what_splits(parts)
+        # Sharded parameters know their layout.
+        together = split is not None and split.by is SplitBy.SHARDS and (self._ranks is not None or self._alone)
+        self.writes_together, self._split = together, None if together else split
 
     def set_aside(self, parts: TrainingParts, step: int, target: int) -> StateCopy:
         """Keep the current state, because a rollback may fail or not help.

@@ -108,8 +108,9 @@ class StepModifier:
             gradients = gradients_of(optimizer)
             if self._adaptive is not None:
                 self._adaptive.before_step(optimizer, gradients, norm)
-            if self._is_clipping(record.step) and record.place in self._easing_clips:
-                self._easing_clips[record.place].before_step(gradients, norm)
+            easing, clip = self.easing, self._easing_clips.get(record.place)
+            if clip is not None and easing is not None and easing.plan.clips and not easing.is_over(record.step):
+                clip.before_step(gradients, norm)
         if self.easing is not None:
             self.easing.before_step(optimizer, record.step)
             record.eased = True
@@ -212,9 +213,6 @@ class StepModifier:
         if self.guard.buffers is not None:
             self.guard.buffers.keep()  # those of before must not come back with the next skipped step
         self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
-
-    def _is_clipping(self, step: int) -> bool:
-        return self.easing is not None and self.easing.plan.clips and not self.easing.is_over(step)
 
     def _take_note(self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, record: StepRecord) -> None:
         """Give the capture the guard's flag beside that of the loss scaler, so that skipped steps are counted."""
