@@ -89,7 +89,7 @@ PUBLIC = {
     "Action": "mlflow_stability.vocabulary.result.action",
     "Alert": "mlflow_stability.alerts.alert",
     "AlertMessage": "mlflow_stability.alerts.message",
-    "AttentionMap": "mlflow_stability.vocabulary.measured.attention_map",
+    "AttentionMap": "mlflow_stability.vocabulary.measured.layer_arrays",
     "Comparison": "mlflow_stability.vocabulary.result.comparison",
     "Diagnosis": "mlflow_stability.vocabulary.result.diagnosis",
     "Finding": "mlflow_stability.vocabulary.result.finding",

@@ -21,9 +21,8 @@ from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.attempts import kept_losses, kept_points, restored_level, undone_steps
-from mlflow_stability.diagnosis.findings.episodes import episodes_of
+from mlflow_stability.diagnosis.findings.episodes import endings_of, episodes_of, findings_in_log
 from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, recovered_rises, without_harm
-from mlflow_stability.diagnosis.findings.log_messages import endings_of, findings_in_log
 from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import with_lines
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels

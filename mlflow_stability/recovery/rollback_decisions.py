@@ -14,24 +14,22 @@ from statistics import fmean, median
 
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.recovery.restored_losses import FIRST_LOSSES, gives_more, gives_no_less, highest_mean, midpoint
-from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
-from mlflow_stability.recovery.rollback_target import (
+from mlflow_stability.recovery.rollback_reasons import (
     MAX_DOUBLINGS,
-    choose_target,
-    is_spent,
-    may_restore_again,
-    repetitions,
-    why_no_better,
-)
-from mlflow_stability.recovery.rollback_triggers import (
     REMEMBERED_ONSETS,
     Trouble,
+    choose_target,
+    is_spent,
     levels_of,
+    may_restore_again,
     period_of,
+    repetitions,
     trouble_at,
+    why_no_better,
     with_findings,
     without_old_rise,
 )
+from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.text import counted

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.cohort.association_tests import holm
 from mlflow_stability.diagnosis.cohort.associations import associations_of
-from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
+from mlflow_stability.diagnosis.cohort.cohort import cohort_of, sensitivity_of, survival_of
 from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_seeds, seed_groups_of
-from mlflow_stability.diagnosis.cohort.survival import survival_of
 from mlflow_stability.vocabulary.result import RunCard
 
 

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from mlflow_stability.cli.commands.explain import CONFIGS, rule_constants
 from mlflow_stability.cli.main import run
-from mlflow_stability.manual.rule_constants import CONFIGS, rule_constants
 
 
 def values_of(module: ModuleType, name: str) -> list[object]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.recovery.rollback_decisions import decide, mark_carried_out
+from mlflow_stability.recovery.rollback_reasons import next_older_target
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
-from mlflow_stability.recovery.rollback_target import next_older_target
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 

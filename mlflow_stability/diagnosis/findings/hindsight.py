@@ -16,6 +16,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import NO_TEST, NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.curves.levels import is_rounding, read_levels
+from mlflow_stability.diagnosis.findings.episodes import end_level
 from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
 from mlflow_stability.kinds.first_look.not_trained import NoGradient
 from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
@@ -152,7 +153,7 @@ def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding
 
 def _is_learnt(curve: Curve) -> bool:
     values = curve.values[curve.finite]
-    return len(values) > 0 and values.min() > 0 and _end_level(values) < curve.floor
+    return len(values) > 0 and values.min() > 0 and end_level(values) < curve.floor
 
 
 def recovered_rises(findings: Sequence[Finding], curves: RunCurves, asked: Collection[str] = ()) -> tuple[Finding, ...]:
@@ -172,7 +173,7 @@ def _ripple(finding: Finding, curve: Curve) -> Finding:
     """Make a small slow rise that passed INFO."""
     rise, facts = _slow_rise(finding, math.inf), finding.facts_as(LossRiseFacts)
     level = -math.inf if facts is None else facts.baseline
-    is_below = _end_level(curve.values[curve.finite]) < level
+    is_below = end_level(curve.values[curve.finite]) < level
     if rise < RIPPLE_SHARE or (rise < RIPPLE_SHARE_BELOW and is_below):
         return replace(with_note(finding, OutcomeNote(Outcome.RECOVERED)), severity=Severity.INFO)
     return finding
@@ -195,17 +196,13 @@ def _falling(finding: Finding, curve: Curve) -> Finding:
         float(np.median(fall[:third])),
         float(np.median(fall[third : 2 * len(fall) // 3])),
     )
-    last = _end_level(fall)
+    last = end_level(fall)
     has_recovered = high - last >= RECOVERED_SHARE * (high - before)
     is_falling = last <= middle + levels.noise and early > middle + levels.noise
     if not has_recovered or not is_falling:
         return finding
     noted = with_note(finding, FallingNote(math.exp(min(high, 700.0))))
     return replace(noted.with_span(recovered=None), severity=min(finding.severity, Severity.WARNING))
-
-
-def _end_level(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    return float(np.median(values[-max(3, len(values) // 20) :]))
 
 
 def _slow_rise(finding: Finding, default: float = 0.0) -> float:

@@ -35,6 +35,7 @@ from mlflow_stability.recovery.rollback_events import (
     level_ignored_event,
     what_to_change,
 )
+from mlflow_stability.recovery.rollback_reasons import next_older_target, preferred_state
 from mlflow_stability.recovery.rollback_state import (
     HEALTHY,
     NOTHING,
@@ -44,7 +45,6 @@ from mlflow_stability.recovery.rollback_state import (
     Situation,
     StopPlace,
 )
-from mlflow_stability.recovery.rollback_target import next_older_target, preferred_state
 from mlflow_stability.recovery.skipping import SkipCount
 from mlflow_stability.recovery.state import TrainingParts, is_finite
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules, values_before_step

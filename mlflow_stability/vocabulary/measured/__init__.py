@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.measured.attention_map import (
+from mlflow_stability.vocabulary.measured.layer_arrays import (
+    BINS,
+    LEVELS,
+    NORMAL_IQR,
+    PERCENTILES,
+    STATISTICS,
     UNNAMED_LAYER,
     AttentionMap,
+    LayerTable,
+    Shape,
     attention_arrays,
     attention_map_from,
+    distribution_shape,
+    layer_table_from,
 )
 from mlflow_stability.vocabulary.measured.layer_comparison import (
     OUTSIDE,
@@ -16,17 +25,6 @@ from mlflow_stability.vocabulary.measured.layer_comparison import (
     LayerComparison,
     columns_of_run,
     logarithmic_limits,
-)
-from mlflow_stability.vocabulary.measured.layer_table import (
-    BINS,
-    LEVELS,
-    NORMAL_IQR,
-    PERCENTILES,
-    STATISTICS,
-    LayerTable,
-    Shape,
-    distribution_shape,
-    layer_table_from,
 )
 from mlflow_stability.vocabulary.measured.signal import (
     LAYOUTS,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from diagnosis.cards import made
 
-from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import MAX_RATES, sensitivity_of
+from mlflow_stability.diagnosis.cohort.cohort import MAX_RATES, sensitivity_of
 from mlflow_stability.vocabulary.result import RunCard
 
 

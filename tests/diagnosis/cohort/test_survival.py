@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 from diagnosis.cards import made
 
-from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.survival import MAX_PARTS, survival_of
+from mlflow_stability.diagnosis.cohort.cohort import MAX_PARTS, cohort_of, survival_of
 
 
 def test_the_best_and_worst_of_many_groups_are_shown_and_p_values_are_corrected_for_all() -> None:

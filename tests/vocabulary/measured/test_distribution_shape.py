@@ -8,7 +8,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, distribution_shape, layer_table_from
-from mlflow_stability.vocabulary.measured.layer_table import ShapeLimits
+from mlflow_stability.vocabulary.measured.layer_arrays import ShapeLimits
 
 Draw = Callable[[Generator, int], NDArray[np.float64]]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlflow_stability.vocabulary.measured import BINS, PERCENTILES, STATISTICS, layer_table_from
-from mlflow_stability.vocabulary.measured.layer_table import WIDTH
+from mlflow_stability.vocabulary.measured.layer_arrays import WIDTH
 
 
 def test_the_flat_form_is_read_layer_by_layer() -> None:
