@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.pictures import compare_layers, dashboard, parameter_histograms
     from mlflow_stability.demo.simulate import Simulation, simulate
     from mlflow_stability.errors import TrainingDiverged
-    from mlflow_stability.probes.model_check import check
+    from mlflow_stability.probes.model_check.check import check
     from mlflow_stability.recovery.checkpoints.resume import restore
     from mlflow_stability.recovery.skipping.loss_scale import conservative_grad_scaler
     from mlflow_stability.recovery.spam_adam import SPAMAdam

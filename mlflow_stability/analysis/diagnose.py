@@ -209,7 +209,7 @@ def _as_typed(source: str, asked: ResolvedSource) -> str:
 
 def in_place(history: RunHistory, curves: AskedCurves | None = None) -> RunHistory:
     """Return the history with the curves to judge in place: those asked for, else those most like its losses."""
-    from mlflow_stability.curves import with_main_curves
+    from mlflow_stability.curves.main_curves import with_main_curves
 
     return with_main_curves(history, curves)
 

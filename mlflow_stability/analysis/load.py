@@ -14,8 +14,8 @@ import pandas as pd
 
 from mlflow_stability.analysis.source import run_id_of
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.tracking.read import RunRecord
 from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.argument import Accepts, check_arguments, one_of
 from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable
 

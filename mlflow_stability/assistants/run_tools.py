@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.diagnose import concluded, history_of
 from mlflow_stability.analysis.source import last_runs
-from mlflow_stability.diagnosis.checklist import checklist_of
+from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.manual.references import explained_names, reference
 from mlflow_stability.reports.brief import brief, brief_finding

@@ -23,7 +23,7 @@ from mlflow_stability.journal.layout import (
     session_folders,
 )
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL
-from mlflow_stability.recovery.checkpoints import owner_lives, read_owner
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import owner_lives, read_owner
 
 YOUNGEST = 3600.0
 """Seconds; newer folders are never removed for their size, as a training that cannot be asked may still run."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.causes import cause_phrase
-from mlflow_stability.figures.layers import quantity_title
+from mlflow_stability.diagnosis.causes.catalog import cause_phrase
+from mlflow_stability.figures.layers.layer_grid import quantity_title
 from mlflow_stability.vocabulary.measured import LayerComparison
 from mlflow_stability.vocabulary.result import (
     Association,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 
-from mlflow_stability.figures.layers import quantity_title
+from mlflow_stability.figures.layers.layer_grid import quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.sections import Row, Section, Sign, failures, sentences
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, BaselineGate, Cohort, Comparison, RunCard

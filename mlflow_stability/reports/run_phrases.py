@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from mlflow_stability.diagnosis.causes import cause_phrase
+from mlflow_stability.diagnosis.causes.catalog import cause_phrase
 from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import bare_noun_of
 from mlflow_stability.reports.report import Report

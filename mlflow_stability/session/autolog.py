@@ -15,8 +15,9 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.alerts import Alert, AlertMessage, read_alerts
+from mlflow_stability.alerts.alert import Alert, read_alerts
 from mlflow_stability.alerts.exporters import INSTALL
+from mlflow_stability.alerts.message import AlertMessage
 from mlflow_stability.alerts.mirrors import read_mirrors
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.stop_conditions import stop_conditions

@@ -20,14 +20,9 @@ from weakref import WeakSet
 from torch import is_grad_enabled
 
 from mlflow_stability.errors import TorchLacksError, TrainingDiverged
-from mlflow_stability.probes.hooks import (
-    ThreadState,
-    noted,
-    raised_by_script,
-    restore_thread_state,
-    torch_api,
-    uncompiled,
-)
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.hook_handles import uncompiled
+from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, raised_by_script, restore_thread_state
 
 OnFailure = Callable[[str, Exception], None]
 

@@ -16,11 +16,11 @@ from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.kinds.catalog import choose_detectors, detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
-from mlflow_stability.probes.first_look import FirstLook
-from mlflow_stability.probes.forward import ForwardScheduler
+from mlflow_stability.probes.first_look.first_look import FirstLook
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.object_memory import ObjectMemory
-from mlflow_stability.probes.parameters import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
+from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import ForwardProbe, Probe, ProbeContext
 from mlflow_stability.probes.probe_scheduler import BrokenSteps, Probes, ProbeScheduler

@@ -18,8 +18,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 import mlflow_stability
-from mlflow_stability.alerts import RunLink
 from mlflow_stability.alerts.callback_thread import CallbackAlerts
+from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.rules import ending_event
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.layout import RankProcess, write_ranks
@@ -29,7 +29,8 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.object_memory import ObjectMemory
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
-from mlflow_stability.probes.ranks import RankExchanges, RankWatch
+from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
+from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_delivery

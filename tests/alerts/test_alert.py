@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.alerts import Alert, AlertMessage, RunLink, read_alerts
-from mlflow_stability.alerts.alert import alerts_from_environment
+from mlflow_stability.alerts.alert import Alert, alerts_from_environment, read_alerts
+from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.outlet_settings import (
     OUTLETS_VARIABLE,
     OutletSettings,

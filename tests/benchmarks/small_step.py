@@ -20,8 +20,7 @@ from benchmarks.table import Table, table_of
 
 import mlflow_stability
 from mlflow_stability import RollbackPolicy
-from mlflow_stability.alerts import Alert
-from mlflow_stability.alerts.alert import read_alerts
+from mlflow_stability.alerts.alert import Alert, read_alerts
 from mlflow_stability.alerts.mirrors import read_mirrors
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.settings import Settings

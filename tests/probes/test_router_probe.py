@@ -9,7 +9,7 @@ from probes.looked_into import Row, looked_into, unguarded
 from torch import Tensor, nn
 from zoo.healthy.networks import Experts
 
-from mlflow_stability.probes.hooks import MODULE_CALLS
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.router_probe import RouterProbe
 
 TOKENS = 50

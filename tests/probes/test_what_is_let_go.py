@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.probes.hooks import MODULE_CALLS
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.probe import ForwardProbe
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 

@@ -12,7 +12,7 @@ from mlflow_stability.analysis.diagnose import asked_curves, asked_detectors, co
 from mlflow_stability.cli.finding_types import checked_kind, complete_kinds
 from mlflow_stability.cli.options import curve_options, last_option, sensitivity_option, tracking_uri_option, typed_runs
 from mlflow_stability.cli.output import notes_console, present
-from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 

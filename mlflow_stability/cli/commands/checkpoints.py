@@ -16,7 +16,7 @@ from mlflow_stability.cli.main import FOUND
 from mlflow_stability.cli.options import last_option, tracking_uri_option, typed_run
 from mlflow_stability.cli.output import megabytes, notes_console, result_console
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.recovery.checkpoints import (
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
     CheckpointMeta,
     StoredCheckpoint,
     best_of,

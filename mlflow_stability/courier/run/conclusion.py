@@ -24,7 +24,7 @@ from mlflow_stability.diagnosis.verdict import (
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
 from mlflow_stability.kinds.reported.rollback import rollbacks_kept
-from mlflow_stability.recovery.checkpoints import best_of, listing
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import best_of, listing
 from mlflow_stability.reports import run_phrases
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report

@@ -16,7 +16,7 @@ from pathlib import Path
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.recovery.checkpoints import StoredCheckpoint, damage_of, listing
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import StoredCheckpoint, damage_of, listing
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.store_errors import RefusedError
 

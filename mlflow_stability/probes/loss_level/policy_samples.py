@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Beta, Categorical, Distribution, MultivariateNormal, Normal
 
-from mlflow_stability.probes.hooks import HookHandles, torch_api
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
 
 # Classes with a `sample` of their own that others inherit or call.

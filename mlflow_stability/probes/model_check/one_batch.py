@@ -30,7 +30,8 @@ from mlflow_stability.probes.activations.activation_statistics import (
     sample_of_output,
     statistics_of,
 )
-from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.model_check.values import fetched
 from mlflow_stability.probes.module_names import plain_name, unwrapped

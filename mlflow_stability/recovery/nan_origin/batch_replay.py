@@ -20,18 +20,13 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward import compiled
-from mlflow_stability.probes.hooks import raised_by_script, torch_api
+from mlflow_stability.probes.forward.compiled_models import compiled
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.thread_state import raised_by_script
 from mlflow_stability.probes.module_names import unwrapped
-from mlflow_stability.probes.rerun import (
-    MAX_SECONDS,
-    NotRunAgain,
-    WritableState,
-    WrittenTensors,
-    kept,
-    mode_of_script,
-    random_numbers_kept,
-)
+from mlflow_stability.probes.rerun.forward_rerun import kept, mode_of_script, random_numbers_kept
+from mlflow_stability.probes.rerun.writable_state import WritableState
+from mlflow_stability.probes.rerun.written_tensors import MAX_SECONDS, NotRunAgain, WrittenTensors
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, may_be_intended, mute_observers
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
-from mlflow_stability.probes.rerun import WrittenTensors
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.rerun.forward_rerun import hooks_muted
+from mlflow_stability.probes.rerun.written_tensors import WrittenTensors
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss, tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor, inputs_of
 from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin, NanTrace, is_finite

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.kinds.reported.broken_steps import TensorFacts
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.rerun import WrittenTensors, storage_of
+from mlflow_stability.probes.rerun.written_tensors import WrittenTensors, storage_of
 from mlflow_stability.recovery.nan_origin.batch_capture import tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers import labels_of, quantity_title
+from mlflow_stability.figures.layers.layer_grid import labels_of, quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.vocabulary.measured import LayerComparison

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward import ForwardWatch
-from mlflow_stability.probes.ranks import Silence
-from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.ranks.rank_exchange import Silence
 from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.easing import rates_of
-from mlflow_stability.recovery.nan_origin import BatchCapture
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision
-from mlflow_stability.recovery.skipping import calm_loss_scaler, cap_loss_scale, cut_loss_scale
-from mlflow_stability.recovery.state import TrainingParts
+from mlflow_stability.recovery.skipping.loss_scale import calm_loss_scaler, cap_loss_scale, cut_loss_scale
+from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.decider import AutopilotContext, Decider
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.states import BestValue, States

@@ -13,11 +13,11 @@ from typing import Any
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.journal.process_identity import launched_job, mark_folder
-from mlflow_stability.probes.ranks import RankExchanges
+from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.recovery.checkpoints import folder_of_job, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
-from mlflow_stability.recovery.state import any_shards
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import folder_of_job, listing
+from mlflow_stability.recovery.state.training_parts import any_shards
 from mlflow_stability.recovery.stop_conditions import stop_conditions
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.decider import AutopilotContext

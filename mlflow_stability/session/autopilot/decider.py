@@ -21,9 +21,9 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosio
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.reported.autopilot import EarlyStopping
-from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
-from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
+from mlflow_stability.recovery.nan_origin.origin_checks import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.restored_losses import LossHistory
 from mlflow_stability.recovery.rollback_decisions import decide, mark_carried_out
 from mlflow_stability.recovery.rollback_events import (
@@ -45,8 +45,9 @@ from mlflow_stability.recovery.rollback_state import (
     Situation,
     StopPlace,
 )
-from mlflow_stability.recovery.skipping import SkipCount
-from mlflow_stability.recovery.state import TrainingParts, is_finite
+from mlflow_stability.recovery.skipping.skip_count import SkipCount
+from mlflow_stability.recovery.state.host_copy import is_finite
+from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules, values_before_step
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.ranks import Ranks

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from mlflow_stability.probes.model_discovery import parameters_in, places_of
-from mlflow_stability.recovery.state import TrainingParts, WeakTrainingParts, find_parts
+from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, find_parts
 
 MOST_SEARCHES = 32  # a script that makes an optimizer for every sample has no state worth keeping
 FREE_SEARCHES = 4  # searches for new modules that are made whatever they cost

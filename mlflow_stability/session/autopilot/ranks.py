@@ -14,8 +14,9 @@ import torch.distributed
 from torch import Tensor
 
 from mlflow_stability.errors import StabilityError, TrainingDiverged
-from mlflow_stability.probes.ranks import Orders, RankExchange, RankExchanges, RankRow, Silence, Sums, Votes, norm_of
-from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.probes.ranks.rank_exchange import RankExchange, RankExchanges, Silence
+from mlflow_stability.probes.ranks.rank_row import Orders, RankRow, Sums, Votes, norm_of
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.rollback_state import NOTHING, Decision, StopPlace
 
 NOT_ON_ALL = (

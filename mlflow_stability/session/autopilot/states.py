@@ -18,31 +18,25 @@ from typing import Any
 from torch import Tensor
 
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.recovery.checkpoints import STATE, find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
 from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts_of, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import STATE, find, listing
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_state import Decision, GoodState
-from mlflow_stability.recovery.state import (
-    RestoreChoice,
-    RestorePlan,
-    SnapshotRing,
-    SplitBy,
+from mlflow_stability.recovery.state.host_copy import free_memory
+from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan, TornState, misfit
+from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
+from mlflow_stability.recovery.state.state_copy import (
     StateCopy,
-    StateSplit,
-    TornState,
-    TrainingParts,
     bytes_of_state,
     copy_state,
-    free_memory,
-    map_tensors,
-    misfit,
-    what_splits,
     with_new_optimizer,
     with_what_followed,
 )
+from mlflow_stability.recovery.state.training_parts import SplitBy, StateSplit, TrainingParts, what_splits
+from mlflow_stability.recovery.state.value_tree import map_tensors
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.guard import AutopilotPart, PartGuard
 from mlflow_stability.session.recording.script_metrics import ScriptMetric

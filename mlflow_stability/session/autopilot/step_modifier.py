@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, SmallerStepsFacts
-from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
-from mlflow_stability.recovery.state import TrainingParts
+from mlflow_stability.recovery.skipping.broken_step import GradientLimit
+from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
+from mlflow_stability.recovery.skipping.step_undo import BufferUndo
+from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.vocabulary.result import Finding, Severity

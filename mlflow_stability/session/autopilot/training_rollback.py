@@ -22,7 +22,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
 from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.recovery.state import TrainingParts
+from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.decider import AutopilotContext, Decider
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import MissingStateError, States

@@ -25,10 +25,10 @@ from mlflow_stability.kinds.reported.endings import (
     RepresentationSummaryFacts,
 )
 from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
-from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
-from mlflow_stability.probes.step import WINDOW, RollingStatistics
 from mlflow_stability.probes.step.reading import COPIED, ProbeReading
+from mlflow_stability.probes.step.rolling_statistics import WINDOW, RollingStatistics
 from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import (

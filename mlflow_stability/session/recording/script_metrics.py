@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlflow_stability.probes.hooks import HookHandles
+from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
 from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
 from mlflow_stability.vocabulary.text import metric_meanings

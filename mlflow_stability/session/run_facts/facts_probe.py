@@ -26,12 +26,14 @@ from mlflow_stability.kinds.reported.setup import (
     SettingName,
     UnclearedFacts,
 )
-from mlflow_stability.probes.forward import ForwardObserver, unseen_parts
+from mlflow_stability.probes.forward.forward_scheduler import unseen_parts
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model_lint
+from mlflow_stability.probes.model_check.settings import evaluation_mode, few_rows, model_lint
 from mlflow_stability.probes.model_discovery import covering, outermost, places_of, remembered
 from mlflow_stability.probes.object_memory import Kind
-from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_words, plain_batch
+from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words, plain_batch
+from mlflow_stability.probes.performance.flop_count import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.training_facts import MOST_GROUPS, MOST_OPTIMIZERS, autocast_now, group_settings
 from mlflow_stability.session.recording.recording import Recording

@@ -9,8 +9,9 @@ import pytest
 from findings import at_step
 from waiting import wait_until
 
-from mlflow_stability.alerts import Alert, AlertMessage, RunLink
+from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.callback_thread import MAX_QUEUED, CallbackAlerts
+from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 

@@ -19,7 +19,7 @@ from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_
 from mlflow_stability.courier.run.run_tags import live_description
 from mlflow_stability.courier.sinks.event_sink import RunSummary
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
-from mlflow_stability.recovery.checkpoints import CheckpointMeta
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
 from mlflow_stability.recovery.rollback_events import give_up_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.activations.activation_probe import MAX_SAMPLE, ActivationProbe
 from mlflow_stability.probes.activations.activation_statistics import QUANTITIES, sample_of
-from mlflow_stability.probes.hooks import MODULE_CALLS
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 
 
 def look(model: nn.Module, *args: Tensor) -> Row:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInputFacts, LossSumFacts
-from mlflow_stability.probes.first_look import FirstLook
+from mlflow_stability.probes.first_look.first_look import FirstLook
 from mlflow_stability.probes.first_look.loss_graph import loss_input, loss_sum
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
 

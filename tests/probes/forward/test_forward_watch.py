@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
-from mlflow_stability.probes.hooks import MODULE_CALLS
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.sampled_forward_probe import WatchedModules
 
 pytestmark = [

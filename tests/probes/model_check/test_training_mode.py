@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 
-from mlflow_stability.probes.model_check import evaluation_mode, few_rows
+from mlflow_stability.probes.model_check.settings import evaluation_mode, few_rows
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 

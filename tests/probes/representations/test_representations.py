@@ -8,7 +8,7 @@ import torch
 from probes.looked_into import Row, blocks_of, looked_into, unguarded
 from torch import Tensor, nn
 
-from mlflow_stability.probes.hooks import MODULE_CALLS
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 from mlflow_stability.probes.representations.representation_spectrum import (
     describe_rows,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.probes.ranks import RankRow
+from mlflow_stability.probes.ranks.rank_row import RankRow
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision, StopPlace
 from mlflow_stability.session.autopilot.ranks import decision_of, orders_of
 
