@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow_stability.recovery.skipping.loss_scale import conservative_grad_scaler
     from mlflow_stability.recovery.spam_adam import SPAMAdam
     from mlflow_stability.session.autolog import attach, autolog, current_session, flush
-    from mlflow_stability.vocabulary.measured import AttentionMap
+    from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
     from mlflow_stability.vocabulary.result import (
         Action,
         Comparison,

@@ -19,7 +19,7 @@ from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.vocabulary.argument import did_you_mean
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
 
 When = Callable[[Mapping[str, float]], object]

@@ -24,7 +24,7 @@ from mlflow_stability.alerts.alert import CONSOLE, INSTALL_ALERTS
 from mlflow_stability.alerts.message import AlertMessage
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.text import new_row_prefix
+from mlflow_stability.vocabulary.text.terminal_row import new_row_prefix
 
 
 class ChannelError(StabilityError):

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from mlflow_stability.kinds.catalog import noun_of
-from mlflow_stability.vocabulary.measured import parse_condition
+from mlflow_stability.vocabulary.measured.signal import parse_condition
 from mlflow_stability.vocabulary.result import Severity
 
 _MAX_REMEDIES = 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.rules import parse_rules
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 COOLDOWNS = {

@@ -11,10 +11,10 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, TYPES
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
 from mlflow_stability.vocabulary.argument import did_you_mean, short_repr
-from mlflow_stability.vocabulary.measured import Condition, StepReading, is_whole_model, parse_condition
+from mlflow_stability.vocabulary.measured.signal import Condition, StepReading, is_whole_model, parse_condition
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
 from mlflow_stability.vocabulary.run import Closing
-from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
+from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar_kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mlflow_stability.vocabulary.measured import StepReading, signal_types
+from mlflow_stability.vocabulary.measured.signal import StepReading
+from mlflow_stability.vocabulary.measured.signal_type import signal_types
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Fact
-from mlflow_stability.vocabulary.text import TOPICS
+from mlflow_stability.vocabulary.text.recorded_keys import TOPICS
 
 
 @dataclass(frozen=True, slots=True)

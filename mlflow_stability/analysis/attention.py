@@ -29,7 +29,8 @@ from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
-from mlflow_stability.vocabulary.measured import UNNAMED_LAYER, AttentionMap, Signal
+from mlflow_stability.vocabulary.measured.layer_arrays import UNNAMED_LAYER, AttentionMap
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.run import RunHistory
 
 _HEAD = re.compile(r"(?:(?P<layer>.*)\.)?head_(?P<head>\d+)")

@@ -36,7 +36,7 @@ from mlflow_stability.reports import report_format  # noqa: F401 - notebooks sho
 from mlflow_stability.tracking.in_process import without_autologging
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
-from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import AskedCurves, Comparison, FirstDifference, RunCard
 from mlflow_stability.vocabulary.run import RunHead, RunHistory
 

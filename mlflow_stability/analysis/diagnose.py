@@ -32,11 +32,11 @@ from mlflow_stability.reports import report_format  # noqa: F401 - notebooks sho
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.tracking.in_process import latest_run
 from mlflow_stability.vocabulary.argument import check_arguments
-from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 from mlflow_stability.vocabulary.result import AskedCurves, Diagnosis, RunCard, Severity, card_to_json
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.settings import ACCEPTS
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 
 @check_arguments

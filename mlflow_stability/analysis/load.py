@@ -17,7 +17,7 @@ from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.argument import Accepts, check_arguments, one_of
-from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured.layer_arrays import PERCENTILES, STATISTICS, LayerTable
 
 
 def _text(value: object) -> str:

@@ -24,7 +24,7 @@ from mlflow_stability.figures.layers.layers_beside import layers_beside
 from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr
-from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable
+from mlflow_stability.vocabulary.measured.layer_arrays import BINS, LEVELS, LayerTable
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from mlflow_stability.errors import RunNotFoundError, TrackingError, UnreadableLogError
 from mlflow_stability.vocabulary.argument import Accepts, or_list
 from mlflow_stability.vocabulary.run import FoundRun, RunHistory
-from mlflow_stability.vocabulary.text import visible
+from mlflow_stability.vocabulary.text.phrases import visible
 
 MAX_LISTED, MAX_NAME = 8, 80
 RECENT_RUNS = 50  # runs whose names are compared with a name that does not exist

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
+from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar_kinds
 
 RULES_ON_REQUEST = tuple(map(name_of, ON_REQUEST))  # rules that run on request only
 RULES_BESIDE = tuple(name_of(detector) for detector in DETECTORS if detector.rule)

@@ -32,7 +32,7 @@ from mlflow_stability.kinds.reported.rollback import rollbacks_kept
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import counted, number_text
+from mlflow_stability.vocabulary.text.phrases import counted, number_text
 
 WINDOW_LINES = 40  # height of the view with `--once`
 LINE_INTERVAL = 10.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mlflow_stability.figures.curve import Curve, CurveSketch
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Closing, Reset, Returned
 

@@ -19,7 +19,7 @@ from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligibl
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
 from mlflow_stability.detectors.micro_batches import with_usual_count
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 STORED_INFINITY = 1.79e308

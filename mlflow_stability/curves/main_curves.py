@@ -16,10 +16,11 @@ import numpy as np
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.curves.levels import level_noise, to_judged_scale
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.measured import Signal, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import Signal, is_whole_model
 from mlflow_stability.vocabulary.result import AskedCurves, JudgedCurves
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import COARSE, FINE, TESTS, Meaning, counted, split_words
+from mlflow_stability.vocabulary.text.metric_names import COARSE, FINE, TESTS, Meaning, split_words
+from mlflow_stability.vocabulary.text.phrases import counted
 
 MIN_AVERAGES_SHARE = 0.5
 """Minimum number of epoch means that replace single steps, as a share of these."""

@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.cohort.seed_groups import same_but_the_seed
 from mlflow_stability.diagnosis.parameters.settings import differences_of
 from mlflow_stability.diagnosis.verdict import listed
 from mlflow_stability.kinds.catalog import OF_SETUP, TYPES, noun_of
-from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import (
     BaselineGate,
     Compared,
@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.result import (
     RunCard,
     Severity,
 )
-from mlflow_stability.vocabulary.text import capitalised, counted, some_of
+from mlflow_stability.vocabulary.text.phrases import capitalised, counted, some_of
 
 MIN_RUNS = 2
 """Minimum number of runs with trouble, and of stable runs, for naming mistakes in the set-up."""

@@ -43,7 +43,7 @@ from mlflow_stability.kinds.rules import (
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding, NotJudged
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import counted, some_of
+from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
 RISE_KINDS = frozenset({"loss_spike", "divergence", "divergence_ahead"})
 PROGRESS_KINDS = frozenset({"plateau", "slow_progress", "oscillation", "periodic_loss"})

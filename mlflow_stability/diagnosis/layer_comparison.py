@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import restore_infinities
-from mlflow_stability.vocabulary.measured import Cells, FirstNonFinite, LargestGap, LayerComparison, columns_of_run
+from mlflow_stability.vocabulary.measured.layer_comparison import (
+    Cells,
+    FirstNonFinite,
+    LargestGap,
+    LayerComparison,
+    columns_of_run,
+)
 from mlflow_stability.vocabulary.result import RunCard
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 

@@ -21,9 +21,9 @@ from mlflow_stability.kinds.optimizer.loss_scaling import SkippedStepsFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, SkippedStepFacts
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
-from mlflow_stability.vocabulary.measured import TRACK
+from mlflow_stability.vocabulary.measured.signal import TRACK
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.text import counted, factor, times
+from mlflow_stability.vocabulary.text.phrases import counted, factor, times
 
 NONE: Mapping[str, str] = MappingProxyType({})
 NON_FINITE = ("nan_detected", "inf_detected")

@@ -37,7 +37,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured import UNNAMED_LAYER, AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import UNNAMED_LAYER, AttentionMap
 
 MAX_ROWS = 5  # rows of panels: the mean of all heads, and those heads that differ most
 _LEFT, _TOP, _BOTTOM = 1.3, 1.12, 0.66

@@ -41,7 +41,7 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 _STRETCH = 3.0  # exponent at the ends of the scale; 1 stretches nothing
 _TICKS, _FEW_TICKS = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0), (0.0, 0.1, 0.5, 0.9, 1.0)

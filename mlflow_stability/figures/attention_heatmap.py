@@ -35,7 +35,7 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 COLOURS = "viridis"
 HIDDEN, HIDDEN_NAME = "#e6e6e6", "hidden by the causal mask"

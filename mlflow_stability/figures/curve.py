@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 
 MAX_ATTEMPTS = 64  # attempts that are kept apart; the lines of more could not be distinguished
 MAX_STRETCHES = 3000

@@ -14,7 +14,7 @@ from typing import Protocol
 from mlflow_stability.figures.dashboard_data import DashboardData
 from mlflow_stability.figures.layers.layer_grid import LayerGrid
 from mlflow_stability.vocabulary.discovery import modules_of
-from mlflow_stability.vocabulary.measured import LayerTable
+from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
 
 
 class FigureData(Protocol):

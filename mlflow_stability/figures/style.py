@@ -29,7 +29,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.text import visible
+from mlflow_stability.vocabulary.text.phrases import visible
 
 DPI = 150
 _PAGE_DPI = 90

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, split_words
+from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, TRAIN, split_words
 
 _STEPS = (
     ("global step", "globalstep", "g step"),

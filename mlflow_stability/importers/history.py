@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.log_content import Column, LogContent, LogEvent
 from mlflow_stability.importers.log_text import printable_path
-from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Metric, RunHistory, number_attempts
-from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings, sentence
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.phrases import counted, sentence
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]

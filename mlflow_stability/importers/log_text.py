@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.vocabulary.text import visible
+from mlflow_stability.vocabulary.text.phrases import visible
 
 HEAD_BYTES = 65_536  # bytes from which the format of a file is recognised
 MAX_LINE = 20_000

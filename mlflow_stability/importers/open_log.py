@@ -14,7 +14,7 @@ from mlflow_stability.importers.log_format import LogFile, formats
 from mlflow_stability.importers.log_text import encoding_of, error_reason, head_of, printable, printable_path
 from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, metric_meanings, split_words
+from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, TRAIN, metric_meanings, split_words
 
 
 def read(path: Path) -> list[RunHistory]:

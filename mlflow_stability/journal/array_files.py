@@ -27,7 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import JournalError
-from mlflow_stability.vocabulary.measured import AttentionMap, LayerTable, attention_arrays, attention_map_from
+from mlflow_stability.vocabulary.measured.layer_arrays import (
+    AttentionMap,
+    LayerTable,
+    attention_arrays,
+    attention_map_from,
+)
 
 SUFFIX = ".arrays"
 _T = TypeVar("_T")

@@ -24,7 +24,7 @@ from mlflow_stability.journal.record import (
     unframe,
 )
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.run import Opening
 
 

@@ -29,7 +29,7 @@ from zlib import crc32
 import orjson
 
 from mlflow_stability.kinds.finding_records import as_record, from_record
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned
 

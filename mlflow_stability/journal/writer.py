@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step, to_json
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
 SLOW_SECONDS = 0.002  # minimum duration of a slow write; on a local disk a write takes 10 µs

@@ -21,7 +21,7 @@ from mlflow_stability.kinds.documentation import FindingDocumentation, documenta
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.discovery import subclasses_in
 from mlflow_stability.vocabulary.judging import CLASSIC, DEFAULT, DETECTORS_TAKEN
-from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
+from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar_kinds
 
 
 class Noun(NamedTuple):

@@ -18,7 +18,7 @@ from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_cou
 from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
-from mlflow_stability.vocabulary.measured import Signal, StepReading, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading, is_whole_model
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Reset
 

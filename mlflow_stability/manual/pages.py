@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mlflow_stability.manual import python_api, references
-from mlflow_stability.vocabulary.measured import signal_types
+from mlflow_stability.vocabulary.measured.signal_type import signal_types
 from mlflow_stability.vocabulary.presets import PRESETS
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Settings
-from mlflow_stability.vocabulary.text import MAIN_CHARTS, TOPICS
+from mlflow_stability.vocabulary.text.recorded_keys import MAIN_CHARTS, TOPICS
 
 FOLDER = Path(__file__).parent
 _CODE_MAP = FOLDER.parent / "README.md"

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 @dataclass(frozen=True, slots=True)

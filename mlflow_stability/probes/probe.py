@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 from mlflow_stability.vocabulary.settings import Settings
 
 

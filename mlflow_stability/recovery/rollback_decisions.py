@@ -32,7 +32,7 @@ from mlflow_stability.recovery.rollback_reasons import (
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 WATCHED_STEPS = 100
 """Steps after a rollback in which the restored state is watched: the detectors are reset there, and would take a high

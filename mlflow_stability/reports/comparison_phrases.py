@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
 from mlflow_stability.figures.layers.layer_grid import quantity_title
-from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import (
     Association,
     Cohort,
@@ -24,7 +24,7 @@ from mlflow_stability.vocabulary.result import (
     SurvivalCurve,
     Tree,
 )
-from mlflow_stability.vocabulary.text import counted, number_text
+from mlflow_stability.vocabulary.text.phrases import counted, number_text
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 CONFOUNDING = "Correlation only: vary it alone to confirm."

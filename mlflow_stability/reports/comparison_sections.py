@@ -10,7 +10,7 @@ from mlflow_stability.figures.layers.layer_grid import quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.sections import Row, Section, Sign, failures, sentences
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, BaselineGate, Cohort, Comparison, RunCard
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 FEW_GROUPS, FEW_CAUSES, FEW_WORSE, FEW_DIFFERENCES, FEW_UNREAD = 8, 5, 10, 16, 10
 """Rows that a terminal shows without --verbose."""

@@ -16,7 +16,7 @@ from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.comparison_sections import comparison_sections, lead, with_distinct_names
 from mlflow_stability.reports.terminal_kit import OUTCOME_STYLES, TerminalWriter, draw_section, written
 from mlflow_stability.vocabulary.result import Compared, Comparison
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 FILE_WIDTH = 100
 MAX_STABLEST, MAX_UNSTABLE = 5, 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from mlflow_stability.vocabulary.text import visible
+from mlflow_stability.vocabulary.text.phrases import visible
 
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _MARKDOWN = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])|^>")

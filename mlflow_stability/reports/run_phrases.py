@@ -10,7 +10,7 @@ from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import bare_noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.text import changed, counted, number_text, some_of
+from mlflow_stability.vocabulary.text.phrases import changed, counted, number_text, some_of
 
 OUTCOMES = {"cannot_tell": "cannot tell", "not_found": "not found", "out_of_memory": "out of memory"}
 """Outcomes that people write differently."""

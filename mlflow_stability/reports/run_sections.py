@@ -9,7 +9,7 @@ from mlflow_stability.reports import run_phrases as wording
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.sections import Row, Section, Sign, sentences
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding
-from mlflow_stability.vocabulary.text import number_text
+from mlflow_stability.vocabulary.text.phrases import number_text
 
 FEW_REMEDIES, FEW_REASONS = 5, 4  # rows that a terminal shows without --verbose
 HEADINGS = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}

@@ -31,7 +31,7 @@ from mlflow_stability.reports.terminal_kit import (
     written,
 )
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.text import counted, number_text
+from mlflow_stability.vocabulary.text.phrases import counted, number_text
 
 FILE_WIDTH = 100
 CURVE_ROWS = 6

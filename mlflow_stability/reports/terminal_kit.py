@@ -18,7 +18,7 @@ from rich.text import Text
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.sections import Row, Section, Sign
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import capitalised, number_text
+from mlflow_stability.vocabulary.text.phrases import capitalised, number_text
 
 OUTCOME_STYLES = defaultdict(
     lambda: "bold red",

@@ -34,7 +34,7 @@ from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
 from mlflow_stability.recovery.nan_origin.origin_checks import origin_event
 from mlflow_stability.recovery.skipping.skip_count import SkippedBy
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 PART = BatchCapture.part

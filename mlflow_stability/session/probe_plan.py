@@ -31,7 +31,7 @@ from mlflow_stability.session.recording.deferred_detection import Judging
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.facts_probe import FactsProbe
 from mlflow_stability.vocabulary.judging import DEFAULT
-from mlflow_stability.vocabulary.measured import modules_with
+from mlflow_stability.vocabulary.measured.signal_type import modules_with
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, Settings
 
 

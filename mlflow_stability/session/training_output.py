@@ -21,7 +21,7 @@ from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZer
 from mlflow_stability.session.terminal_lines import write_line
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 MOST_ENDS = 5  # runs of one process that get a line of their own at its end
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.kinds.finding_records import as_record, from_record
-from mlflow_stability.vocabulary.measured import AttentionMap, attention_arrays, attention_map_from
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap, attention_arrays, attention_map_from
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 

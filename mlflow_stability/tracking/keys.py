@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from mlflow_stability.vocabulary.measured import Signal, is_whole_model
-from mlflow_stability.vocabulary.text import LAYERS, read_key, topic_of
+from mlflow_stability.vocabulary.measured.signal import Signal, is_whole_model
+from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, read_key, topic_of
 
 PREFIX = "stability"
 TOPICS_OF_FEW_PLACES = ("attention", "representations", "routing")

@@ -30,7 +30,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlflow_stability.tracking.read.run_record import RunRecord
-from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable, Signal, StepReading
+from mlflow_stability.vocabulary.measured.layer_arrays import PERCENTILES, STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 SCHEMA_KEY = b"mlflow_stability.schema"
 SCHEMA = 1

@@ -29,7 +29,7 @@ from mlflow_stability.tracking.run_params import RunParams
 from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import DESCRIPTION
 from mlflow_stability.tracking.thinning import Point
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 HEADING = "### Training stability: "  # start of our summary in a run's description; one or a few words follow
 END = "*Kept up to date by mlflow-stability.*"  # end of that summary

@@ -22,8 +22,9 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.measured import Combined, Signal, SignalType, StepReading, signals, type_of
-from mlflow_stability.vocabulary.text import MAIN_CHARTS
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalType, signals, type_of
+from mlflow_stability.vocabulary.text.recorded_keys import MAIN_CHARTS
 
 SIGNALS = signals(
     SignalType("loss_min", "least loss since the last point of the chart", topic="loss_statistics"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.alerts.router import BURST_SECONDS, COOLDOWNS, DEFAULT_COOLDOWN, AlertRouter
 from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import LOWER_RATE, Finding, Severity
 
 KIND = st.sampled_from(["nan_detected", "loss_spike", "plateau", "stall"])

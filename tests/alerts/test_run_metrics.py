@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.alerts.run_metrics import BUCKETS, EVERYTHING, RunMetrics
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Fact
 

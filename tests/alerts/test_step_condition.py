@@ -12,7 +12,7 @@ from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 
 WARNED: list[str] = []

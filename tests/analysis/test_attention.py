@@ -16,7 +16,7 @@ from mlflow_stability.analysis.attention import attention_entropy_plot, attentio
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 def run_folder(folder: Path, steps: tuple[int, ...] = (10, 500), **map_of: int) -> Path:

@@ -10,10 +10,10 @@ from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.analysis.pictures import board_of, dashboard
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 RECORDED = ROOT / "mlruns_fixtures" / "0"
 

@@ -11,7 +11,7 @@ from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLD
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.thinning import Point
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 LOSS, RATE = Signal("loss"), Signal("learning_rate", "group_1")
 

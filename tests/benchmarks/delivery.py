@@ -28,7 +28,7 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import STATUS, new_session_folder
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.session.courier_link import CourierLink, DeliveryWait
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Opening
 
 

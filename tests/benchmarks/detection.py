@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.kinds.catalog import default_detectors, detectors_named, name_of
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 
 Floats = NDArray[np.float64]

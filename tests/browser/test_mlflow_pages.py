@@ -18,7 +18,7 @@ from forked.processes import python
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing
 

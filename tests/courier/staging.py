@@ -20,7 +20,7 @@ from mlflow_stability.journal.layout import COURIER_LOG, TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Opening
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group_1"), Signal("grad_norm", "block.0"))

@@ -16,7 +16,7 @@ from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal import follower
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.run import Opening
 
 STEPS = 60

@@ -13,7 +13,7 @@ from mlflow_stability.curves.prominence import find_bumps
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 
 def spikes(history: RunHistory) -> list[Finding]:

@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.curves.curves import curves_of, start_by_attempt
-from mlflow_stability.vocabulary.text import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
 
 
 def test_what_was_logged_at_two_rates_is_there_once() -> None:

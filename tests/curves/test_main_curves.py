@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.result import AskedCurves, Severity
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 ASKED = AskedCurves("", "")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.facts import facts_from_json
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise
 
 from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding
 
 STEPS, SECOND = 600, 300

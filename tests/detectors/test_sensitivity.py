@@ -13,7 +13,7 @@ from mlflow_stability.kinds.catalog import DETECTORS, default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary.judging import FACTORS
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 
 def test_normal_leaves_every_threshold_as_it_is() -> None:

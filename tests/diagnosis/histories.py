@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mlflow_stability.kinds.old_events import facts_of_old_event
-from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
 
 
 def metric_of(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Gap
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 nan, inf = math.nan, math.inf
 

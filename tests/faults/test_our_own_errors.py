@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Note
 
 pytestmark = pytest.mark.fault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 
 def attention(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.figures.curve import Curve, curve_of_values
 from mlflow_stability.figures.style import our_style
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 def curve(quantity: str, values: object, steps: object = None, attempts: object = None, place: str = "") -> Curve:

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, layer_table_from
+from mlflow_stability.vocabulary.measured.layer_arrays import BINS, LEVELS, LayerTable, layer_table_from
 
 PARTS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 Draw = Callable[[np.random.Generator], NDArray[np.float64]]

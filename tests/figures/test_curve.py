@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.figures.curve import MAX_STRETCHES, CurveSketch, condensed, curve_of, fitted
-from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=60)
 

@@ -29,7 +29,7 @@ from mlflow_stability.journal.record import encode, encode_layout, encode_step, 
 from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.tracking.artifacts import line_of, lines_in, read_attention_part, read_line
 from mlflow_stability.tracking.parquet_parts import read_layer_part, read_part
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned
 

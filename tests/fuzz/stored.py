@@ -40,10 +40,10 @@ from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
 )
 from mlflow_stability.tracking.keys import LONGEST_KEY, fitting_keys, metric_key, parse_key
 from mlflow_stability.tracking.recording_claim import tags_of_recordings
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import RunCard, card_from_json, card_to_json
 from mlflow_stability.vocabulary.run import Closing
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 WORDS = (
     *("loss", "grad_norm", "train", "val", "stability", "layers", "track_critic", "attention", "1_loss", "blocks.3"),

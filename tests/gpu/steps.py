@@ -15,7 +15,7 @@ from scenarios.flying import flying
 from torch.profiler import ProfilerActivity, profile
 
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.settings import Settings
 
 WARM_UP = 12

@@ -13,7 +13,7 @@ import pytest
 from mlflow_stability.journal.follower import JournalFollower, read_journal
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.writer import FINAL_STATUS, JournalWriter, closing_from_page
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
 OPENING = Opening("r1", 1, 0.0, "host", 0.0)

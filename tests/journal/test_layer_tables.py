@@ -15,7 +15,7 @@ from journal.test_full_disk import in_a_child, limit
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import layer_table_files, read_layer_table, write_layer_table
-from mlflow_stability.vocabulary.measured import LayerTable, layer_table_from
+from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable, layer_table_from
 
 
 def equal(one: LayerTable, other: LayerTable) -> bool:

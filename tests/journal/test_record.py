@@ -20,7 +20,7 @@ from mlflow_stability.journal.record import (
     frame,
     unframe,
 )
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Source, Text
 from mlflow_stability.vocabulary.run import Closing, Gap, Note, Opening, Reset
 

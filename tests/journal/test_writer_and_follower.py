@@ -14,7 +14,7 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.follower import JournalFollower, read_journal
 from mlflow_stability.journal.record import encode, encode_layout, encode_step, frame
 from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Note, Opening, Reset
 
 LOSS, NORM = Signal("loss"), Signal("grad_norm", "blöck.3.注意")

@@ -11,7 +11,7 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.kinds.panel import Panel, replay
 from mlflow_stability.tracking.parquet_parts import PartBuffer, read_part
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Opening, Reset
 

@@ -7,7 +7,7 @@ from session.interrupting import Moments
 
 from mlflow_stability.kinds.catalog import default_detectors, detectors_named
 from mlflow_stability.kinds.panel import Panel, replay
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Reset
 

@@ -18,7 +18,8 @@ from mlflow_stability.alerts.run_metrics import EVENTS, EVERYTHING, STEP_DURATIO
 from mlflow_stability.manual.pages import options_page, signals_page
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.thinning import LOGGED_BY_THE_SCRIPT
-from mlflow_stability.vocabulary.measured import Signal, signal_types
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import signal_types
 
 PAGE = PACKAGE / "manual" / "alerts.md"
 SIGNALS = PACKAGE / "manual" / "signals.md"

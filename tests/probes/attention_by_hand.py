@@ -11,7 +11,7 @@ from probes.looked_into import unguarded
 from torch import Tensor, nn
 
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 
 @dataclass

@@ -18,7 +18,7 @@ from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 class GuardedMeter(StepMeter):

@@ -10,7 +10,7 @@ from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.diagnosis.first_difference import first_difference_of
-from mlflow_stability.vocabulary.measured import FirstNonFinite, LargestGap, LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import FirstNonFinite, LargestGap, LayerComparison
 from mlflow_stability.vocabulary.result import Comparison, RunCard
 
 HOSTILE = "<script>alert('x')</script>| a_b *c* \x1b[31m =1+1"

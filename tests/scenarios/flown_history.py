@@ -9,10 +9,10 @@ import numpy as np
 from scenarios.flying import Flown
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured import Series, Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Series, Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Fact, Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
 
 
 def recorded(flown: Flown) -> RunHistory:

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 
 def set_to_none(parameters: Iterable[Tensor]) -> None:

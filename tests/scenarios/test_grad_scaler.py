@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW
 
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 KINDS = ["foreach", "fused"]
 

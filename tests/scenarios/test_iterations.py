@@ -21,7 +21,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Source
 
 pytestmark = pytest.mark.slow

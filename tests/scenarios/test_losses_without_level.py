@@ -16,7 +16,7 @@ from torch.distributions import Categorical, Normal
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity
 
 POLICIES = ("actor_critic", "parallel_q_learning", "ppo", "reinforce_continuous")

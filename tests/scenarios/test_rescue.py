@@ -19,7 +19,7 @@ from mlflow_stability import Options
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Source
 from mlflow_stability.vocabulary.run import Note, Opening, Reset
 

@@ -10,7 +10,7 @@ from scenarios.flying import QUICK, Flown, flying
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 pytestmark = pytest.mark.scenario
 

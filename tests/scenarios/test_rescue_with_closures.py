@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Adam, Optimizer
 
 from mlflow_stability import RollbackPolicy
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 pytestmark = pytest.mark.scenario
 Make = Callable[[list[nn.Parameter]], Optimizer]

@@ -13,7 +13,7 @@ from scenarios.flying import flying
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 pytestmark = pytest.mark.scenario
 

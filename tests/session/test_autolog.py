@@ -32,7 +32,7 @@ from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.judging import FACTORS
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Note, Opening
 from mlflow_stability.vocabulary.settings import Settings
 

@@ -18,7 +18,7 @@ from scenarios.flying import Flown, flying
 from scenarios.watching import batches, mse, tiny_model
 
 from mlflow_stability.session.sweep_trials import running_trial
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.run import Fact, Opening
 
 RATES = (0.1, 0.05)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name
 
 from mlflow_stability.tracking.keys import fitting_keys, metric_key, parse_key, prefix_of
-from mlflow_stability.vocabulary.measured import Signal, signal_types
-from mlflow_stability.vocabulary.text import LAYERS, MAIN_CHARTS, TOPICS, chart_order
-from mlflow_stability.vocabulary.text.recorded_keys import KEYS, OLD_KEYS
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import signal_types
+from mlflow_stability.vocabulary.text.recorded_keys import KEYS, LAYERS, MAIN_CHARTS, OLD_KEYS, TOPICS, chart_order
 
 FIXTURES = Path(__file__).parents[2] / "mlruns_fixtures"
 

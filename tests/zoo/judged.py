@@ -26,10 +26,10 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.session.courier_link import CourierLink
-from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.result import Finding, Severity, Source
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 OF_THE_MACHINE = frozenset(
     {"step_time_increase", "throughput_drop", "memory_pressure", "low_mfu", "low_gpu_utilization"}

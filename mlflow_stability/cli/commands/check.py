@@ -25,7 +25,7 @@ from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats.json import json_value
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.result import ModelCheck, ModelFinding, Severity
-from mlflow_stability.vocabulary.text import number_text
+from mlflow_stability.vocabulary.text.phrases import number_text
 
 ARGUMENTS = ("model", "batch", "loss", "optimizer")
 

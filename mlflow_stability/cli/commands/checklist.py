@@ -14,7 +14,7 @@ from mlflow_stability.cli.options import curve_options, last_option, sensitivity
 from mlflow_stability.cli.output import notes_console, present
 from mlflow_stability.diagnosis.checklist.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
-from mlflow_stability.vocabulary.text import capitalised
+from mlflow_stability.vocabulary.text.phrases import capitalised
 
 _RUN_ID = re.compile(r"(?=.*\d)[0-9a-f]{6,32}")  # a run id or its beginning; no kind of finding has digits
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}

@@ -46,7 +46,7 @@ from mlflow_stability.tracking.client import RunPage, run_page
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.run_files import log_report
 from mlflow_stability.vocabulary.result import Diagnosis, Finding
-from mlflow_stability.vocabulary.text import counted, number_text, times
+from mlflow_stability.vocabulary.text.phrases import counted, number_text, times
 
 CURVE_ROWS = 4
 AUTOPILOT_KINDS = ("rollback", "step_skipped")

@@ -35,7 +35,7 @@ from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.run_writer import description_summary
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended, number_text
+from mlflow_stability.vocabulary.text.phrases import capitalised, counted, how_process_ended, number_text
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind

@@ -22,7 +22,7 @@ from mlflow_stability.tracking.recording_claim import RecordingTag, recordings_i
 from mlflow_stability.tracking.run_writer import RunWriter, description_summary
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
-from mlflow_stability.vocabulary.text import times
+from mlflow_stability.vocabulary.text.phrases import times
 
 SHOWN = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
 """Quantities in the description, and their names."""

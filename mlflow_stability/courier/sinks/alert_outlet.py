@@ -26,7 +26,7 @@ from mlflow_stability.courier.run.finish import silent_end
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
 from mlflow_stability.journal.layout import ALERTS, read_page
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Opening
 

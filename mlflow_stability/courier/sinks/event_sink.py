@@ -21,11 +21,11 @@ from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts, rollbacks_kept
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, EventLine, events_name, line_of
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Reset, Returned
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 class RunSummary:

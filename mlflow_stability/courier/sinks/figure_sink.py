@@ -27,7 +27,8 @@ from mlflow_stability.tracking.artifacts import picture_name
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.store_errors import RefusedError
-from mlflow_stability.vocabulary.measured import LayerTable, Signal, StepReading
+from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing
 

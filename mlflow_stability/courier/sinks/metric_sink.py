@@ -20,7 +20,7 @@ from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.address import is_sqlite
 from mlflow_stability.tracking.thinning import LayerMetrics, Point, SingleValues, Thinner, is_of_the_script
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 HELD_READINGS = 128  # findings come up to half as many readings later

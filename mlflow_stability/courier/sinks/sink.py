@@ -18,7 +18,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.run import Closing, Returned
 
 _T = TypeVar("_T")

@@ -22,7 +22,8 @@ from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLD
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.thinning import LayerMetrics, Point, chosen_signals
-from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal, StepReading
+from mlflow_stability.vocabulary.measured.layer_arrays import STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 _SHORTEST_INTERVAL = 60.0
 _INTERVALS_PER_RUN = 50

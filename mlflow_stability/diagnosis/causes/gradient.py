@@ -22,7 +22,7 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosio
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 @dataclass(frozen=True, slots=True)

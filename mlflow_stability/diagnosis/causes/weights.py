@@ -22,9 +22,9 @@ from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weight
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy
-from mlflow_stability.vocabulary.text import capitalised, factor
+from mlflow_stability.vocabulary.text.phrases import capitalised, factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from mlflow_stability.diagnosis.causes.non_finite import (
 from mlflow_stability.diagnosis.checklist.sources import Answer, Case, State, change_of, check, no_data
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanSource
-from mlflow_stability.vocabulary.measured import UNCLIPPED, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import UNCLIPPED, is_whole_model
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended, sentence
+from mlflow_stability.vocabulary.text.phrases import capitalised, counted, how_process_ended, sentence
 
 NON_FINITE = ("nan_detected", "inf_detected")
 BATCHES: dict[str, State] = {"broken_batch": "bad", "batch_discarded": "bad", "spike_batch": "unknown"}

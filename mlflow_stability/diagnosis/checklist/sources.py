@@ -13,9 +13,9 @@ from mlflow_stability.curves.curves import Curve
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.kinds.catalog import DETECTORS, bare_noun_of
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.text import capitalised, counted, sentence
+from mlflow_stability.vocabulary.text.phrases import capitalised, counted, sentence
 
 ALWAYS_LOGGED = frozenset({"loss", "learning_rate"})
 """Quantities that do not show whether a detector had its data."""

@@ -33,7 +33,7 @@ from mlflow_stability.diagnosis.parameters.features import (
     features_of,
 )
 from mlflow_stability.vocabulary.result import Association, RunCard
-from mlflow_stability.vocabulary.text import capitalised
+from mlflow_stability.vocabulary.text.phrases import capitalised
 
 
 @dataclass(frozen=True, slots=True)

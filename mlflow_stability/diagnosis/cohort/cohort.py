@@ -17,7 +17,7 @@ from mlflow_stability.diagnosis.cohort.seed_groups import MIN_SEEDS, groups_of_s
 from mlflow_stability.diagnosis.parameters.features import NOT_SET, Exposure, Feature
 from mlflow_stability.diagnosis.parameters.settings import number_of, settings_of
 from mlflow_stability.vocabulary.result import Cohort, ParamPlot, RunCard, SeedGroup, Sensitivity, SurvivalCurve, Tree
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 MIN_RATES = 3
 MAX_RATES, RUNS_PER_BIN = 10, 5

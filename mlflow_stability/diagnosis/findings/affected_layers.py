@@ -24,7 +24,7 @@ from mlflow_stability.kinds.gradients.layers import (
 )
 from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh, UpdateRatioLow, WeightSpike
 from mlflow_stability.vocabulary.facts import LimitFacts
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -16,7 +16,7 @@ from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Statement
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import counted, some_of
+from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
 NAMED_LAYERS = 5
 """Number of layers that a sentence names; the evidence holds all."""

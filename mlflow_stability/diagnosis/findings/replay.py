@@ -18,7 +18,7 @@ from mlflow_stability.curves.curves import RunCurves, recorded_level, restore_in
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, NoLevel
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 

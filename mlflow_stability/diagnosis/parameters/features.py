@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.parameters.settings import number_of, place_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
-from mlflow_stability.vocabulary.text import some_of
+from mlflow_stability.vocabulary.text.phrases import some_of
 
 MIN_NUMBERS = 3
 """A parameter with fewer different numbers is read as levels."""

@@ -29,7 +29,7 @@ from mlflow_stability.figures.style import (
     shown,
     step_axis,
 )
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 MAX_MODULES = 6
 _TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)

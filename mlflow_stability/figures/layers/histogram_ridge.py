@@ -29,7 +29,7 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
-from mlflow_stability.vocabulary.measured import (
+from mlflow_stability.vocabulary.measured.layer_arrays import (
     LEVELS,
     NORMAL_IQR,
     PERCENTILES,

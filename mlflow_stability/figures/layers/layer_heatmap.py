@@ -30,8 +30,8 @@ from mlflow_stability.figures.style import (
     shown,
     step_axis,
 )
-from mlflow_stability.vocabulary.measured import logarithmic_limits
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.measured.layer_comparison import logarithmic_limits
+from mlflow_stability.vocabulary.text.phrases import counted
 
 _COLOURS = "viridis"
 _NOT_FINITE, _STRIPE, _ZERO, _NOT_MEASURED = BAD, "#ffd9c2", "#000000", "#e6e6e6"

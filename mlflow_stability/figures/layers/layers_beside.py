@@ -26,7 +26,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured import OUTSIDE, LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import OUTSIDE, LayerComparison
 
 _COLOURS = "viridis"
 _SPECIAL = {

@@ -25,7 +25,7 @@ from mlflow_stability.importers.field_names import is_epoch, step_rank
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import LOSSES, metric_meanings, split_words
+from mlflow_stability.vocabulary.text.metric_names import LOSSES, metric_meanings, split_words
 
 _SAMPLE_LINES = 30
 _MIN_NAMELESS_ROWS = 5

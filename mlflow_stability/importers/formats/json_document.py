@@ -24,7 +24,7 @@ from mlflow_stability.importers.log_content import LogContent, LogLine
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN
+from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, TRAIN
 
 MAX_CHARACTERS = 500_000_000  # a document is held whole; a longer one is refused
 _MAX_DEPTH = 4

@@ -20,7 +20,7 @@ from mlflow_stability.importers.json_rows import parse_value
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import MAX_LINE, all_states, clean_line, last_states, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 MIN_POINTS = 8  # progress bars that leave fewer points in the end are read in all their states
 MAX_PAGE = 5_000_000  # a longer HTML page is a plot

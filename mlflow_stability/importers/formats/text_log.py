@@ -21,7 +21,7 @@ from mlflow_stability.importers.text.pair_line import held_out_in, name_split, p
 from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
 from mlflow_stability.importers.text.uncertain_lines import LooseLines, PrintedLists, has_loss_curve
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import kinds_in_line
+from mlflow_stability.vocabulary.text.foreign_names import kinds_in_line
 
 _UNKNOWN = float("nan")
 _SENTENCE_WORDS = (

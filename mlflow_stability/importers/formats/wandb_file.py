@@ -24,7 +24,7 @@ from mlflow_stability.importers.log_text import clean_line, open_bytes, printabl
 from mlflow_stability.importers.text.messages import MessageReader
 from mlflow_stability.importers.wire_format import fields_of, signed, submessages, zigzag
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 _MARK = b":W&B"
 _FILE_HEADER_BYTES = 7  # the mark, a number of two bytes, a version

@@ -15,7 +15,7 @@ from mlflow_stability.importers.log_content import LogContent, LogEvent
 from mlflow_stability.importers.log_text import printable
 from mlflow_stability.kinds.reported.endings import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import MAY_NAME_FINDING, kinds_in_line, unique_share_in
+from mlflow_stability.vocabulary.text.foreign_names import MAY_NAME_FINDING, kinds_in_line, unique_share_in
 
 MAX_EVENTS = 1000  # events that are kept, the last ones of a log
 MAX_FORMS = 1000  # kinds of lines without a step that are remembered

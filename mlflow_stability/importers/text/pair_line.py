@@ -13,8 +13,8 @@ from functools import lru_cache
 from mlflow_stability.importers.field_names import BATCH_RANK, counts_episodes, is_epoch, step_rank
 from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TOTAL, LineParts, number_of
-from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
+from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, LOSS_LIKE, LOSSES, split_words
 
 MAX_CHARACTERS = 4000  # the rest of a longer line is ignored
 _PAIR = re.compile(

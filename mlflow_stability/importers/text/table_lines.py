@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mlflow_stability.importers.field_names import is_epoch, step_rank
 from mlflow_stability.importers.json_rows import log_row
 from mlflow_stability.importers.log_content import LogLine
-from mlflow_stability.vocabulary.text import LOSSES, split_words
+from mlflow_stability.vocabulary.text.metric_names import LOSSES, split_words
 
 _RULE_CHARACTERS = frozenset("-+|=: \t")
 _CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")

@@ -9,7 +9,7 @@ import numpy as np
 from mlflow_stability.importers import log_content
 from mlflow_stability.importers.json_rows import number_in, parse_value
 from mlflow_stability.importers.log_content import Column, LogContent, LogLine
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 MAX_SHAPES = 1000  # kinds of lines that are distinguished
 

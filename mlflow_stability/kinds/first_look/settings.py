@@ -10,7 +10,7 @@ from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.detectors.streak import Once, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from mlflow_stability.vocabulary.result import (
     Severity,
     clipping_norm,
 )
-from mlflow_stability.vocabulary.text import sigmas
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES, FirstValues, LossFall
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, RiseFacts, times_beyond
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import factor
+from mlflow_stability.vocabulary.text.phrases import factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
 RECENT_LOSSES = 10

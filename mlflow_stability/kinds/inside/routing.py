@@ -12,7 +12,7 @@ from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import some_of
+from mlflow_stability.vocabulary.text.phrases import some_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from mlflow_stability.detectors.slow_rise import CLIFF_RETURN, SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import sigmas
-from mlflow_stability.vocabulary.text.phrases import risen
+from mlflow_stability.vocabulary.text.phrases import risen, sigmas
 
 SLOW_STEPS = 32
 """Number of losses in each mean of `SlowRise`."""

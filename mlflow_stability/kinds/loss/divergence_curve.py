@@ -18,7 +18,7 @@ from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import factor
+from mlflow_stability.vocabulary.text.phrases import factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, LossEndFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import factor
+from mlflow_stability.vocabulary.text.phrases import factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import sigmas
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)

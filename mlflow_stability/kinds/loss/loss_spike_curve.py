@@ -19,7 +19,7 @@ from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import sigmas
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 _DETECTOR = LossSpike()  # thresholds that mean the same in a whole curve are the detector's
 

@@ -20,7 +20,7 @@ from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import infinite
+from mlflow_stability.vocabulary.text.phrases import infinite
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.result import FIT_SCHEDULE, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 @dataclass(frozen=True, slots=True)

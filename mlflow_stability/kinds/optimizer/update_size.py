@@ -19,7 +19,7 @@ from mlflow_stability.detectors.streak import (
     StreakWithLossDetector,
 )
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, RiseFacts, TextEnum
-from mlflow_stability.vocabulary.measured import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import (
     CLIP_GRADIENTS,
     LOWER_BETA2,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.finding_type import FindingType, Instability
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
-from mlflow_stability.vocabulary.text import capitalised
+from mlflow_stability.vocabulary.text.phrases import capitalised
 
 _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "float64": "1.8e308"}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted, how_process_ended
+from mlflow_stability.vocabulary.text.phrases import counted, how_process_ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, Remedy, Severity
-from mlflow_stability.vocabulary.text import sigmas
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 SPIKE_THRESHOLD = LossSpike().threshold
 """σ from which a rank's own loss is a spike."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 class Setting(TextEnum):

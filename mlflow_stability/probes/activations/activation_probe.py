@@ -39,7 +39,8 @@ from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import HALVES, on_device
-from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("input_low", "lowest input of the first layer; every `layers_every_n_steps`"),

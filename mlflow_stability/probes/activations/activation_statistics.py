@@ -25,7 +25,7 @@ from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm,
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
 from mlflow_stability.probes.tensor_sums import HALVES, flat_view, on_device
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("activation_mean", "mean of what each module puts out; every `layers_every_n_steps`, as those below"),

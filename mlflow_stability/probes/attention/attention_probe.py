@@ -29,7 +29,9 @@ from mlflow_stability.probes.module_names import unwrapped
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.sampled_forward_probe import WatchedModules
 from mlflow_stability.probes.step.readback import Parcel
-from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, signals
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType(

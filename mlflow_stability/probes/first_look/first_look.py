@@ -34,7 +34,8 @@ from mlflow_stability.probes.model_discovery import models_of, remembered
 from mlflow_stability.probes.module_names import names_of_modules
 from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.probe import BaseProbe, StepView
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.result import Finding
 
 EQUAL_WEIGHTS = (Signal("weights_equal", ""),)

@@ -18,7 +18,8 @@ from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.tensor_sums import HALVES
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType(

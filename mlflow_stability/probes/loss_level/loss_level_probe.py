@@ -27,7 +27,8 @@ from mlflow_stability.probes.model_discovery import living, places_of, remembere
 from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.probe import BaseProbe, ProbeContext, ProbeFactory, StepView, next_multiple
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_word
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 # Names of TRL's trainers. Those for supervised fine-tuning, rewards and distillation have a level.
 TRAINERS: tuple[tuple[re.Pattern[str], NoLevel], ...] = (

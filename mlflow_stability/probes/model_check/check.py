@@ -34,7 +34,7 @@ from mlflow_stability.vocabulary.result import (
     Remedy,
     Severity,
 )
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text.phrases import counted
 
 ABOVE_CHANCE = 1.0  # cross-entropy above chance with which the model is sure of wrong answers
 TIMES_CHANCE = 10.0  # squared error as a multiple of that of the targets' mean

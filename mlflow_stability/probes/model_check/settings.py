@@ -21,7 +21,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import Action, Finding, ModelFinding, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted, some_of
+from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it

@@ -29,7 +29,7 @@ from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, LayerCheck, ModelFinding, Remedy, Severity
-from mlflow_stability.vocabulary.text import counted, some_of
+from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
 Named = tuple[str, Tensor]
 _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

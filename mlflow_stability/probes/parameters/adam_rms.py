@@ -27,7 +27,7 @@ from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeContext, ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import on_device, squares, widest
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.presets import PRESETS
 
 SIGNALS = (

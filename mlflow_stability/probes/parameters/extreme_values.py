@@ -18,7 +18,7 @@ from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import as_real, largest_of, nonzeros_of, on_device, scalars, widest
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType(

@@ -21,7 +21,8 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, Layers
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensor_sums import flat_view, largest_of, nonzeros_of, on_device, scalars
-from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_from, signals
+from mlflow_stability.vocabulary.measured.layer_arrays import BINS, LEVELS, LayerTable, layer_table_from
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("gradient_mean", "mean of the gradients of each layer", topic="gradients"),

@@ -17,7 +17,7 @@ from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.tensor_sums import nonzeros_of, on_device, scalars
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType(

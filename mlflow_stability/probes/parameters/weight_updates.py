@@ -32,7 +32,7 @@ from mlflow_stability.probes.parameters.per_optimizer import (
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
 from mlflow_stability.probes.tensor_sums import on_device, squares, widest
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("momentum_norm", "L2 norm of the optimizer's momentum", exported="llm_momentum_norm", combined="norm"),

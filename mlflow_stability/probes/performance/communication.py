@@ -23,7 +23,7 @@ from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.performance.step_timing import ACCELERATED
 from mlflow_stability.probes.probe import BaseProbe, Guard
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("communication_time", "time of a step in exchanges between ranks, under DDP and FSDP; every 100 steps"),

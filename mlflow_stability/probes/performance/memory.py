@@ -22,7 +22,7 @@ import torch
 
 from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType(

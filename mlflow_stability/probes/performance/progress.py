@@ -28,7 +28,7 @@ from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.model_discovery import living, remembered, schedules_of
 from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType(

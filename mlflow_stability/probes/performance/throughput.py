@@ -29,7 +29,7 @@ from mlflow_stability.probes.module_names import WRAPPERS
 from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
 from mlflow_stability.probes.performance.flop_count import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 
 @dataclass(frozen=True, slots=True)

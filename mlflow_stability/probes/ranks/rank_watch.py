@@ -33,7 +33,7 @@ from mlflow_stability.probes.ranks.sharded_norms import (
 )
 from mlflow_stability.probes.ranks.shards import MicroBatches, TrainingRanks, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("loss_ranks_mean", "mean of the losses of all ranks"),

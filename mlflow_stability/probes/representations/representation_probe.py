@@ -35,7 +35,7 @@ from mlflow_stability.probes.representations.sparse_codes import (
 )
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.step.readback import Readback, value_on_host
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("sdr_input_ratio", "share of inputs that differ"),

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType(

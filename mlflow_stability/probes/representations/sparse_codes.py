@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
 from mlflow_stability.probes.tensor_sums import HALVES, on_device, widest
-from mlflow_stability.vocabulary.measured import SignalType, signals
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
     SignalType("sdr_rows", "sparse binary codes of the batch; of `representations`, every `sdr_check_interval`"),

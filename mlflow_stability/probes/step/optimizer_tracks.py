@@ -28,7 +28,7 @@ from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.model_discovery import outermost, parameters_in, remembered
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.object_memory import Kind
-from mlflow_stability.vocabulary.measured import TRACK
+from mlflow_stability.vocabulary.measured.signal import TRACK
 
 MAX_NAMED = 16
 """Optimizers and tracks with names of their own; a script that makes an optimizer for every sample shares the last."""

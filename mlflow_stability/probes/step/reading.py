@@ -13,15 +13,8 @@ from torch import Tensor
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import (
-    LAYOUTS,
-    UNCLIPPED,
-    Signal,
-    SignalType,
-    shared_layout,
-    signal_types,
-    signals,
-)
+from mlflow_stability.vocabulary.measured.signal import LAYOUTS, UNCLIPPED, Signal, shared_layout
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signal_types, signals
 
 SIGNALS = signals(
     SignalType(

@@ -12,7 +12,8 @@ from functools import lru_cache
 from operator import mul
 from typing import TypeAlias
 
-from mlflow_stability.vocabulary.measured import Signal, SignalType, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import Signal, is_whole_model
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType("loss_ema", "smoothed loss", "loss_statistics", exported="llm_training_loss_ema"),

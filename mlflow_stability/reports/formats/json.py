@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from mlflow_stability.reports.report import Report, ReportFormat
-from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import Cause, Compared, Comparison, Diagnosis, Finding, Severity, Text
 
 SCHEMA_VERSION = 2

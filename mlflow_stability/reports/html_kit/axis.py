@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.text import number_text
+from mlflow_stability.vocabulary.text.phrases import number_text
 
 WIDTH, HEIGHT = 1000, 300  # units of a drawing, which a page stretches
 MIN_LOG_RATIO = 10.0  # from this ratio of the highest to the lowest value on, an axis is logarithmic

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mlflow_stability.figures.layers.layer_grid import labels_of, quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
-from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EIGHT_BITS, _RGBA = 8, 6

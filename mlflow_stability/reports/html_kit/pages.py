@@ -28,7 +28,7 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run_sections import overview, run_sections
 from mlflow_stability.reports.sections import failures
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis, Finding
-from mlflow_stability.vocabulary.text import number_text
+from mlflow_stability.vocabulary.text.phrases import number_text
 
 MAX_CHARTS = 6  # curves drawn for one run; the table lists them all
 MAX_STABLEST, MAX_UNSTABLE = 50, 50

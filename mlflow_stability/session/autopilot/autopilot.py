@@ -33,7 +33,7 @@ from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 SAVE_SECONDS = 60.0  # how long the end of a training waits for its last good state to be written

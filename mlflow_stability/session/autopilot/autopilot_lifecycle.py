@@ -27,7 +27,7 @@ from mlflow_stability.session.guard import AutopilotPart, PartGuard
 from mlflow_stability.session.probe_plan import report_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 

@@ -56,7 +56,7 @@ from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.broken_batches import BatchReport, is_new_spike
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.settings import Settings
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.skipping.skip_count import SkippedBy
 from mlflow_stability.recovery.stop_conditions import Stop
-from mlflow_stability.vocabulary.measured import Signal, SignalType, StepReading, shared_layout
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading, shared_layout
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.result import Finding
 
 

@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Protocol
 from weakref import WeakSet
 
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 MAX_WAITING_STEPS = 64

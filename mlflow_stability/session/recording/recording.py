@@ -39,15 +39,9 @@ from mlflow_stability.session.recording.deferred_detection import (
 )
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.measured import (
-    UNCLIPPED,
-    AttentionMap,
-    Signal,
-    SignalType,
-    StepReading,
-    shared_layout,
-    signals,
-)
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
+from mlflow_stability.vocabulary.measured.signal import UNCLIPPED, Signal, StepReading, shared_layout
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Source
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 

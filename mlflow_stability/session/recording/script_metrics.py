@@ -17,8 +17,9 @@ from typing import Any
 
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
-from mlflow_stability.vocabulary.measured import Signal, SignalType, signals
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 Logged = tuple[Mapping[str, Any], int | None]  # metrics by name, and the trainer's own step or epoch
 

@@ -23,10 +23,11 @@ from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.parquet_parts import part_order, read_part
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
 from mlflow_stability.tracking.tag_names import PREFIX, process_end
-from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import DAMAGED, Closing, Fact, Gap, Metric, Note, RunHistory
-from mlflow_stability.vocabulary.text import Meaning, some_of
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.text.phrases import some_of
 
 RecordedLine = tuple[int, EventLine]  # number of the recording, and a line of its events
 _OUTCOMES = {"FINISHED": "finished", "FAILED": "crashed", "KILLED": "killed", "RUNNING": "running"}

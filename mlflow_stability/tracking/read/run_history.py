@@ -38,10 +38,11 @@ from mlflow_stability.tracking.read.run_record import whole_number
 from mlflow_stability.tracking.run_import import COUNTED, TIMES
 from mlflow_stability.tracking.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
-from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory, attempt_order, number_attempts
-from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.phrases import counted
 
 DELETED = "This run was deleted; it is readable until MLflow's garbage collection."
 READERS = 4  # number of metrics that are fetched at once: a server answers a few as fast as one

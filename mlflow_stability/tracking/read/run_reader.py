@@ -37,9 +37,10 @@ from mlflow_stability.tracking.parquet_parts import part_order, read_layer_part,
 from mlflow_stability.tracking.read.run_record import RecordThinner, RunRecord, joined, whole_number
 from mlflow_stability.tracking.run_files import artifacts_in, download_file
 from mlflow_stability.tracking.store_errors import not_mlflow, sentence, store_trouble
-from mlflow_stability.vocabulary.measured import LayerTable, Signal
+from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding
-from mlflow_stability.vocabulary.text import chart_order
+from mlflow_stability.vocabulary.text.recorded_keys import chart_order
 
 LARGEST_STORED = 1.79e308  # MLflow's databases store an infinity as the largest number
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from mlflow_stability.tracking.artifacts import (
     attention_part,
     read_attention_part,
 )
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 
 @dataclass(frozen=True, slots=True)

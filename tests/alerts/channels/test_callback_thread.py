@@ -12,7 +12,7 @@ from waiting import wait_until
 from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.callback_thread import MAX_QUEUED, CallbackAlerts
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 NAN = at_step(5, "nan_detected", Severity.CRITICAL, "loss is NaN at step 5.", time=5.0)

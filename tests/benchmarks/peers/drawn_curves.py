@@ -22,7 +22,7 @@ from benchmarks.table import Table, table_of
 from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.cli.main import run
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 OURS = [sys.executable, "-m", "mlflow_stability", "run"]
 TELLS = """

@@ -24,7 +24,7 @@ from mlflow_stability.recovery.rollback_events import give_up_event, rollback_ev
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Reset
 

@@ -12,7 +12,7 @@ from mlflow_stability.courier.sinks import metric_sink
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.table_sinks import PartSink
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 
 SIGNALS = tuple(Signal(f"signal_{number}") for number in range(50))

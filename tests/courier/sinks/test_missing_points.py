@@ -11,7 +11,7 @@ from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_ses
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.sinks import metric_sink
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing
 
 ASKED = 2

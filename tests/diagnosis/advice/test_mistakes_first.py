@@ -16,7 +16,7 @@ from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.reported.setup import EvaluationMode, MissingZeroGrad, UnclearedFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Text
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT, AT = 800, 60
 RISING = np.concatenate((falling(AT, first=2.3, last=0.9), np.linspace(1, 60, COUNT - AT)))

@@ -20,7 +20,7 @@ from mlflow_stability.diagnosis.findings.attempts import attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 400
 ROLLED_BACK = 104

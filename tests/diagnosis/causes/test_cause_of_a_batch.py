@@ -12,7 +12,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.vocabulary.result import Cause, Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT, AT = 400, 250
 

@@ -10,7 +10,7 @@ from findings import at_step
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Cause, Severity
 from mlflow_stability.vocabulary.run import Metric
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
 NORMS = {"stem": 3e-9, "body": 2e-8, "head": 0.2}

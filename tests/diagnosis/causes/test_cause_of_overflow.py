@@ -15,7 +15,7 @@ from mlflow_stability.kinds.first_look.batches import InputScaleFacts
 from mlflow_stability.kinds.reported.broken_steps import NanOrigin, NanOriginFacts, NanSource, TensorFacts
 from mlflow_stability.vocabulary.result import Action, Cause, Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT, AT = 400, 250
 HALF, AUTOCAST = {"stability.parameter_types": "float16"}, {"stability.autocast": "cuda float16"}

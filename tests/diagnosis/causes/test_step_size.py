@@ -16,7 +16,7 @@ from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Action, Finding, Severity, Topic
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
 

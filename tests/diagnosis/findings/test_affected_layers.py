@@ -9,7 +9,7 @@ from mlflow_stability.diagnosis.findings.affected_layers import with_affected_la
 from mlflow_stability.kinds.gradients.layers import LayerExplosionFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 MEASURED = np.arange(100, 2001, 100)
 

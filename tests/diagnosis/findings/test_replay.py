@@ -9,7 +9,7 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.findings.replay import BETTER_SEEN_WHOLE, replayed
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Reset, RunHistory
 

@@ -18,9 +18,9 @@ from mlflow_stability.diagnosis.layer_comparison import (
     layers_beside,
     step_columns_of,
 )
-from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 Layers = Mapping[str, Sequence[float]]
 

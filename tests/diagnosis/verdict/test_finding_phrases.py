@@ -7,7 +7,7 @@ import pytest
 from mlflow_stability.diagnosis.verdict import listed
 from mlflow_stability.kinds.catalog import KINDS, NOUNS, noun_of
 from mlflow_stability.vocabulary.run import RUN_STATUS
-from mlflow_stability.vocabulary.text import how_process_ended
+from mlflow_stability.vocabulary.text.phrases import how_process_ended
 
 VOWEL = re.compile(r"(?:[aeio]|u(?!n[ai]))")
 PARTICIPLE = re.compile(r"\b\w+(?:eds|eses|ss s|ys|chs|shs|ums of)\b|_")

@@ -15,7 +15,7 @@ from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.kinds.optimizer.update_size import TinyUpdateFacts, UpdateRatioLow
 from mlflow_stability.reports.run_phrases import headline
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
 DECAY = StrongDecayFacts(10.0, 0.003)

@@ -9,7 +9,7 @@ from figures.layers import a_few, all_zero, gpt_layers, heavy_tails, normal, not
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.layers.histogram_ridge import MAX_RIDGES, MAX_STEPS, histogram_ridges, outline
-from mlflow_stability.vocabulary.measured import layer_table_from
+from mlflow_stability.vocabulary.measured.layer_arrays import layer_table_from
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def every_hundred(names: str, **series: Floats) -> list[Finding]:
     """Judged as live: the loss at every step, layers every hundred."""
     from mlflow_stability.kinds.catalog import detectors_named
     from mlflow_stability.kinds.panel import replay
-    from mlflow_stability.vocabulary.measured import Signal, StepReading
+    from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
     loss = series.pop("loss")
     records = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 Values = Sequence[float]

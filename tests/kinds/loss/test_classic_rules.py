@@ -6,7 +6,7 @@ from detectors.series import at, judged
 
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 swinging = np.tile([1.0, 3.0], 100)  # mean 2, deviation 1
 

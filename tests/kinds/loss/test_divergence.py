@@ -7,7 +7,7 @@ from detectors.series import Floats, decaying, judged, noise, readings
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 steps = np.arange(1000)

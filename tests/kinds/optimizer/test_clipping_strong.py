@@ -10,7 +10,7 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClippingFacts, StrongClippingRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
 

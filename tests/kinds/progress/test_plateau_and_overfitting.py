@@ -7,7 +7,7 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise
 
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 

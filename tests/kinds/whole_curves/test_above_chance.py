@@ -12,7 +12,7 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.first_look.loss_function import AboveChanceRule, ChanceFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 CHANCE = math.log(64)
 

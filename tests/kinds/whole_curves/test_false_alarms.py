@@ -7,7 +7,7 @@ from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.text import metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 HEALTHY: dict[str, Maker] = {
     **{name: maker for name, (maker, wanted, _) in PEERS.items() if not wanted},

@@ -12,7 +12,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.loss.divergence_rules import LossSizeRule
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 STEPS = np.arange(400)
 

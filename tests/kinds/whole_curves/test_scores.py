@@ -18,7 +18,7 @@ from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.rules import apply_rules, cap_severities
 from mlflow_stability.vocabulary.judging import MAX_SCORE
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run import RunHistory

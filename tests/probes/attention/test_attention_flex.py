@@ -15,7 +15,7 @@ from mlflow_stability.probes.attention import attention_scores as attention_numb
 from mlflow_stability.probes.attention import attention_sources
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.rerun.forward_rerun import run_again
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 LENGTH = 160
 DOCUMENTS = torch.arange(LENGTH) // 50

@@ -20,7 +20,7 @@ from mlflow_stability.probes.attention import attention_probe as attention
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe, chosen
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 
 class Heads(nn.Module):

@@ -15,7 +15,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.probes.sampled_forward_probe import PassHooks
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding
 
 PLACE = (Signal("seen"),)

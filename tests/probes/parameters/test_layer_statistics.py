@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from mlflow_stability.probes.parameters.layer_statistics import LayerSamples, LayerStatistics, sample_statistics
-from mlflow_stability.vocabulary.measured import LEVELS, LayerTable
+from mlflow_stability.vocabulary.measured.layer_arrays import LEVELS, LayerTable
 
 
 def tables_of(probe: LayerStatistics, step: int, attempt: int = 0) -> dict[str, LayerTable]:

@@ -11,7 +11,7 @@ from servers.ports import free_port
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 HERE = Path(__file__).parent
 PACKAGE = Path(mlflow_stability.__file__).parent.parent

@@ -10,7 +10,7 @@ import torch
 from session.interrupting import Moments
 
 from mlflow_stability.probes.step.rolling_statistics import RollingStatistics
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm_clipped"))
 

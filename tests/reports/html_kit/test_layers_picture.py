@@ -22,7 +22,7 @@ from mlflow_stability.reports.html_kit.layers_picture import (
     png_of,
 )
 from mlflow_stability.reports.html_kit.pages import comparison_page as render
-from mlflow_stability.vocabulary.measured import LargestGap, LayerComparison
+from mlflow_stability.vocabulary.measured.layer_comparison import LargestGap, LayerComparison
 
 NAMES = ("calm", "wild")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlflow_stability.reports.terminal_kit import draw
-from mlflow_stability.vocabulary.text import number_text
+from mlflow_stability.vocabulary.text.phrases import number_text
 
 STEPS = np.arange(1, 1001)
 

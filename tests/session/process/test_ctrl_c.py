@@ -13,7 +13,7 @@ from session.interrupting import OURS, Attentive, Moments, Training, thread_stat
 
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 SECONDS = 3.0
 

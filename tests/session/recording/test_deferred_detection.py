@@ -23,7 +23,7 @@ from mlflow_stability.session.recording.deferred_detection import (
     GroupedDetection,
 )
 from mlflow_stability.vocabulary.facts import FollowedFacts
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 LAYOUT = (Signal("loss"),)

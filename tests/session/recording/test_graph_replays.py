@@ -16,7 +16,7 @@ from torch import nn
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import StepReading
 
 SAID = "replays of CUDA graphs"
 

@@ -33,7 +33,7 @@ from mlflow_stability.session.recording.recording import (
     Recording,
     RepresentationTotals,
 )
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Note, Opening
 

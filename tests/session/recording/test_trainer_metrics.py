@@ -20,7 +20,7 @@ from torch.optim import AdamW
 
 from mlflow_stability.session.recording.script_metrics import LISTENED, MOST_REMEMBERED, ScriptMetrics, TrainerMetrics
 from mlflow_stability.tracking.in_process import LoggedMetric
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 VAL = Signal("val_loss")

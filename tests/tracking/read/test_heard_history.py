@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mlflow_stability.curves.curves import start_by_attempt
 from mlflow_stability.tracking.read.recorded_history import with_metrics_of_the_script
-from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
 
 
 def metric(name: str, meaning: Meaning, values: list[float]) -> Metric:

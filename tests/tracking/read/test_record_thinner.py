@@ -4,7 +4,7 @@ import numpy as np
 from findings import at_step
 
 from mlflow_stability.tracking.read.run_record import MIN_VALUES, STEPS_AROUND, RecordThinner, RunRecord, joined
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm", "block.0"))

@@ -29,8 +29,7 @@ from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.run_files import log_report
 from mlflow_stability.tracking.run_import import RunImport
-from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
 

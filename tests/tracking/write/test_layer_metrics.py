@@ -7,8 +7,7 @@ import math
 import pytest
 
 from mlflow_stability.tracking.thinning import Thinner, block_of, chosen_signals
-from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 SIGNALS = (
     Signal("loss"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.tracking.thinning import Thinner
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 LOSS, NORM, RATE, LAYER = (
     Signal("loss"),

@@ -7,8 +7,14 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, distribution_shape, layer_table_from
-from mlflow_stability.vocabulary.measured.layer_arrays import ShapeLimits
+from mlflow_stability.vocabulary.measured.layer_arrays import (
+    BINS,
+    LEVELS,
+    LayerTable,
+    ShapeLimits,
+    distribution_shape,
+    layer_table_from,
+)
 
 Draw = Callable[[Generator, int], NDArray[np.float64]]
 

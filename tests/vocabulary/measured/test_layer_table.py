@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlflow_stability.vocabulary.measured import BINS, PERCENTILES, STATISTICS, layer_table_from
-from mlflow_stability.vocabulary.measured.layer_arrays import WIDTH
+from mlflow_stability.vocabulary.measured.layer_arrays import BINS, PERCENTILES, STATISTICS, WIDTH, layer_table_from
 
 
 def test_the_flat_form_is_read_layer_by_layer() -> None:

@@ -5,8 +5,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary.measured import Signal, shared_layout
-from mlflow_stability.vocabulary.measured.signal import MAX_LAYOUTS
+from mlflow_stability.vocabulary.measured.signal import MAX_LAYOUTS, Signal, shared_layout
 
 LOSS, NORM = Signal("loss"), Signal("grad_norm")
 

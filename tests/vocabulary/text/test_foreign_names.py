@@ -8,8 +8,15 @@ from mlflow_stability import Alert
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, detectors_named
-from mlflow_stability.vocabulary.text import kinds_in_line, metric_meanings, unique_share_in
-from mlflow_stability.vocabulary.text.foreign_names import KIND_SYNONYMS, SENTENCES, resolve_kind, similar_kinds
+from mlflow_stability.vocabulary.text.foreign_names import (
+    KIND_SYNONYMS,
+    SENTENCES,
+    kinds_in_line,
+    resolve_kind,
+    similar_kinds,
+    unique_share_in,
+)
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary.text import visible
+from mlflow_stability.vocabulary.text.phrases import visible
 
 
 @given(st.text(), st.integers(1, 20))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary.text import metric_meanings, split_words
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings, split_words
 
 # Names as real tools write them, and what they are; `-` is none of ours, `book` counts, and `= other` says it again.
 RUNS = {

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_stability.vocabulary.text import capitalised, changed, counted, sentence
-from mlflow_stability.vocabulary.text.phrases import above, risen
+from mlflow_stability.vocabulary.text.phrases import above, capitalised, changed, counted, risen, sentence
 
 
 @pytest.mark.parametrize(
