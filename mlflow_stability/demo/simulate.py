@@ -16,7 +16,7 @@ from mlflow_stability.demo.catalog import known_simulation
 from mlflow_stability.demo.processes import Training, train
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.loss_pairs import LossPair, loss_pairs
-from mlflow_stability.figures.style import Picture
+from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.vocabulary.argument import check_arguments
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis
 
@@ -62,10 +62,8 @@ class Simulation:
             save_path: A file that it is written to.
         """
         pairs = [simulation._losses() for simulation in (self, *others)]
-        figure = loss_pairs(pairs, "Simulated failures" if others else f"Simulated failure: {self.name}")
-        if save_path is not None:
-            figure.savefig(save_path, dpi=150)
-        return figure
+        title = "Simulated failures" if others else f"Simulated failure: {self.name}"
+        return saved(loss_pairs(pairs, title), save_path)
 
     def _losses(self) -> LossPair:
         first = min((finding.start for finding in self.diagnosis.findings), default=None)

@@ -5,14 +5,13 @@ A module of `formats` that has a `FORMAT` is a format; nothing else has to know 
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
+from mlflow_stability.vocabulary.discovery import constants_of
 from mlflow_stability.vocabulary.run import RunHistory
 
 
@@ -60,12 +59,5 @@ class LogFormat:
 @cache
 def formats() -> tuple[LogFormat, ...]:
     """Return all formats, the surest first."""
-    package = import_module(f"{__package__}.formats")
-    modules = (import_module(f"{package.__name__}.{info.name}") for info in pkgutil.iter_modules(package.__path__))
-    candidates = (getattr(module, "FORMAT", None) for module in modules)
-    return tuple(
-        sorted(
-            (candidate for candidate in candidates if isinstance(candidate, LogFormat)),
-            key=lambda log_format: (log_format.recognised_by, log_format.name),
-        )
-    )
+    found = constants_of(f"{__package__}.formats", "FORMAT", LogFormat)
+    return tuple(sorted(found, key=lambda log_format: (log_format.recognised_by, log_format.name)))
