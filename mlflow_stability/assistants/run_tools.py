@@ -1,22 +1,29 @@
-"""Tools for assistants: questions about runs, with small answers in plain JSON.
+"""Tools for assistants: questions about runs, with small answers in plain JSON; and the MCP server that offers them.
 
-Guarantees: nothing is written anywhere; an answer has at most about ten kilobytes, however long the run is.
+Guarantees: nothing is written anywhere; an answer has at most about ten kilobytes, however long the run is. Every tool
+is marked as read-only; an error about a run is answered in one sentence; only the protocol goes to stdout.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
 from numpy.typing import NDArray
 
+import mlflow_stability
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.diagnose import concluded, history_of
 from mlflow_stability.analysis.source import last_runs
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
-from mlflow_stability.errors import SettingsError
+from mlflow_stability.errors import SettingsError, StabilityError
+from mlflow_stability.manual.pages import Page
 from mlflow_stability.manual.references import explained_names, reference
 from mlflow_stability.reports.brief import brief, brief_finding
 from mlflow_stability.reports.escape import plain
@@ -236,3 +243,50 @@ def _card(card: RunCard) -> dict[str, Any]:
 def _cut(text: str, max_length: int = MAX_TEXT) -> str:
     escaped = plain(text)
     return escaped if len(escaped) <= max_length else f"{escaped[: max_length - 3]}..."
+
+
+INSTRUCTIONS = (
+    "Diagnoses PyTorch training runs in MLflow, and training logs: what went wrong, when, why, what to change. "
+    "Call diagnose_run first; list_findings, load_series and explain look closer; compare_runs is for several runs. "
+    "Pages of the manual are resources: manual://diagnosis says how to read a diagnosis. Everything is read-only."
+)
+
+
+def server_of(tools: RunTools, pages: Iterable[Page]) -> MCPServer[Any]:
+    """Return the server, ready to run over stdin and stdout."""
+    server: MCPServer[Any] = MCPServer(
+        "mlflow-stability",
+        instructions=INSTRUCTIONS,
+        version=mlflow_stability.__version__,
+        log_level="WARNING",
+    )
+    for tool in (
+        tools.diagnose_run,
+        tools.compare_runs,
+        tools.list_findings,
+        tools.explain,
+        tools.load_series,
+        tools.run_checklist,
+    ):
+        server.add_tool(
+            _with_tool_errors(tool), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
+        )
+    for page in pages:
+        server.resource(
+            f"manual://{page.name}", name=page.name, title=page.title, description=f"Manual: {page.title}",
+            mime_type="text/markdown",
+        )(page.text)  # fmt: skip
+    return server
+
+
+def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn errors of this package into answers that an assistant can act on."""
+
+    @functools.wraps(tool)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return tool(*args, **kwargs)
+        except StabilityError as error:
+            raise ToolError(str(error)) from None
+
+    return wrapper

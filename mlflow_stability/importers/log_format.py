@@ -59,5 +59,5 @@ class LogFormat:
 @cache
 def formats() -> tuple[LogFormat, ...]:
     """Return all formats, the surest first."""
-    found = constants_of(f"{__package__}.formats", "FORMAT", LogFormat)
-    return tuple(sorted(found, key=lambda log_format: (log_format.recognised_by, log_format.name)))
+    every = constants_of(f"{__package__}.formats", "FORMAT", LogFormat)
+    return tuple(sorted(every, key=lambda log_format: (log_format.recognised_by, log_format.name)))

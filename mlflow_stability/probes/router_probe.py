@@ -25,7 +25,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.expert_groups import Candidate, ExpertGroup, expert_groups
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import PassHooks, SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import on_device

@@ -33,7 +33,7 @@ from mlflow_stability.session.probe_plan import chosen_detectors, judging_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
-from mlflow_stability.session.sweep_trials import SweepTrial, running_trial
+from mlflow_stability.session.run_facts.training_facts import SweepTrial, running_trial
 from mlflow_stability.session.training_output import DeliveredRun, TrainingOutput
 from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.in_process import (

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from typing import Any
 
-from mlflow_stability.vocabulary.text.terminal_row import new_row_prefix
+from mlflow_stability.alerts.channels import new_row_prefix
 
 LOCK_SECONDS = 0.5  # how long to wait for another thread that draws a bar, or a process that has died
 

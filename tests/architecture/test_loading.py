@@ -92,4 +92,4 @@ def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
 
 @pytest.mark.slow
 def test_an_outlet_can_be_the_first_that_is_loaded_of_the_courier() -> None:
-    assert "mlflow_stability" in loaded_by("import mlflow_stability.courier.sinks.alert_outlet")
+    assert "mlflow_stability" in loaded_by("import mlflow_stability.courier.sinks.outlets")

@@ -96,4 +96,4 @@ def test_without_the_package_the_command_says_how_to_get_it(
 
 @pytest.mark.slow
 def test_neither_torch_nor_mlflow_is_loaded_before_a_question_needs_it() -> None:
-    assert not {"torch", "mlflow"} & loaded_by("import mlflow_stability.assistants.server")
+    assert not {"torch", "mlflow"} & loaded_by("import mlflow_stability.assistants.run_tools")

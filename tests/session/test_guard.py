@@ -14,7 +14,7 @@ import pytest
 import torch
 from session.interrupting import Moments, thread_state
 
-from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.session.guard import FORGIVEN, PartGuard
 
 

@@ -89,7 +89,6 @@ def mcp(tracking_uri: str | None) -> None:
     """
     if find_spec("mcp") is None:
         raise StabilityError("`mlflow-stability mcp` needs the package mcp: pip install 'mlflow-stability[mcp]'.")
-    from mlflow_stability.assistants.run_tools import RunTools
-    from mlflow_stability.assistants.server import server_of
+    from mlflow_stability.assistants.run_tools import RunTools, server_of
 
     server_of(RunTools(tracking_uri), all_pages()).run("stdio")

@@ -35,7 +35,7 @@ from mlflow_stability.probes.activations.activation_statistics import (
     statistics_of,
 )
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.tensor_sums import HALVES, on_device

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm, loss, pooling
 
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable
+from mlflow_stability.probes.hooks.thread_state import is_measurable
 from mlflow_stability.probes.tensor_sums import HALVES, flat_view, on_device
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 

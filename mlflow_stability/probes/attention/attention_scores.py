@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable
+from mlflow_stability.probes.hooks.thread_state import is_measurable
 
 MASKED = -5000.0  # largest bias that is a mask: scripts add -10,000, -1e9 or the smallest number
 

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from mlflow_stability.probes.attention.attention_scores import BLOCK, ProductScores, Shape, in_wide, rows_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable
+from mlflow_stability.probes.hooks.thread_state import is_measurable
 
 _FUNCTION = inspect.signature(functional.multi_head_attention_forward)
 _MODULE = inspect.signature(nn.MultiheadAttention.forward)

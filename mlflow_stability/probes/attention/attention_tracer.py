@@ -34,8 +34,14 @@ from mlflow_stability.probes.attention.attention_sources import (
     scores_of_module,
 )
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.thread_state import FUNCTION_STACK, OwnMode, function_modes, remove_mode
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.probes.hooks.thread_state import (
+    FUNCTION_STACK,
+    OwnMode,
+    function_modes,
+    is_measurable,
+    remove_mode,
+    untracked,
+)
 from mlflow_stability.probes.rerun.forward_rerun import runs_again
 
 

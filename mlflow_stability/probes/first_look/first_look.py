@@ -29,7 +29,7 @@ from mlflow_stability.probes.first_look.module_settings import (
 from mlflow_stability.probes.first_look.precision import Precision
 from mlflow_stability.probes.first_look.targets import Targets
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.probes.model_discovery import models_of, remembered
 from mlflow_stability.probes.module_names import names_of_modules
 from mlflow_stability.probes.object_memory import Kind

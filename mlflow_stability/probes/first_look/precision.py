@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.tensor_sums import HALVES

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.loss_graph import loss_functions, mean_squared_error, node_name, source_of
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 

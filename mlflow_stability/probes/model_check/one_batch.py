@@ -32,7 +32,7 @@ from mlflow_stability.probes.activations.activation_statistics import (
 )
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.model_check.values import fetched
 from mlflow_stability.probes.module_names import plain_name, unwrapped
 from mlflow_stability.probes.rerun.forward_rerun import (

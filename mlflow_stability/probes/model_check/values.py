@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.model_check.settings import (
     count_of,
     first_names,

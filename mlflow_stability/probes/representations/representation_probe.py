@@ -19,7 +19,7 @@ from torch.nn import Embedding, Module
 
 from mlflow_stability.probes.activations.activation_statistics import axis_of, nature_of, output_tensor
 from mlflow_stability.probes.block import Block, signals_at
-from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory
 from mlflow_stability.probes.representations.representation_spectrum import QUANTITIES as OF_ROWS
 from mlflow_stability.probes.representations.representation_spectrum import describe_rows

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import pad
 
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable
+from mlflow_stability.probes.hooks.thread_state import is_measurable
 from mlflow_stability.probes.tensor_sums import HALVES, on_device, widest
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 

@@ -18,7 +18,7 @@ from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
-from mlflow_stability.courier.sinks import alert_outlet
+from mlflow_stability.courier.sinks import outlets
 from mlflow_stability.tracking.client import run_page
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
@@ -111,7 +111,7 @@ def test_a_server_that_fails_is_asked_again_reported_once_and_the_message_arrive
 def test_a_server_that_never_answers_delays_neither_the_record_nor_the_end_for_long(
     root: Path, sqlite_uri: str, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_outlet.AlertOutlet, "awaited_seconds", 1.0)
+    monkeypatch.setattr(outlets.AlertOutlet, "awaited_seconds", 1.0)
     server.answers = [HANG] * 20
     training = training_of(root, sqlite_uri)
     session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server, patience=3.0))
@@ -143,7 +143,8 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
     training.train(1, 50)
     training.journal.append(spike(50, Severity.CRITICAL))
     (folder,) = (each.parent for each in training.folder.glob("*/journal"))
-    wait_until(lambda: read_page(folder / "alerts.json").get("channels", {}).get("json", {}).get("sent"))
+    page = folder / "alerts.json"
+    wait_until(lambda: server.requests and not read_page(page)["channels"]["json"]["pending"])
     kill(courier)
     training.journal.append(at_step(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
     training.end(Closing("finished", "", 51, time.time()))
@@ -157,7 +158,7 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
 def test_alerts_do_not_wait_for_a_tracking_server_that_is_away(
     root: Path, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_outlet, "LINK_SECONDS", 0.5)
+    monkeypatch.setattr(outlets, "LINK_SECONDS", 0.5)
     training = training_of(root, "http://127.0.0.1:9")
     session = SessionDelivery(training.folder, "http://127.0.0.1:9", lambda: False, settings(server))
     training.train(1, 50)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlflow_stability.probes.attention.attention_tracer import AttentionMode
 from mlflow_stability.probes.hooks import thread_state
-from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.performance.flop_count import FlopCounter
 
 

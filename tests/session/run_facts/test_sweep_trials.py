@@ -17,7 +17,7 @@ import torch
 from scenarios.flying import Flown, flying
 from scenarios.watching import batches, mse, tiny_model
 
-from mlflow_stability.session.sweep_trials import running_trial
+from mlflow_stability.session.run_facts.training_facts import running_trial
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.run import Fact, Opening
 
