@@ -29,7 +29,6 @@ SPIKE = at_step(
 )
 BACK = RollbackFacts("loss 9.", target=3, onset=7, steps_lost=6, seconds=0.1, rollbacks=1)
 ROLLBACK = Finding.at(BACK, 9, Severity.INFO)
-LOGGER = logging.getLogger("mlflow_stability")
 
 
 def test_while_gradients_are_not_cleared_no_smaller_steps_are_advised(caplog: pytest.LogCaptureFixture) -> None:
