@@ -112,15 +112,15 @@ def sharp_png(figure: Picture) -> bytes:
     return png(figure, 300, 3)
 
 
-def entitle(figure: Figure, title: str, facts: str, name: str = "", left: float = 0.012) -> None:
+def entitle(figure: Figure, title: str, facts: str, name: str = "") -> None:
     """Write a title in the upper left corner and fainter lines beneath: the facts, then a name in the room left."""
     height = float(figure.get_size_inches()[1])
     room = _SUBTITLE - len(facts) - (3 if facts else 0)
     subtitle = " · ".join(filter(None, [shown(facts), shown(name, room) if room >= _MIN_NAME else ""]))
-    figure.text(left, 1 - 0.12 / height, shown(title, 80), ha="left", va="top", fontsize=TITLE_SIZE, fontweight="bold")
+    figure.text(0.012, 1 - 0.12 / height, shown(title, 80), ha="left", va="top", fontsize=TITLE_SIZE, fontweight="bold")
     first, *rest = wrap(subtitle, _SUBTITLE, break_on_hyphens=False) or [""]
     lines = "\n".join([first, shown(" ".join(rest), _SUBTITLE)]).rstrip()
-    figure.text(left, 1 - 0.38 / height, lines, ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT)
+    figure.text(0.012, 1 - 0.38 / height, lines, ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT)
 
 
 def say_instead(axes: Axes, text: str) -> None:

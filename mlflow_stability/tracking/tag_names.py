@@ -24,18 +24,6 @@ SKIPPED_STEPS = f"{PREFIX}skipped_steps"
 CHANGED_SETTINGS = f"{PREFIX}changed_settings"
 """Of a run that was resumed with other settings: a line for each recording, ``recording 2: seed 2 (was 1)``."""
 EARLY_STOPPING_STEP = f"{PREFIX}early_stopping_step"  # only in runs that a condition of `stop_on` has ended
-READ_BY_PEOPLE = (
-    VERDICT,
-    OUTCOME,
-    CAUSE,
-    FIRST_ISSUE_STEP,
-    FINDINGS,
-    ROLLBACKS,
-    SKIPPED_STEPS,
-    ENDED,
-    CHANGED_SETTINGS,
-    EARLY_STOPPING_STEP,
-)
 RUNNING = "running"  # the verdict of a run that is training
 COMPARISON = f"{PREFIX}comparison"  # only in runs that hold a comparison of others, and no training
 FOR_PROGRAMS = "mlflow.stability."

@@ -22,11 +22,24 @@ from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunc
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
 from mlflow_stability.recovery.rollback_events import give_up_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
+from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Reset
+
+READ_BY_PEOPLE = {
+    tag_names.VERDICT,
+    tag_names.OUTCOME,
+    tag_names.CAUSE,
+    tag_names.FIRST_ISSUE_STEP,
+    tag_names.FINDINGS,
+    tag_names.ROLLBACKS,
+    tag_names.SKIPPED_STEPS,
+    tag_names.ENDED,
+    tag_names.CHANGED_SETTINGS,
+    tag_names.EARLY_STOPPING_STEP,
+}
 
 
 @pytest.fixture
@@ -67,7 +80,7 @@ def test_a_broken_run_is_described_with_advice_although_its_process_finished(roo
     assert (tags["stability.ended"], tags["stability.verdict"]) == ("finished", "broken")
     assert tags["stability.first_issue_step"] == "50"
     assert tags["stability.findings"] == "1 critical"
-    assert {tag for tag in tags if not tag.startswith("mlflow.")} <= set(READ_BY_PEOPLE)
+    assert {tag for tag in tags if not tag.startswith("mlflow.")} <= READ_BY_PEOPLE
     description = tags["mlflow.note.content"]
     assert description.startswith(
         "Second try, *smaller* model.\n\n### Training stability: broken\n\n"
