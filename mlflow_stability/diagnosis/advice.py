@@ -47,6 +47,7 @@ from mlflow_stability.vocabulary.run import RunHistory
 CHECKPOINTS_TAG = "stability.checkpoints"  # tag with the folder in which a recording keeps checkpoints
 MIN_STEPS_BEFORE = 10
 """Minimum number of steps before a trouble for a state worth restoring."""
+SEEN_WITHIN = 64  # maximum number of steps from the start of a mistake in the set-up to the check that sees it
 NON_FINITE = frozenset({"nan_detected", "inf_detected"})
 JUDGED_BY_CURVES = frozenset(
     {"above_chance", "clipping_strong", "weight_decay_strong", "one_class", "learning_rate_zero", "learning_rate_rise"}
@@ -58,17 +59,6 @@ CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
 """Mistakes that are seen in the set-up itself."""
 RISING = NON_FINITE | {"divergence", "gradient_explosion"}  # what a higher learning rate makes worse
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
-
-
-@dataclass(frozen=True, slots=True)
-class MistakeLimits:
-    """When a mistake in the set-up was there before other trouble."""
-
-    seen_within: int = 64
-    """Maximum number of steps from the start of a mistake to the check that sees it."""
-
-
-MISTAKE_LIMITS = MistakeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +282,9 @@ def _is_certain_mistake(episode: Finding, deciding: Finding) -> bool:
     dead = episode.facts_as(DeadLayerFacts)
     if dead is not None:  # without a gradient in its first measurement: initialised or connected so
         apart = (episode.start - dead.first_step) / max(1, dead.measurements - 1)
-        return episode.attempt == 0 and dead.first_step <= max(MISTAKE_LIMITS.seen_within, apart)
+        return episode.attempt == 0 and dead.first_step <= max(SEEN_WITHIN, apart)
     is_own = episode.attempt <= deciding.attempt
-    return episode.kind in CERTAIN_MISTAKES and is_own and episode.start <= deciding.start + MISTAKE_LIMITS.seen_within
+    return episode.kind in CERTAIN_MISTAKES and is_own and episode.start <= deciding.start + SEEN_WITHIN
 
 
 def _comes_before(cause: Cause, mistakes: Sequence[Finding]) -> bool:
@@ -303,7 +293,7 @@ def _comes_before(cause: Cause, mistakes: Sequence[Finding]) -> bool:
     if cause.name == "learning_rate_too_high" and cause.certainty == "likely":
         return all(mistake.kind not in MAY_RAISE_LOSS for mistake in mistakes)
     latest = max(map(first_step_of, mistakes), default=0)
-    is_late = cause.since is not None and cause.since > latest + MISTAKE_LIMITS.seen_within
+    is_late = cause.since is not None and cause.since > latest + SEEN_WITHIN
     is_general = all(remedy.topic in SMALLER_UPDATE_TOPICS for remedy in cause.remedies[:1])
     return is_late and (cause.name in RATE_CAUSES or not is_general)
 

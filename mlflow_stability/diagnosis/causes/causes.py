@@ -29,18 +29,10 @@ from mlflow_stability.kinds.catalog import noun_of
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, RATE_TOPICS, Cause, Finding, Severity, without_topics
 from mlflow_stability.vocabulary.run import RunHistory
 
-
-@dataclass(frozen=True, slots=True)
-class SameTroubleLimits:
-    """When two findings are the same trouble."""
-
-    share_of_run: float = 0.05
-    """The earlier one began within this share of the run before the later one, ..."""
-    points: int = 64
-    """... and within this number of logged points."""
-
-
-LIMITS = SameTroubleLimits()
+SHARE_OF_RUN = 0.05
+"""Two findings are the same trouble if the earlier one began within this share of the run before the later one, ..."""
+POINTS = 64
+"""... and within this number of logged points."""
 RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 """Where one of these lasted until another finding began, it led to that finding, however long before it began."""
 
@@ -173,7 +165,7 @@ def _reach(curves: RunCurves) -> float:
     """Return the number of steps between the starts of two findings up to which they may be the same trouble."""
     losses = [curve for curve in curves.losses if len(curve.steps) > 1]
     span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
-    return min(LIMITS.share_of_run * span, LIMITS.points * max((curve.distance for curve in losses), default=1.0))
+    return min(SHARE_OF_RUN * span, POINTS * max((curve.distance for curve in losses), default=1.0))
 
 
 def _same_trouble(episode: Finding, checked: Sequence[CheckedEpisode], reach: float) -> list[CheckedEpisode]:
