@@ -110,9 +110,10 @@ def test_a_state_that_one_process_refuses_is_refused_by_all_and_the_next_one_is_
     decider: Any = Deciding(states)
     modifier: Any = SimpleNamespace(lasting=1.0, rolled_back=lambda easing: None)
     ranks: Any = Together(states, there)
-    context: Any = SimpleNamespace(guard=PartGuard(True, lambda *_: None), settle=lambda: None)
+    settings = SimpleNamespace(policy=RollbackPolicy())
+    context: Any = SimpleNamespace(settings=settings, guard=PartGuard(True, lambda *_: None), settle=lambda: None)
     events: list[Finding] = []
-    rollback = TrainingRollback(RollbackPolicy(), decider, states, modifier, ranks, context, None, events.append)
+    rollback = TrainingRollback(decider, states, modifier, ranks, context, None, events.append)
     assert rollback.run(Decision("rollback", target=80), 100, PARTS) is bool(target)
     assert states.restored == target
     assert decider.rolled_back_at == [100] * len(target)
