@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mlflow_stability.alerts.outlet_settings import OutletSettings
+from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
-from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.run import Closing
