@@ -10,7 +10,7 @@ import pytest
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.thinning import Point
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 POINTS = [Point(Signal("loss"), step, 1.0, 0.0) for step in range(200)]
 SQLITE, SERVER = "sqlite:///x", "http://localhost:5000"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlflow_stability.curves.curves import Curve
-from mlflow_stability.diagnosis.findings.undone import kept_points, restored_level
+from mlflow_stability.diagnosis.findings.attempts import kept_points, restored_level
 
 LOSSES = np.linspace(6.0, 0.6, 600)
 FALLS = Curve("loss", "loss", "", 0, np.arange(600), LOSSES)
