@@ -30,7 +30,7 @@ _EPOCHS = frozenset(
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
 _IGNORED_WORDS = frozenset(
     {"trainer", "train", "training", "time", "valid", "val", "eval", "test", "rollout", "perf", "progress"}
-    | {"completed", "finished", "current", "at", "in", "this", "the"}
+    | {"completed", "finished", "current", "at", "this", "the"}
 )
 MIN_ABSOLUTE_TIME = 1e8
 """A larger time counts from 1970, in seconds or a shorter unit; a smaller one from the start of the training."""
@@ -92,7 +92,7 @@ def counts_within_epochs(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_epoch(name: str) -> bool:
-    return _main_words(name) in _EPOCHS
+    return _main_words(name).removeprefix("in ") in _EPOCHS  # not so with a step: `best accuracy 0.7 in batch 10`
 
 
 @lru_cache(maxsize=4096)

@@ -68,6 +68,7 @@ LINES = [
     ("[Epoch 3/200] [Batch 20/938] [D loss: 0.5] [G loss: 1.2]", 20, 3, {"D loss": 0.5, "G loss": 1.2}),
     ("Epoch [1/10], Step [100/600], Loss: 0.3021", 100, 1, {"Loss": 0.3021}),
     ("TRAIN in epoch 3 , step 250, loss = 2.4", 250, 3, {"loss": 2.4}),
+    ("higher corrcoef: 0.5504 in batch: 10, save model", NAN, NAN, {"higher corrcoef": 0.5504}),
     ("[E2] step 5610 loss 0.5209", 5610, 2, {"loss": 0.5209}),
     ("TEST in epoch0, loss = 2.2, acc = 44.1%", NAN, 0, {"test loss": 2.2}),
     ("Epoch 95 Update 48800 Cost 76.88 PD 0.05", 48800, 95, {"Cost": 76.88}),
