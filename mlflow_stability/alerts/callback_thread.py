@@ -86,9 +86,9 @@ class _Recipient:
             self._condition = StepCondition(alert.when, alert.severity, alert.message, warn)
 
     @property
-    def looks_at_steps(self) -> bool:
+    def needs_readings(self) -> bool:
         """Whether a condition needs readings."""
-        return self._condition is not None or self.router.looks_at_steps
+        return self._condition is not None or self.router.needs_readings
 
     def take(self, item: Finding | StepReading, now: float) -> None:
         """Take an event or a reading."""
@@ -125,13 +125,13 @@ class CallbackAlerts:
 
     def __init__(self, alerts: Sequence[Alert], run: Callable[[], RunLink | None], warn: Callable[..., None]) -> None:
         self._recipients = [_Recipient(alert, warn) for alert in alerts if alert.in_training]
-        self.looks_at_steps = any(recipient.looks_at_steps for recipient in self._recipients)
+        self.needs_readings = any(recipient.needs_readings for recipient in self._recipients)
         """Whether a condition needs readings."""
         self._run = run
         self._warn = warn
         self._queue = _Queue()
         self._thread: threading.Thread | None = None
-        self._starts = threading.Lock()
+        self._start_lock = threading.Lock()
         self._pid = os.getpid()
         self.dropped = 0  # number of events and readings that did not fit into the queue
 
@@ -142,7 +142,7 @@ class CallbackAlerts:
 
     def see(self, reading: StepReading | None) -> None:
         """Queue a reading, if a condition needs it; never waits."""
-        if self.looks_at_steps and reading is not None:
+        if self.needs_readings and reading is not None:
             self._put(reading)
 
     def close(self, seconds: float) -> None:
@@ -166,8 +166,8 @@ class CallbackAlerts:
     def _start(self) -> None:
         """Start the thread once, also where several threads call this."""
         if self._pid != os.getpid():  # a fork has the queue, but neither the thread nor the owner of the lock
-            self._thread, self._starts, self._pid = None, threading.Lock(), os.getpid()
-        with self._starts:
+            self._thread, self._start_lock, self._pid = None, threading.Lock(), os.getpid()
+        with self._start_lock:
             if self._thread is None:
                 queue = _Queue()
                 thread = threading.Thread(target=self._work, args=(queue,), name="mlflow-stability alerts", daemon=True)

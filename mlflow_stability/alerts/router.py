@@ -58,7 +58,7 @@ class AlertRouter:
         """Time and severity of the last message of each type."""
 
     @property
-    def looks_at_steps(self) -> bool:
+    def needs_readings(self) -> bool:
         """Whether there are conditions, which need readings."""
         return bool(self._rules.conditions)
 

@@ -230,7 +230,7 @@ def cards_at(
     detectors: Sequence[Detector] | None = None,
     curves: AskedCurves | None = None,
 ) -> Iterator[RunCard]:
-    """Yield the cards of all runs there, one at least; what cannot be read or judged is a card with the error."""
+    """Yield one card for each run, at least one; that of a run which cannot be read or judged has the error."""
     try:
         histories = histories_of(resolve_source(source, tracking_uri), tracking_uri)
     except StabilityError as error:

@@ -195,10 +195,10 @@ def _restart(episode: Finding, situation: Situation) -> Remedy | None:
 def _useful_remedies(episode: Finding, episodes: Sequence[Finding]) -> tuple[Remedy, ...]:
     """Return an episode's remedies without those that do not help against its cause or look for what was found.
 
-    What goes against a certain cause comes first.
+    Remedies for a certain cause come first.
     """
     tiny = episode.facts_as(TinyUpdateFacts)
-    if tiny is not None and tiny.value == 0.0:  # no rate makes more of a gradient of zero
+    if tiny is not None and tiny.value == 0.0:  # no learning rate helps a gradient of zero
         return Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD), *without_topics(episode.remedies, {Topic.RAISE_RATE})
     cause = _cause_near(episode, episodes)
     certain = cause is not None and cause.certain

@@ -154,7 +154,7 @@ RATE_CONFIDENCE = 0.95
 
 
 def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> BaselineGate:
-    """Compare all others with the baseline: is one of them worse, beyond what chance explains?
+    """Check whether any other run is significantly worse than the baseline.
 
     Runs that could not be read fail. Speed is never a reason to fail, because machines differ. Thresholds are corrected
     for the number of runs. What cannot be compared is reported.

@@ -159,7 +159,7 @@ def is_split_field(field: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def held_out_word(field: str, text: str) -> str:
-    """Return the word for held-out data that the text of a split field is; empty for anything else.
+    """Return the word for held-out data in the text of a split field, such as ``val``; empty for other texts.
 
     A data set called `val2017` and a phase `warmup` are no such words, nor is a stage `dev`, which may be a machine.
     """

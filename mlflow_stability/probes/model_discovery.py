@@ -64,7 +64,7 @@ class ObjectScan:
         return self._at([self._kinds.index(kind) for kind in kinds])
 
     def recall(self, kinds: tuple[Kind, ...]) -> list[list[Any]] | None:
-        """Return the objects of these kinds, remembered ones included, or None as `answer` does."""
+        """Return the objects of these kinds, remembered ones included, or None if they are not searched for."""
         if not set(kinds) <= set(self._numbers):
             return None
         places = [self._numbers.index(kind) for kind in kinds]

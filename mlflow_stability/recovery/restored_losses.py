@@ -100,7 +100,7 @@ def midpoint(low: float, high: float) -> float:
 
 
 def highest_mean(losses: Sequence[float], count: int) -> float:
-    """Return the highest mean of `count` consecutive losses; NaN without any."""
+    """Return the highest mean of `count` consecutive losses, or of all if there are fewer; NaN without losses."""
     if not losses:
         return math.nan
     parts = [losses[at : at + count] for at in range(max(1, len(losses) - count + 1))]

@@ -68,17 +68,18 @@ def autolog(
     Args:
         rollback: Restore a good state inside your loop when the training diverges, and continue with smaller steps:
             `True`, or a `RollbackPolicy`. Turns the guard on.
-        guard: Skip steps with non-finite or extremely large loss or gradients, leaving the training unchanged.
-            `"late"` never waits for the device, and rolls back after a broken step. Default: on with `rollback`.
+        guard: Skip steps with non-finite or extremely large loss or gradients, which then change no weights and no
+            optimizer state. `"late"` never waits for the device, and rolls back after a broken step. Default: on with
+            `rollback`.
         stop_on: Raise `TrainingDiverged` when a condition is met, after saving the last good state: "nonfinite", or
             conditions such as "grad_norm>100", "loss>50", "val_loss plateau 5", "val_loss+10%", "throughput-80%",
             "memory>90%". Loss and gradient norm are judged before the step is taken.
         preset: Other defaults for intervals, thresholds, checkpoints and rollbacks, which `mlflow-stability presets`
             lists: "research" measures more and acts early, "production" measures less and acts late, "debugging"
-            measures all of it often and raises when rollbacks do not help. Your own arguments take precedence.
+            measures everything often and raises when rollbacks do not help. Your own arguments take precedence.
         detectors: Detectors to run: names such as "loss_spike" or "loss_spike:classic", or detectors with your own
-            thresholds such as `LossSpike(threshold=10)`, imported from `mlflow_stability.kinds`. "default" among them
-            stands for all others of `mlflow-stability explain`; without it, only those in the list run.
+            thresholds such as `LossSpike(threshold=10)`, imported from `mlflow_stability.kinds`. "default" adds all
+            default detectors, which `mlflow-stability explain` lists; without it, only those in the list run.
         sensitivity: "low" finds less with fewer false alarms, "high" finds more. Moves the thresholds of all
             detectors except those with your own thresholds.
         loss: What the level of your loss means. "supervised": a lower loss is progress, and its level is judged.
@@ -105,12 +106,13 @@ def autolog(
         extra_tags: Tags for the run.
         exclusive: Ignore runs started by the script; record only into runs of this package.
         disable: Stop recording and remove all hooks.
-        silent: Suppress all output, warnings included, except that recorded data is lost or not delivered.
+        silent: Suppress all output, except warnings that recorded data was lost or not delivered.
         strict: Raise internal errors instead of switching the failing part off. For tests of this package.
-        options: The rest, as an `Options` object: the journal's folder, memory, the end of the process and others.
+        options: Less common options, as an `Options` object: the journal's folder, memory, the end of the process and
+            others.
 
     Raises:
-        SettingsError: An argument that there is not, or a value that does not fit, with what to write instead.
+        SettingsError: An unknown argument, or a value that does not fit, with what to write instead.
 
     Example:
 
@@ -221,7 +223,7 @@ def attach(model: Module, optimizer: Any = None, **settings: Any) -> Iterator[At
         A context manager that gives an `Attachment`; call its `step` once per optimizer step.
 
     Raises:
-        SettingsError: An argument that there is not, or a value that does not fit.
+        SettingsError: An unknown argument, or a value that does not fit.
 
     Example:
 

@@ -285,7 +285,7 @@ class RunBinding:
         return self._run_id if self._own else None
 
     def _joinable_run_id(self) -> str | None:
-        """Return our run for a metric of the script; None where the script has turned to another store since."""
+        """Return our run for a metric of the script; None where the script has switched to another store since."""
         opening = self._opened
         if opening is None or opening.pid != os.getpid() or not (self._own or self._ours):
             return None

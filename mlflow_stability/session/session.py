@@ -345,7 +345,7 @@ class Session:
             recording.record(reading)
         if recording is None:
             return
-        if self._alerts.looks_at_steps:
+        if self._alerts.needs_readings:
             self._alerts.see(recording.last)
         if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be changed
             self._looked_after = reading.time

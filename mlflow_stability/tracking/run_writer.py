@@ -77,7 +77,7 @@ class RunWriter:
         before = self.tags().get(DESCRIPTION, "")
         after = with_summary(before, summary)
         if after != before:
-            self._try_tag(RunTag(DESCRIPTION, after))  # an older store takes less
+            self._try_tag(RunTag(DESCRIPTION, after))  # an older store may refuse it
 
     def page(self) -> str:
         """Return the path of the run in MLflow's UI, behind the address of any server."""

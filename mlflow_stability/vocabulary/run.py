@@ -68,7 +68,7 @@ class Opening:
     system_metrics: bool = False
     """Whether to enable MLflow's system metrics."""
     detectors: str = ""
-    """Detectors with all thresholds, as `catalog.described` wrote them; replay builds the same ones."""
+    """Detectors with all thresholds, as `catalog.describe` wrote them; replay builds the same ones."""
     schema: int = 1
 
 

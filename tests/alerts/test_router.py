@@ -94,7 +94,7 @@ def test_rules_and_the_floor_choose_events(rules: tuple[str, ...], floor: Severi
 
 def test_a_condition_on_a_signal_is_sent_whatever_the_floor_is() -> None:
     router = AlertRouter(("grad_norm>10", "loss<0.5"), Severity.CRITICAL)
-    assert router.looks_at_steps
+    assert router.needs_readings
     signals = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm", "block.0"))
     for step, norm in enumerate([1.0, 11.0, 12.0, float("nan")], 1):
         router.step(StepReading(step, signals, (1.0, norm, 99.0), 0, float(step)), float(step))

@@ -71,7 +71,7 @@ def test_with_a_condition_no_events_are_sent_but_those_of_rules() -> None:
         lambda: RunLink("abc"),
         lambda *_: None,
     )
-    assert alerts.looks_at_steps
+    assert alerts.needs_readings
     alerts.tell(at_step(5, "nan_detected", Severity.CRITICAL, "loss is NaN at step 5.", time=5.0))
     alerts.see(reading(20, mfu=0.2))
     wait_until(lambda: got)

@@ -67,8 +67,10 @@ class RankProcesses:
         if not ended or min(ended.values()) >= ended.get(0, float("inf")):
             return []
         first = min(ended.values())
-        before = ended[0] - first if 0 in ended else 0.0
-        return [RankEnd(self._ranks[at].name, first, before) for at, when in sorted(ended.items()) if when == first]
+        lead_seconds = ended[0] - first if 0 in ended else 0.0
+        return [
+            RankEnd(self._ranks[at].name, first, lead_seconds) for at, when in sorted(ended.items()) if when == first
+        ]
 
     def _wait(self, descriptors: dict[int, int]) -> None:
         poller = select.poll()

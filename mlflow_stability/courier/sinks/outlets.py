@@ -159,7 +159,7 @@ class AlertOutlet(Outlet):
         if isinstance(record, StepReading):
             self._last_step, self._last_time = record.step + offset, record.time
             for router in self._routers.values():
-                if router.looks_at_steps:
+                if router.needs_readings:
                     router.step(replace(record, step=record.step + offset) if offset else record, now)
         elif isinstance(record, Finding):
             self._tell(record.shifted(offset), now)

@@ -115,8 +115,8 @@ def _cause_of(
         return None
 
     def rank(candidate: tuple[CheckedEpisode, Cause]) -> tuple[bool, bool, bool, int]:
-        # The end of the process is certain, but mostly follows from trouble before it. What lasted since long before,
-        # as a divergence before a NaN, led to the episode, unless the episode has a certain cause of its own.
+        # The end of the process is certain, but mostly follows from trouble before it. Trouble that began long
+        # before, such as a divergence before a NaN, led to the episode, unless that has a certain cause of its own.
         earlier, cause = candidate[0].episode, candidate[1]
         long_before = earlier.start < episode.start - reach
         return earlier.kind in PROCESS_KINDS, not cause.certain, not long_before, CERTAINTIES.index(cause.certainty)

@@ -235,7 +235,7 @@ def _jump_check(context: EpisodeContext, loss: Curve, value: float, usual: float
 
 
 def _last_of_jump(loss: Curve, step: int, usual: float, spread: float) -> int:
-    """Return the last of a few steps that jumped as far before the loss was normal again; else the first."""
+    """Return the last step of a short run of high losses that begins at `step`; else `step`."""
     place = int(np.searchsorted(loss.steps, step, side="left"))
     high = loss.values[place : place + LIMITS.in_a_row + 1] - usual > LIMITS.jump * spread
     width = 0 if high.all() else int(np.argmin(high))

@@ -185,8 +185,8 @@ class ForeignOptimizers:
             return original(optimizer, *args, **kwargs)
         try:
             self._before(view)
-            # Hooks remove the gradients to skip the step.
-            result = original(optimizer, *args, **kwargs) if self._take_over(view, optimizer) is not False else None
+            skips = self._take_over(view, optimizer) is False
+            result = None if skips else original(optimizer, *args, **kwargs)
         finally:
             self._end(view, optimizer)
         self._after(view)

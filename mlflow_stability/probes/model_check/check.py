@@ -221,14 +221,14 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> Iterator[
     broken = [layer for layer, norm in norms if not math.isfinite(norm)]
     if broken and math.isfinite(seen.loss or 0.0):  # else the loss has a finding
         message = f"The gradients of {counted(len(broken), 'parameter')} are not finite: {layer_names(broken)}."
-        slopes, count = (Remedy(Action.CHECK_INFINITE_SLOPES),), len(broken)
+        remedies, count = (Remedy(Action.CHECK_INFINITE_SLOPES),), len(broken)
         place = broken[-1].name
-        yield model_finding("nonfinite_gradients", Severity.CRITICAL, message, place, slopes, parameters=count)
+        yield model_finding("nonfinite_gradients", Severity.CRITICAL, message, place, remedies, parameters=count)
     unused = [layer for layer in layers if layer.trainable and layer.grad_norm is None]
     if unused:
         message = f"The loss does not depend on {counted(len(unused), 'parameter')}: {layer_names(unused)}."
-        use, count = (Remedy(Action.USE_OR_REMOVE_PARAMETERS),), len(unused)
-        yield model_finding("unused", Severity.WARNING, message, unused[0].name, use, parameters=count)
+        remedies, count = (Remedy(Action.USE_OR_REMOVE_PARAMETERS),), len(unused)
+        yield model_finding("unused", Severity.WARNING, message, unused[0].name, remedies, parameters=count)
     yield from _zero_gradients(norms)
     finite = [(layer, norm) for layer, norm in norms if math.isfinite(norm)]
     yield from _vanishing_gradients(seen, finite)
@@ -236,8 +236,8 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> Iterator[
     if total > EXPLODED_NORM:
         worst, _ = max(finite, key=lambda pair: pair[1])
         message = f"The gradient norm is {total:.4g} (threshold {EXPLODED_NORM:g}), most of it in {worst.name}."
-        smaller = (Remedy(Action.SCALE_DOWN_WEIGHTS_OR_TARGETS), CLIP_GRADIENTS)
-        yield model_finding("exploding_gradients", Severity.WARNING, message, worst.name, smaller, grad_norm=total)
+        advice = (Remedy(Action.SCALE_DOWN_WEIGHTS_OR_TARGETS), CLIP_GRADIENTS)
+        yield model_finding("exploding_gradients", Severity.WARNING, message, worst.name, advice, grad_norm=total)
 
 
 def _vanishing_gradients(seen: BatchPass, finite: Sequence[tuple[LayerCheck, float]]) -> Iterator[ModelFinding]:

@@ -128,7 +128,7 @@ class Layers:
         if looked_up is not None and looked_up[0] == key:
             held = looked_up[1]
         elif self._searches < MAX_SEARCHES:
-            self._look(optimizer, key)
+            self._assign_names(optimizer, key)
             held = self._held[optimizer][1]
         else:
             held = _NONE
@@ -146,19 +146,19 @@ class Layers:
         return layout
 
     # Names everything again: with a second model, names of the first may change.
-    def _look(self, newcomer: Optimizer, key: _Key) -> None:
+    def _assign_names(self, newcomer: Optimizer, key: _Key) -> None:
         self._searches += 1
         optimizers = [other for other in self._held if other is not newcomer] + [newcomer]
         owners = owners_of_parameters(models_of(optimizers))
         places = {parameter: place for place, parameter in enumerate(owners)}
         for number, optimizer in enumerate(optimizers):
-            before = f"optimizer_{number}." if number else ""
+            prefix = f"optimizer_{number}." if number else ""
             held_key = key if optimizer is newcomer else self._held[optimizer][0]
-            self._held[optimizer] = held_key, _held_by(optimizer, before, owners, places)
+            self._held[optimizer] = held_key, _held_by(optimizer, prefix, owners, places)
         self._layouts.clear()
 
 
-def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: dict[int, int]) -> HeldLayers:
+def _held_by(optimizer: Optimizer, prefix: str, owners: dict[int, str], places: dict[int, int]) -> HeldLayers:
     rows: list[tuple[int, str, int, int, int]] = []
     frozen: dict[str, None] = {}
     complete, split, position = True, False, 0
@@ -166,7 +166,7 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
     seen: set[int] = set()
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            name = owners.get(id(parameter), f"{before}parameter_{position}")
+            name = owners.get(id(parameter), f"{prefix}parameter_{position}")
             place = places.get(id(parameter), len(places) + position)
             if not parameter.requires_grad:
                 frozen[name] = None

@@ -46,7 +46,7 @@ class FragileTensors:
         self._handles = HookHandles()
 
     def put_on(self) -> None:
-        """Patch the constructors of all such classes, and of those that are defined from now on."""
+        """Patch the constructors of all `Tensor` subclasses, and of those that are defined from now on."""
         for kind in _subclasses(Tensor):
             self._watch(kind)
         inherited = Tensor.__init_subclass__.__func__ if "__init_subclass__" in vars(Tensor) else None  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ def conservative_grad_scaler(
         A loss scaler, used as torch's own.
 
     Raises:
-        SettingsError: An argument that there is not.
+        SettingsError: An unknown argument.
 
     Example:
 

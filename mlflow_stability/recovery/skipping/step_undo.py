@@ -256,9 +256,9 @@ def copy_bookkeeping(optimizer: Optimizer) -> PutBack:
 
 
 def copy_everything(optimizer: Optimizer) -> PutBack:
-    """Copy weights and state: as much memory again as the optimizer's state.
+    """Copy weights and state, which needs as much extra memory as the optimizer's state.
 
-    Includes the optimizer's own numbers and tensors, and inner optimizers, as SAM has one.
+    Includes the optimizer's own numbers and tensors, and inner optimizers, such as the base optimizer of SAM.
     """
     members = _with_inner(optimizer)
     undo = [copy_bookkeeping(member) for member in members]

@@ -120,7 +120,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
             self.observes = True
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Describe the batches of the step after a look, and their autocast type, for one model.
+        """Describe the batches of the step after each periodic scan, and their autocast type, for one model.
 
         A model that acts, as in reinforcement learning, has passes of other shapes before the one that is trained on.
         """

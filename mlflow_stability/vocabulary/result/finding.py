@@ -307,10 +307,7 @@ class Finding:
         return next((candidate for candidate in (self.facts, *self.also) if isinstance(candidate, facts)), None)
 
     def with_span(self, **changes: Any) -> Finding:
-        """The finding with other steps, or with what is known of how it ended: fields of `Span`.
-
-        What it says remains about the same steps.
-        """
+        """Return a copy with other fields of `Span`; its sentences keep the original steps."""
         return replace(self, span=replace(self.span, **changes), statements=self.stated)
 
     def shifted(self, offset: int) -> Finding:
