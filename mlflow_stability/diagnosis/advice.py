@@ -26,6 +26,7 @@ from mlflow_stability.diagnosis.verdict import deciding_of, not_led_to
 from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.kinds.optimizer.update_size import TinyUpdateFacts
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import (
@@ -258,7 +259,9 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
     serious = [episode for episode in episodes if episode.severity >= Severity.WARNING]
     deciding = deciding_of(outcome, serious)
     is_of_setup = cause is not None and cause.name == "setup"
-    certain = [] if deciding is None else [episode for episode in serious if _is_certain_mistake(episode, deciding)]
+    certain = (
+        [] if deciding is None else [episode for episode in serious if _is_certain_mistake(episode, deciding, serious)]
+    )
 
     def rank(episode: Finding) -> tuple[bool, bool, int, int, int]:
         is_mistake = episode in certain or (is_of_setup and episode.kind in OF_SETUP)
@@ -277,12 +280,14 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
     return one_of_each_topic(against, others, first)
 
 
-def _is_certain_mistake(episode: Finding, deciding: Finding) -> bool:
+def _is_certain_mistake(episode: Finding, deciding: Finding, serious: Sequence[Finding]) -> bool:
     """Return whether it is a fact about the set-up, not a judgement of curves, and from before the deciding finding."""
     dead = episode.facts_as(DeadLayerFacts)
     if dead is not None:  # without a gradient in its first measurement: initialised or connected so
         apart = (episode.start - dead.first_step) / max(1, dead.measurements - 1)
-        return episode.attempt == 0 and dead.first_step <= max(SEEN_WITHIN, apart)
+        is_first = episode.attempt == 0 and dead.first_step <= max(SEEN_WITHIN, apart)
+        decays = any(other.facts_as(StrongDecayFacts) and other.start <= dead.first_step for other in serious)
+        return is_first and not decays  # weights that decay to zero have no gradients
     is_own = episode.attempt <= deciding.attempt
     return episode.kind in CERTAIN_MISTAKES and is_own and episode.start <= deciding.start + SEEN_WITHIN
 

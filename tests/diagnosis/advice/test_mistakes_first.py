@@ -13,6 +13,7 @@ from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunc
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayer, DeadLayerFacts
 from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.kinds.reported.setup import EvaluationMode, MissingZeroGrad, UnclearedFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Text
@@ -66,6 +67,12 @@ def test_the_remedy_of_a_layer_that_was_dead_in_its_first_measurement_comes_firs
 
 def test_a_layer_that_died_later_does_not_come_before_the_divergence() -> None:
     assert actions(LATE, diverged(500), DEAD_LATER)[0] is not DEAD_LATER.remedies[0].action
+
+
+def test_a_layer_whose_weights_decayed_to_zero_does_not_come_before_the_decay() -> None:
+    decay = event(StrongDecayFacts(5.0, 0.06), StrongWeightDecay.remedies, 10)
+    advised = actions(LATE, diverged(500), DEAD_RARELY_MEASURED, decay)
+    assert advised.index(decay.remedies[0].action) < advised.index(DEAD_RARELY_MEASURED.remedies[0].action)
 
 
 def test_a_learning_rate_that_replaced_the_weights_comes_before_what_cannot_raise_a_loss() -> None:
