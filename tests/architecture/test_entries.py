@@ -1,43 +1,51 @@
-"""Other rooms import what a sub-package exports, not its insides; what is left of the latter may only become less."""
+"""A name is imported from the module that defines it; few packages list names of others."""
 
 from __future__ import annotations
 
 import ast
-from functools import cache
+from pathlib import Path
 
+import pytest
 from architecture.repository import PACKAGE, nodes_of, python_files
 
-INNER_IMPORTS = 110
-"""So many imports reach into a sub-package of another room; lower it with each that is taken away."""
-WITHOUT_ENTRY = 1
-"""So many sub-packages that other rooms import from export nothing."""
-
-SUB_PACKAGES = {
-    ".".join((PACKAGE.name, *path.parent.relative_to(PACKAGE).parts)): path
-    for path in PACKAGE.rglob("__init__.py")
-    if len(path.relative_to(PACKAGE).parts) > 2 and path.relative_to(PACKAGE).parts[0] != "kinds"
-}
-"""All but those of `kinds`, where each file is one kind of finding and is imported by its name."""
+LISTS = {"__init__.py", "kinds/__init__.py", "vocabulary/result/__init__.py"}
+"""What users import, and the results that nearly every room handles."""
 
 
-@cache
-def inner_imports() -> list[str]:
-    """The sub-package that is reached into, for each name that is imported so."""
-    found = []
-    for path in python_files(PACKAGE):
-        room = path.relative_to(PACKAGE).parts[0]
+def defined_in(path: Path) -> set[str]:
+    """The names that a module makes itself, and the submodules of a package."""
+    names = {child.stem for child in path.parent.iterdir()} if path.name == "__init__.py" else set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def module_file(name: str) -> Path:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def test_only_these_packages_list_names_of_other_modules() -> None:
+    lists = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in python_files(PACKAGE)
+        if path.name == "__init__.py" and "__all__" in path.read_text(encoding="utf-8")
+    }
+    assert lists == LISTS
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()))
+def test_a_name_is_imported_from_the_module_that_defines_it(room: str) -> None:
+    borrowed = []
+    for path in python_files(PACKAGE / room):
         for node in nodes_of(path):
-            if isinstance(node, ast.ImportFrom) and node.module is not None:
-                package = node.module.rpartition(".")[0]
-                if package in SUB_PACKAGES and package.split(".")[1] != room:
-                    found += [package] * len(node.names)
-    return found
-
-
-def test_ever_fewer_imports_reach_into_a_sub_package_of_another_room() -> None:
-    assert len(inner_imports()) <= INNER_IMPORTS
-
-
-def test_ever_fewer_sub_packages_that_others_use_have_no_exported_entry() -> None:
-    without = {each for each in inner_imports() if "__all__" not in SUB_PACKAGES[each].read_text(encoding="utf-8")}
-    assert len(without) <= WITHOUT_ENTRY
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(f"{PACKAGE.name}."):
+                continue
+            source = module_file(node.module or "")
+            if source.relative_to(PACKAGE).as_posix() not in LISTS:
+                missing = {alias.name for alias in node.names} - defined_in(source)
+                borrowed += [f"{path.relative_to(PACKAGE)}: {name} of {node.module}" for name in sorted(missing)]
+    assert not borrowed, "import these from the modules that define them"
