@@ -67,16 +67,23 @@ def test_a_loss_that_still_falls_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clipped", "move", "severity"),
-    [(0.25, 0.25, Severity.INFO), (0.9, 0.9, Severity.WARNING), (0.25, 2.5, Severity.WARNING)],
-    ids=["bounded", "seldom clipped", "with momentum"],
+    ("clipped", "move", "ratio", "severity"),
+    [
+        (0.25, 0.25, 0.029, Severity.INFO),
+        (None, 0.9, 0.034, Severity.INFO),
+        (None, 0.9, 0.2, Severity.WARNING),
+        (0.25, 2.5, 0.029, Severity.WARNING),
+        (None, 0.09, 0.029, Severity.WARNING),
+    ],
+    ids=["clipped", "never clipped", "a fifth of the weights", "with momentum", "other steps than those of SGD"],
 )
-def test_updates_that_clipping_bounds_are_information(clipped: float, move: float, severity: Severity) -> None:
-    history = recorded(4.5, 2.9, 0.029, rate=10.0)
-    norms = np.where(STEPS % 2, 0.8, 0.9) if clipped == 0.9 else np.full(STEPS.shape, 0.9)
-    values = {"grad_norm": norms, "grad_norm_clipped": np.minimum(norms, clipped), "update_norm": 10.0 * move}
+def test_updates_of_plain_sgd_are_information_unless_they_replace_the_weights(
+    clipped: float | None, move: float, ratio: float, severity: Severity
+) -> None:
+    history = recorded(4.5, 2.9, ratio, rate=10.0)
+    values = {"grad_norm": 0.9, "update_norm": 10.0 * move} | ({"grad_norm_clipped": clipped} if clipped else {})
     more = (
-        metric_of(name, np.broadcast_to(each, STEPS.shape), steps=list(STEPS), meaning=Meaning(name, is_known=True))
+        metric_of(name, np.full(STEPS.shape, each), steps=list(STEPS), meaning=Meaning(name, is_known=True))
         for name, each in values.items()
     )
     (finding,) = found_in(run_of(*history.metrics, *more))
