@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.detectors.growing_weight import term_changes
 from mlflow_stability.detectors.learning_rate_restart import RANGE_TEST_RISE, RANGE_TEST_STEPS, RangeTest
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligible_level, start_level
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
@@ -53,6 +54,10 @@ PHASE_LOOKBACK = 32
 """Number of losses before another optimizer that give the normal level."""
 NEW_LEVEL_RATIO = 1.5
 """Minimum ratio of the first loss under another optimizer, before its first update, to their median."""
+NEW_TERMS_POINTS = 10
+"""Number of losses that show its level with other terms."""
+NEW_TERMS_RATIO = 1.05
+"""Minimum ratio of their median to that before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +79,8 @@ class Curve:
     """The metrics that were added up, where it is a sum."""
     phases: tuple[int, ...] = ()
     """First steps of further optimizers."""
+    other_terms: tuple[int, ...] = ()
+    """First steps with another number of terms of the loss."""
     tested: tuple[int, int] = NO_TEST
     """First and last step of a learning-rate range test; (0, -1) without one."""
 
@@ -85,13 +92,14 @@ class Curve:
 
     @property
     def last_phase(self) -> Curve:
-        """The part since the loss jumped to another level at the first step of another optimizer; else all of it."""
-        for step in reversed(self.phases):
+        """The part since the loss jumped to another level with another optimizer or other terms; else all of it."""
+        begins = [(step, NEW_LEVEL_RATIO, 1) for step in self.phases]
+        begins += [(step, NEW_TERMS_RATIO, NEW_TERMS_POINTS) for step in self.other_terms]
+        for step, ratio, points in sorted(begins, reverse=True):
             first = int(np.argmax(self.steps >= step))  # 0 without a later point
             before = self.values[max(0, first - PHASE_LOOKBACK) : first]
-            if len(before) == PHASE_LOOKBACK and self.values[first] > max(
-                NEW_LEVEL_RATIO * float(np.median(before)), float(before.max())
-            ):
+            level = np.median(self.values[first : first + points])
+            if len(before) == PHASE_LOOKBACK and level > max(ratio * float(np.median(before)), float(before.max())):
                 return self.of_points(first, len(self.values))
         return self
 
@@ -157,6 +165,8 @@ class RunCurves:
     """Loss of predicting the mean of the targets, where the loss is a mean squared error alone."""
     moves: tuple[Curve, ...] = ()
     """Norms of updates, of whole models."""
+    weights: tuple[Curve, ...] = ()
+    """Weights of terms of the loss."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -178,6 +188,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         chances=_curves(history, "chance_loss", _whole_model_metrics(history, "chance_loss"), starts),
         target_variances=_curves(history, "target_variance", _whole_model_metrics(history, "target_variance"), starts),
         moves=_curves(history, "update_norm", _whole_model_metrics(history, "update_norm"), starts),
+        weights=curves_of(history, "loss_weight", starts),
     )
 
 
@@ -260,6 +271,7 @@ def _curves(
     sides = _alternating_places(metrics) if quantity not in NORMS else frozenset()
     starts = start_by_attempt(history) if starts is None else starts
     phases, tested = _phases(history), _range_test(history) if quantity == "loss" else NO_TEST
+    terms = tuple(step for step, _, _ in changed_terms(history)) if quantity == "loss" else ()
     curves = []
     for metric in metrics:
         place = metric.meaning.place
@@ -274,7 +286,7 @@ def _curves(
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
             own_level = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
             curve = Curve(metric.name, quantity, place, start, steps, values, part, own_level)
-            curves.append(replace(curve, phases=phases, tested=tested))
+            curves.append(replace(curve, phases=phases, other_terms=terms, tested=tested))
     sums = list(_sums(curves)) if not whole and quantity not in NORMS else []
     summed = {curve.attempt for curve in sums}
     parts = [replace(curve, part=True) if curve.attempt in summed and curve.has_level else curve for curve in curves]
@@ -315,6 +327,12 @@ def _phases(history: RunHistory) -> tuple[int, ...]:
     spans = sorted((int(steps.min()), int(steps.max())) for steps in rates)
     firsts = sorted({first for first, _ in spans})[1:]
     return tuple(step for step in firsts if all(last < step for first, last in spans if first < step))
+
+
+def changed_terms(history: RunHistory) -> list[tuple[int, float, float]]:
+    """Return the steps at which the loss got another number of terms, and the numbers before and after."""
+    series = next((metric.series for metric in history.of("loss_terms")), None)
+    return [] if series is None else term_changes(list(zip(series.steps.tolist(), series.values.tolist(), strict=True)))
 
 
 def _range_test(history: RunHistory) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mlflow_stability.detectors.baseline import Baseline
 from mlflow_stability.detectors.detector import ALL, WHOLE, Detector, Point
+from mlflow_stability.detectors.growing_weight import LossTermCount
 from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
 from mlflow_stability.detectors.loss_level import LossLevels
 from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_counts
@@ -76,6 +77,7 @@ class _Layout(NamedTuple):
     signals: tuple[Signal, ...]  # the tuple itself: while it is kept, no other has its id
     detectors: list[_SignalDetectors | None]
     counts: list[tuple[int, int, str]]  # index, index of its micro-batches, and place of each loss
+    terms: int | None  # index of the number of terms of the loss
 
 
 class Panel:
@@ -91,6 +93,7 @@ class Panel:
         self._layouts: dict[int, _Layout] = {}  # by the id of the tuple of signals
         self._counts: dict[str, UsualCount] = {}  # the usual number of micro-batches of each training
         self._optimizers = OptimizersOfLosses()
+        self._terms = LossTermCount()
         self._level = level
         self._levels = LossLevels(level)
         self._losses = Losses()
@@ -109,13 +112,24 @@ class Panel:
             for index in self._optimizers.losses_with_new_optimizers(reading.signals):
                 if self._is_at_other_level(reading.signals[index], reading.values[index]):
                     self.reset()
-            layout = self._layouts[id(reading.signals)] = _Layout(
-                reading.signals,
-                [self._detectors_of(signal) for signal in reading.signals],
-                losses_with_counts([(signal.quantity, signal.place) for signal in reading.signals]),
-            )
+            layout = self._layout_of(reading.signals)
+        if layout.terms is not None and self._terms.has_changed(reading.step, reading.values[layout.terms]):
+            losses = [index for index, signal in enumerate(reading.signals) if signal.quantity == "loss"]
+            if any(self._is_at_other_level(reading.signals[index], reading.values[index]) for index in losses):
+                self.reset()
+                layout = self._layout_of(reading.signals)
         values = self._with_usual_counts(layout, reading.values) if layout.counts else reading.values
         return self._judge(layout.detectors, values, reading.step, reading.attempt, reading.time)
+
+    def _layout_of(self, signals: tuple[Signal, ...]) -> _Layout:
+        names = [signal.quantity for signal in signals]
+        layout = self._layouts[id(signals)] = _Layout(
+            signals,
+            [self._detectors_of(signal) for signal in signals],
+            losses_with_counts([(signal.quantity, signal.place) for signal in signals]),
+            names.index("loss_terms") if "loss_terms" in names else None,
+        )
+        return layout
 
     def is_usual(self, reading: StepReading) -> bool:
         """Return whether a step need not be judged at once, without judging it."""
@@ -135,7 +149,7 @@ class Panel:
         """Forget everything: another start of the training follows."""
         self._states.clear()
         self._counts.clear()
-        self._optimizers = OptimizersOfLosses()
+        self._optimizers, self._terms = OptimizersOfLosses(), LossTermCount()
         self._levels, self._losses = LossLevels(self._level), Losses()
         self.reset()
 

@@ -205,10 +205,15 @@ class ProbeScheduler:
         if self._due is not None:
             self._due = []
         self._counted, self._asked, self._inspected = [], [], False
+        self.ask_again()
+        for probe in self._probes:
+            probe.forget()
+
+    def ask_again(self) -> None:
+        """Ask all probes at the next step whether they are due, for one that has just become so."""
         self._next_due = 0
         for probe in self._probes:
             probe.ask_at = 0
-            probe.forget()
 
     def _begin(self, place: str, begins_step: bool) -> list[_GuardedProbe]:
         """Begin a capture; return the probes that are due."""

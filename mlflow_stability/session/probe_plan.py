@@ -18,6 +18,7 @@ from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.probes.first_look.first_look import FirstLook
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.loss_level.loss_terms import LossTerms
 from mlflow_stability.probes.object_memory import ObjectMemory
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
@@ -113,10 +114,16 @@ def probe_scheduler_of(
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
 
-    def look_at_losses(is_on: bool) -> None:
-        pace.look = guard(FirstLook.part, look.at_loss) if is_on else None
+    def step() -> int:
+        return recording.step + 1
 
-    look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, look_at_losses)
+    terms = LossTerms(step, lambda: scheduler.ask_again())
+    at_terms = guard(LossTerms.part, terms.at_loss)
+
+    def look_at_losses(is_on: bool) -> None:
+        pace.looks = (at_terms, guard(FirstLook.part, look.at_loss)) if is_on else (at_terms,)
+
+    look = FirstLook(recording.emit, lambda: pace.models, step, look_at_losses)
     batches, broken = held_batches(settings, guard, recording)
     capture = None if batches is None else batches.capture
     listeners = [observer for observer in (capture, recording.before_forward) if observer is not None]
@@ -125,7 +132,7 @@ def probe_scheduler_of(
     inside = [probe for probe in probes_asked_for if isinstance(probe, ForwardProbe)]
     forward = ForwardScheduler(guard, inside, recording.step + 1, recording.emit)
     probes = Probes(
-        by_step=[facts, look],
+        by_step=[facts, look, terms],
         before_steps=[] if batches is None else [batches.before_steps],
         by_own_step=[probe for probe in probes_asked_for if not isinstance(probe, ForwardProbe)],
         forward=forward,
@@ -143,7 +150,8 @@ def probe_scheduler_of(
     )
     facts.flops = pace.throughput.flops
     look_at_losses(True)
-    return ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
+    scheduler = ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
+    return scheduler
 
 
 def probes_for(context: ProbeContext) -> list[Probe | ForwardProbe]:

@@ -41,7 +41,8 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     left_out = BETTER_SEEN_WHOLE if is_ours else BETTER_SEEN_WHOLE | SINGLE_STEP_KINDS
     level = next((curve.level for curve in curves.losses if not curve.has_level), recorded_level(history))
     panel = Panel([detector for detector in detectors if detector.kind not in left_out], level=level)
-    wanted = {"micro_batches", *(quantity for detector in panel.detectors for quantity in detector.quantities)}
+    quantities = {quantity for detector in panel.detectors for quantity in detector.quantities}
+    wanted = {"micro_batches", "loss_terms", *quantities}
     unjudged = {
         curve.name
         for curve in (*curves.losses, *curves.validations)

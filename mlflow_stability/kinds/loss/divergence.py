@@ -13,6 +13,7 @@ from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
+from mlflow_stability.detectors.growing_weight import HIGHEST_RISE, TermWeight
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
@@ -42,6 +43,7 @@ class DivergenceState:
     begun: FirstValues = field(default_factory=FirstValues)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
+    weight: TermWeight = field(default_factory=TermWeight)
     signed: bool = False
     """Whether the loss has ever been negative."""
     risen_from: float | None = None
@@ -157,8 +159,11 @@ class Divergence(Detector):
     What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
     lengthen the warm-up; clip gradients.
 
-    When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
-    The {learning_rate_restart.RESTART_STEPS} steps after a learning-rate restart are ignored. Losses that have been
+    When it is wrong: harder data from some step on (a curriculum, a new mixture). The
+    {learning_rate_restart.RESTART_STEPS} steps after a learning-rate restart are ignored, and the
+    {growing_weight.GRACE_STEPS} after a schedule changed the weight of a loss term, unless the loss is at
+    {growing_weight.HIGHEST_RISE} times its first ones. Where another term is added and the loss is then at another
+    level, judging begins anew. Losses that have been
     negative are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss
     rises as the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline
     count. Of other losses whose level does not measure progress, as in reinforcement learning, only those above
@@ -206,7 +211,7 @@ class Divergence(Detector):
     plural = "divergences"
     symptom = Symptom.RISING
     order = 40
-    quantities = ("loss", "learning_rate")
+    quantities = ("loss", "learning_rate", "loss_weight")
     compared = ("loss",)
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
@@ -220,14 +225,17 @@ class Divergence(Detector):
     state_type = DivergenceState
 
     def after_rollback(self, state: DivergenceState) -> DivergenceState:
-        """Keep the learning rates."""
-        return DivergenceState(restart=state.restart.after_rollback())
+        """Keep the learning rates and the weights of terms."""
+        return DivergenceState(restart=state.restart.after_rollback(), weight=state.weight)
 
     def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Finding | None]:
         return state, self._look(state, point)
 
     def _look(self, state: DivergenceState, point: Point) -> Finding | None:
         if not point.finite:
+            return None
+        if point.quantity == "loss_weight":
+            state.weight.see(point.value, point.step)
             return None
         if point.quantity != "loss":
             state.restart.see(point.value, point.step)
@@ -239,7 +247,7 @@ class Divergence(Detector):
             by_noise = by_ratio or point.reason is NoLevel.SIGNED
             if not by_noise or abs(point.value) >= self._limit(state)[1]:
                 return self._without_level(state, point)
-        if state.restart.excuses(point.step):
+        if state.restart.excuses(point.step) or self._is_reweighted(state, point):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
             return None
         logarithmic = point.logarithmic and not state.signed
@@ -264,6 +272,13 @@ class Divergence(Detector):
             slow_rise = self._slow_rise(state, point)
             event = event or slow_rise
         return event
+
+    @staticmethod
+    def _is_reweighted(state: DivergenceState, point: Point) -> bool:
+        """Whether a schedule has just changed the weight of a term, which explains any usual rise."""
+        if not state.weight.excuses(point.step):
+            return False
+        return point.value < HIGHEST_RISE * max(map(abs, state.begun.first), default=0.0)
 
     def _against_first_baseline(self, state: DivergenceState, point: Point) -> Point:
         """Return the point relative to the baseline before the first high loss, where that makes it higher.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_
 from mlflow_stability.curves.levels import Levels, coarsen, level_noise, onset, read_levels
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
+from mlflow_stability.detectors.growing_weight import changed_between
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
@@ -38,6 +39,10 @@ class LastingRiseFacts(LossEndFacts):
     """The step of that level."""
     threshold: float
     """From how many times its best level on it is a rise."""
+    weight_before: float | None = None
+    """The weight of a term of the loss at that step, where a schedule changed it afterwards."""
+    weight_after: float | None = None
+    """The same at the end."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         ended = f"ended {'at' if self.last_is_single else 'near'} {self.last:.4g}"
@@ -50,8 +55,15 @@ class LastingRiseFacts(LossEndFacts):
         limit = f" (threshold {self.threshold:.3g} times)" if clearly else ""
         return (
             f"{self.signal} rose from {unit} {step} on: {ended}{times} {self.best:.4g} at {unit} "
-            f"{self.best_step}{limit}."
+            f"{self.best_step}{limit}.{self._by_weight()}"
         )
+
+    def _by_weight(self) -> str:
+        """Return that a weight changed, after a space."""
+        if self.weight_before is None or self.weight_after is None:
+            return ""
+        change = f"from {self.weight_before:.3g} to {self.weight_after:.3g}"
+        return f" The weight of a term of the loss changed {change} meanwhile, which moves the loss by itself."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,8 @@ class DivergenceRule(Rule):
     warm-up; clip gradients.
 
     When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
-    else. Losses whose level does not measure progress are judged by their size alone. A loss that was negative, and
+    else; INFO where the recording shows that a schedule changed the weight of a term. Losses whose level does not
+    measure progress are judged by their size alone. A loss that was negative, and
     went back to within {near_zero:percent} of zero with at most {less_noise:percent} of its noise, is the objective of
     a policy that has become certain, and is not judged. Where another optimizer took over and its first loss is above
     those before, only the losses since are judged.
@@ -93,7 +106,7 @@ class DivergenceRule(Rule):
 
     kind = "divergence"
     order = 30
-    severities = (Severity.WARNING, Severity.CRITICAL)
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "chance": "times",
         "smallest_rise": "times",
@@ -180,7 +193,7 @@ class DivergenceRule(Rule):
         findings = (
             self._judge(_without_first_zeros(curve.since_test.last_phase), curves.validations) for curve in judged
         )
-        return [finding for finding in findings if finding is not None]
+        return [_beside_weights(finding, curves.weights) for finding in findings if finding is not None]
 
     def _judge(self, curve: Curve, validations: tuple[Curve, ...]) -> Finding | None:
         levels = read_levels(curve)
@@ -350,6 +363,20 @@ class DivergenceRule(Rule):
         )
         severity, steps = Severity.CRITICAL if critical else Severity.WARNING, levels.raw_steps
         return self.finding(curve, severity, facts, steps[start], curve.steps[-1], peak=steps[peak])
+
+
+def _beside_weights(finding: Finding, weights: Sequence[Curve]) -> Finding:
+    """Return the finding as information where a schedule changed the weight of a term of the loss meanwhile."""
+    facts = finding.facts_as(LastingRiseFacts)
+    weight = next((curve for curve in weights if curve.attempt == finding.attempt), None)
+    if facts is None or weight is None or not facts.is_finite:
+        return finding
+    changes = list(zip(weight.steps.tolist(), weight.values.tolist(), strict=True))
+    change = changed_between(changes, facts.best_step, finding.end)
+    if change is None:
+        return finding
+    facts = replace(facts, weight_before=change[0], weight_after=change[1])
+    return replace(finding, severity=Severity.INFO, facts=facts)
 
 
 def _error_of_median(x: NDArray[np.float64]) -> float:

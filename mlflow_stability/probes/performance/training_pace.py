@@ -35,8 +35,7 @@ class TrainingPace:
     ) -> None:
         # After the observers: a second pass comes before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
-        # Called with the tensors of each backward pass.
-        self.look: Callable[[Any], None] | None = None
+        self.looks: tuple[Callable[[Any], None], ...] = ()  # called with the tensors of each backward pass
         self.clock = StepClock(own_seconds)
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.split)
         self._communication = Communication(guard, lambda: self.models)
@@ -67,8 +66,8 @@ class TrainingPace:
         self.throughput.pass_over()
 
     def backward_began(self, tensors: Any) -> None:
-        if self.look is not None:
-            self.look(tensors)
+        for look in self.looks:
+            look(tensors)
         watch, throughput = self._watch, self.throughput
         watch.in_backward = throughput.is_between = True
         if watch.opened or throughput.flops.is_counting:

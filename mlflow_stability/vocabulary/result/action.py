@@ -115,6 +115,7 @@ class Action(Enum):
     CHECK_DATA_CHANGE = (
         "Check what changed at that step: the data set or its order, preprocessing, labels, a loss term or its weight."
     )
+    LOWER_WEIGHT_OF_TERM = "Lower the weight of that term of the loss, or raise it over some hundred steps."
     KEEP_IF_INTENDED = "If it is intended, nothing has to be done."
     CHECK_LOSS_SCALE_OF_DATA = "Check whether the scale of the loss changed, such as that of rewards."
     CHECK_BATCH_AND_TARGETS = "Check the batch and the targets."

@@ -1,0 +1,94 @@
+"""The terms of a loss and their weights, from its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mlflow_stability.probes.loss_level.loss_terms import MAX_CHANGES, MAX_TURNS, LossTerms, Terms, terms_of
+
+LABELS = torch.tensor([0, 1, 2])
+X = torch.ones(3, 3, requires_grad=True)
+
+
+def fit() -> Tensor:
+    return functional.cross_entropy(X, LABELS)
+
+
+LOSSES: dict[str, tuple[Callable[[], Tensor], Terms]] = {
+    "one": (fit, Terms(1, ())),
+    "a share of a batch": (lambda: fit() / 4, Terms(1, ())),
+    "a penalty": (lambda: fit() + 0.3 * X.pow(2).sum(), Terms(2, (0.3,))),
+    "a quotient": (lambda: fit() - X.exp().mean() / 8, Terms(2, (0.125,))),
+    "within a mean": (lambda: (X.sum(1) - 0.2 * X.exp().sum(1)).mean(), Terms(2, (0.2,))),
+    "two weights": (lambda: 0.75 * fit() + X.abs().sum() * torch.tensor(0.25), Terms(2, (0.75, 0.25))),
+    "a learnt weight": (lambda: fit() * X.exp().sum() + X.abs().sum(), Terms(2, ())),
+    "all scaled": (lambda: 1024.0 * (fit() + X.abs().sum()), Terms(2, ())),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_terms_are_counted_and_their_weights_read(name: str) -> None:
+    loss, expected = LOSSES[name]
+    assert terms_of(loss()) == expected
+
+
+class Watched:
+    """A probe that is shown the losses of one step after another."""
+
+    def __init__(self) -> None:
+        self.step, self.asked = 0, 0
+        self.probe = LossTerms(lambda: self.step, self.ask)
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def see(self, *losses: Tensor) -> dict[str, float]:
+        """Return what is recorded in the next step."""
+        self.step += 1
+        for loss in losses:
+            self.probe.at_loss(loss)
+        due = self.probe.due(self.step)
+        values = {str(block.signals[0]): block.values[0] for block in self.probe.blocks(self.step)}
+        assert due == bool(values)
+        return {name: float(value) for name, value in values.items()}
+
+
+def test_the_number_of_terms_is_recorded_when_it_changes() -> None:
+    watched = Watched()
+    assert watched.see(fit()) == {"loss_terms": 1.0}
+    assert watched.see(fit()) == {}
+    assert watched.see(fit() + X.sum()) == {"loss_terms": 2.0}
+    assert watched.see(fit() + X.sum()) == {}
+    assert watched.asked == 2
+
+
+def test_of_several_losses_in_a_step_the_one_with_the_most_terms_counts() -> None:
+    watched = Watched()
+    assert watched.see(fit() + X.sum(), fit()) == {"loss_terms": 2.0}
+    assert [watched.see(fit() + X.sum(), fit()) for _ in range(3)] == [{}, {}, {}]
+    assert watched.see(fit(), fit() + X.sum(), fit()) == {}
+    watched.see(fit())
+    assert watched.see(fit()) == {"loss_terms": 1.0}
+
+
+def test_a_weight_is_recorded_every_ten_steps_while_it_changes() -> None:
+    watched = Watched()
+    seen = [watched.see(fit() + 0.01 * step * X.sum()) for step in range(1, 42)]
+    assert [row["loss_weight"] for row in seen if "loss_weight" in row] == pytest.approx([0.02, 0.12, 0.22, 0.32])
+    assert [watched.see(fit() + 0.41 * X.sum()) for _ in range(30)].count({}) >= 29
+
+
+def test_weights_and_terms_that_follow_the_batches_are_soon_not_recorded() -> None:
+    watched = Watched()
+    for step in range(400):
+        watched.see(fit() + (1.0 + step // 10 % 2) * X.sum())
+    assert watched.asked <= 2 * MAX_TURNS + 4
+    watched = Watched()
+    for step in range(200):
+        watched.see(sum([X.sum()] * (1 + step % 3), fit()))
+    assert watched.asked <= MAX_CHANGES + 2
