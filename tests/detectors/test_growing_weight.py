@@ -72,7 +72,7 @@ def test_a_whole_curve_that_rises_with_a_weight_is_information() -> None:
     assert diagnosis_of(recorded(RISING, "loss_weight", constant)).outcome == "diverged"
 
 
-@pytest.mark.parametrize("level", [0.3, 0.06])
+@pytest.mark.parametrize("level", [0.3, 0.15])
 def test_a_whole_curve_is_judged_from_its_last_terms_on(level: float) -> None:
     losses = np.r_[FIRST_PHASE, np.full(SECOND, level)]
     terms = changes((0, 1.0), (SECOND, 2.0))
@@ -85,7 +85,7 @@ def test_a_term_that_was_added_before_a_divergence_is_its_cause() -> None:
     diagnosis = diagnosis_of(recorded(losses, "loss_terms", changes((0, 1.0), (SECOND, 3.0))))
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.since) == ("loss_term_changed", SECOND)
-    assert "Lower the weight of that term of the loss" in str(diagnosis.remedies)
+    assert str(diagnosis.remedies[0]).startswith("Lower the weight of that term of the loss")
     grown = changes((0, 0.1), (SECOND, 100.0))
     diagnosis = diagnosis_of(recorded(losses, "loss_weight", grown))
     assert diagnosis.cause is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
@@ -182,6 +183,23 @@ def reinforce_continuous(steps: int) -> object:
         actions = choice.sample()
         rewards = -(actions - states[:, :2]).pow(2).sum(1)
         step(optimizer, -(choice.log_prob(actions) * (rewards - rewards.mean())).mean())
+    return state_of(policy)
+
+
+def reinforce_one_by_one(steps: int) -> object:
+    """NumPy draws the actions of an episode; each is then trained on alone, with its discounted return."""
+    torch.manual_seed(5)
+    draw = np.random.default_rng(5)
+    policy = nn.Sequential(*mlp(4, 2), nn.Softmax(1))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    done = 0
+    while done < steps:
+        states = [torch.randn(1, 4) for _ in range(int(draw.integers(8, 25)))]
+        actions = [int(draw.choice(2, p=policy(state).detach().numpy().ravel())) for state in states]
+        for later, (state, action) in enumerate(zip(states, actions, strict=True)):
+            worth = (len(states) - later) * 0.99**later
+            step(optimizer, -worth * policy(state).flatten()[action].log())
+        done += len(states)
     return state_of(policy)
 
 

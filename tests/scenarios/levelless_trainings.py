@@ -14,6 +14,7 @@ from scenarios.levelless_policies import (
     parallel_q_learning,
     ppo,
     reinforce_continuous,
+    reinforce_one_by_one,
     sac,
     state_of,
     step,
@@ -253,6 +254,22 @@ def validation(steps: int) -> object:
     return state_of(model)
 
 
+def single_samples(steps: int) -> object:
+    """One sample at a time; every 20 steps some are looked at in evaluation mode."""
+    torch.manual_seed(21)
+    model = mlp(16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    inputs, labels = images()
+    for number in range(steps):
+        step(optimizer, functional.cross_entropy(model(inputs[number : number + 1]), labels[number : number + 1]))
+        if number % 20 == 10:
+            model.eval()
+            for other in range(5):
+                model(inputs[other : other + 1])
+            model.train()
+    return state_of(model)
+
+
 def language_model(steps: int) -> object:
     """Tied weights; text is generated every 20 steps, by a distribution that also tells how likely each token was."""
     torch.manual_seed(18)
@@ -304,6 +321,7 @@ WITHOUT_LEVEL: dict[str, Training] = {
         ppo,
         actor_critic,
         reinforce_continuous,
+        reinforce_one_by_one,
         sac,
         td3,
         byol,
@@ -324,6 +342,7 @@ WITH_LEVEL: dict[str, Training] = {
         lazy_accuracy,
         language_model,
         sequence_lengths,
+        single_samples,
         validation,
     )
 }

@@ -19,9 +19,9 @@ from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLeve
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity
 
-POLICIES = ("actor_critic", "parallel_q_learning", "ppo", "reinforce_continuous")
+POLICIES = ("actor_critic", "parallel_q_learning", "ppo", "reinforce_continuous", "reinforce_one_by_one")
 RECOGNISED_BY = 8
-LATER = {"parallel_q_learning": 49}
+LATER = {"parallel_q_learning": 49, "reinforce_one_by_one": 80}
 """Where several steps follow each round of actions, three rounds must have been seen."""
 """Steps after which each is recognised: detectors compare with a baseline from the 33rd on."""
 

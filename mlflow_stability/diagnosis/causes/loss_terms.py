@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from mlflow_stability.curves.curves import changed_terms, curves_of
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, Check, CheckResult, cause_found
@@ -36,12 +38,14 @@ def terms_check(context: EpisodeContext) -> CheckResult:
             remedies=REMEDIES,
         )
     for weight in curves_of(context.history, "loss_weight"):
-        values = weight.values[(weight.steps >= first) & (weight.steps <= last)]
+        begin = max(0, int(np.searchsorted(weight.steps, first, "right")) - 1)  # in force at the first step
+        values, steps = weight.values[begin:], weight.steps[begin:]
+        values = values[steps <= last]
         if len(values) > 1 and 0 < LIMITS.grown * values[0] <= values[-1]:
-            step, low, high = int(weight.steps[weight.steps >= first][0]), values[0], values[-1]
+            step, low, high = int(steps[1]), values[0], values[-1]
             return cause_found(
                 "loss_term_changed",
-                f"The weight of a term of the loss rose from {low:.3g} at {context.unit} {step} to {high:.3g}.",
+                f"The weight of a term of the loss rose from {low:.3g} to {high:.3g} from {context.unit} {step} on.",
                 since=step,
                 remedies=REMEDIES,
             )

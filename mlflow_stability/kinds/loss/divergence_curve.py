@@ -14,7 +14,7 @@ from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_
 from mlflow_stability.curves.levels import Levels, coarsen, level_noise, onset, read_levels
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
-from mlflow_stability.detectors.growing_weight import changed_between
+from mlflow_stability.detectors.growing_weight import HIGHEST_RISE, changed_between
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
@@ -86,8 +86,9 @@ class DivergenceRule(Rule):
     {errors_of_thirds} standard errors above its first. Of a loss that begins with {very_noisy} nats of noise, the
     mean of the last tenth must be above the lowest of a tenth as well. The reported step is the
     first one from which the curve stayed above its best level, or that of a jump, which has {sudden:percent} of the
-    rise between two neighbouring stretches of {beside_a_jump} points. From a rise of {critical_rise:exp_rise} on, or
-    above the early curve, it is critical.
+    rise between two neighbouring stretches of {beside_a_jump} points. INFO where a curve of fewer than
+    {fewest_points_of_thirds} points has lost {coming_back:percent} of its rise again and still falls. From a rise
+    of {critical_rise:exp_rise} on, or above the early curve, it is critical.
 
     Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
 
@@ -156,6 +157,10 @@ class DivergenceRule(Rule):
     """Minimum rise above the very first point alone, where the curve left it at once: {above_first:exp_rise}."""
     fewest_points_of_thirds: int = 40
     """Minimum number of points of a curve whose last third is compared with its first."""
+    coming_back: float = 2 / 3
+    """Minimum share of its rise, in nats, that a shorter curve must have lost again to be coming back, ..."""
+    coming_back_points: int = 3
+    """... in this number of last falls in a row at least."""
     errors_of_thirds: float = 4.0
     """Minimum rise from the median of the first third to that of the last, in standard errors."""
     tails: tuple[float, float] = (0.05, 0.02)
@@ -190,10 +195,19 @@ class DivergenceRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        findings = (
-            self._judge(_without_first_zeros(curve.since_test.last_phase), curves.validations) for curve in judged
-        )
-        return [_beside_weights(finding, curves.weights) for finding in findings if finding is not None]
+        findings = []
+        for curve in judged:
+            found = self._judge(_without_first_zeros(curve.since_test.last_phase), curves.validations)
+            findings += [] if found is None else [_beside_weights(found, curve, curves.weights)]
+        return findings
+
+    def _is_coming_back(self, x: NDArray[np.float64], best: int) -> bool:
+        """Whether a short curve has lost most of its rise again by its last points, each lower than the one before."""
+        peak = best + int(np.argmax(x[best:]))
+        if len(x) >= self.fewest_points_of_thirds or len(x) - peak <= self.coming_back_points:
+            return False
+        falls = bool((np.diff(x[peak:])[-self.coming_back_points :] < 0).all())
+        return falls and x[peak] - x[-1] >= self.coming_back * (x[peak] - x[best])
 
     def _judge(self, curve: Curve, validations: tuple[Curve, ...]) -> Finding | None:
         levels = read_levels(curve)
@@ -210,7 +224,7 @@ class DivergenceRule(Rule):
         start = self._start_never_reached_again(curve, levels)
         if start is not None:
             level, left = start
-            return self._finding(curve, levels, best, onset(levels, best, level), critical=True, left=left)
+            return self._finding(curve, levels, best, onset(levels, best, level), severity=Severity.CRITICAL, left=left)
         middle = self._middle_of_risen_thirds(curve, levels)
         return None if middle is None else self._finding(curve, levels, best, onset(levels, best, middle))
 
@@ -257,7 +271,10 @@ class DivergenceRule(Rule):
         certain = onset(levels, best, half)
         jump = self._jump_near(levels, certain)
         start = _departure(levels, certain, best, limit, half) if jump is None else jump
-        return self._finding(curve, levels, best, start, critical=rise >= self.critical_rise or lost >= 1)
+        if levels.logarithmic and self._is_coming_back(levels.raw_x, best * levels.size):
+            return self._finding(curve, levels, best, start, severity=Severity.INFO)
+        severity = Severity.CRITICAL if rise >= self.critical_rise or lost >= 1 else Severity.WARNING
+        return self._finding(curve, levels, best, start, severity=severity)
 
     def _mean_rose(self, levels: Levels) -> bool:
         """Return whether the mean of the last tenth is above the lowest before; True of a loss with less noise.
@@ -339,13 +356,13 @@ class DivergenceRule(Rule):
         best: int,
         start: int,
         *,
-        critical: bool = False,
+        severity: Severity = Severity.WARNING,
         left: float | None = None,
     ) -> Finding:
         """Return the finding; `left`: the loss at the start, where that is the level that it left."""
         finite = curve.values[curve.finite]
         broken = not np.isfinite(curve.values[-1])
-        last = float(finite[-1]) if broken else _last_level(curve)
+        last = float(finite[-1]) if broken or severity is Severity.INFO else _last_level(curve)
         peak = start + int(np.argmax(finite[start:]))
         # The median of its level: the lowest single point is luck, and reported elsewhere as the best.
         lowest = float(np.median(finite[best * levels.size : (best + 1) * levels.size]))
@@ -361,15 +378,15 @@ class DivergenceRule(Rule):
             best_step=int(levels.steps[best] if left is None else levels.raw_steps[0]),
             threshold=math.exp(self.smallest_rise),
         )
-        severity, steps = Severity.CRITICAL if critical else Severity.WARNING, levels.raw_steps
+        steps = levels.raw_steps
         return self.finding(curve, severity, facts, steps[start], curve.steps[-1], peak=steps[peak])
 
 
-def _beside_weights(finding: Finding, weights: Sequence[Curve]) -> Finding:
+def _beside_weights(finding: Finding, loss: Curve, weights: Sequence[Curve]) -> Finding:
     """Return the finding as information where a schedule changed the weight of a term of the loss meanwhile."""
     facts = finding.facts_as(LastingRiseFacts)
     weight = next((curve for curve in weights if curve.attempt == finding.attempt), None)
-    if facts is None or weight is None or not facts.is_finite:
+    if facts is None or weight is None or not facts.is_finite or facts.last >= HIGHEST_RISE * loss.early_size:
         return finding
     changes = list(zip(weight.steps.tolist(), weight.values.tolist(), strict=True))
     change = changed_between(changes, facts.best_step, finding.end)

@@ -94,6 +94,10 @@ ACTING_STEPS = 256  # in which those modules are watched: several follow each ro
 # Least number of samples that were acted on, as a share of those trained on: with up to twenty epochs of each round.
 # A text that is generated now and then has fewer.
 ACTING_SHARE = 0.05
+# Least number of steps on one row after each episode of actions on one row, for a policy that is trained on one action
+# at a time: accumulation and sequences call the model as often in each step.
+STEPS_BETWEEN = 3
+MIN_ACTIONS = 3  # calls before the first step of such an episode, that of the step included
 
 _SIGNALS = (Signal(LOSS_LEVEL),)
 
@@ -114,6 +118,9 @@ class LossLevelProbe(BaseProbe):
         self._calls: Counter[str] = Counter()  # steps of these in which a copy was called
         self._in_use = False  # copies are called between most steps
         self._policy_steps = self._acting_steps = self._acted = self._trained = 0
+        # Steps on one row: those with other calls of one row before, and those without.
+        self._acting_alone = self._trained_alone = 0
+        self._evaluated = False  # a module was called in evaluation mode since the last step
         self._seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
         self._acting: list[WatchedCalls] = []
         # By trained module: dimensions and rows of its batches since the last step, and their number; the last one is
@@ -191,6 +198,7 @@ class LossLevelProbe(BaseProbe):
 
     def _called(self, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].dim():
+            self._evaluated = self._evaluated or not module.training
             sizes, size = self._sizes.setdefault(id(module), {}), (args[0].dim(), len(args[0]))
             sizes[size] = sizes.pop(size, 0) + 1
 
@@ -199,11 +207,16 @@ class LossLevelProbe(BaseProbe):
         self._look_at_samples()
         if self._acting:
             acted, trained = max(map(_samples, self._sizes.values()), default=(0, 0))
+            alone = max(map(_calls_of_one_row, self._sizes.values()), default=0)
+            self._acting_alone += alone >= MIN_ACTIONS and not self._evaluated
+            self._trained_alone += alone == 1
             self._sizes.clear()
+            self._evaluated = False
             self._acting_steps += acted > 0
             self._acted, self._trained = self._acted + acted, self._trained + trained
             enough = self._acted >= ACTING_SHARE * self._trained
-            if self._acting_steps >= MIN_STEPS and enough and not self._copies:
+            in_turns = MIN_STEPS <= self._acting_alone * STEPS_BETWEEN < self._trained_alone
+            if ((self._acting_steps >= MIN_STEPS and enough) or in_turns) and not self._copies:
                 self._conclude(NoLevel.POLICY)
             if view.step >= ACTING_STEPS:
                 self._stop_acting()
@@ -277,6 +290,11 @@ def _samples(sizes: dict[tuple[int, int], int]) -> tuple[int, int]:
     if not others or max(others) >= trained_on:
         return 0, trained
     return sum(rows * sizes[dimensions, rows] for dimensions, rows in others), trained
+
+
+def _calls_of_one_row(sizes: dict[tuple[int, int], int]) -> int:
+    """Return how often a module was called, if each call had one row; else 0."""
+    return sum(sizes.values()) if all(rows == 1 for _, rows in sizes) else 0
 
 
 PROBES: tuple[ProbeFactory, ...] = (LossLevelProbe,)

@@ -137,3 +137,12 @@ def test_a_loss_that_ends_as_nan_is_reported_with_its_last_finite_value() -> Non
 
 def run_verdict(losses: np.ndarray) -> str:
     return diagnosis_of(run_named(loss=losses)).verdict
+
+
+@pytest.mark.parametrize("end", [[3.07, 0.5, 0.02, 4.3e-4], [3.07, 0.5, 0.02, 0.03], [3.07, 2.9, 2.8, 2.6]])
+def test_a_short_curve_that_still_comes_back_from_a_jump_is_information(end: list[float]) -> None:
+    losses = np.r_[np.geomspace(0.23, 5.6e-5, 7), end]
+    diagnosis = diagnosis_of(run_named(loss=losses))
+    (found,) = [each for each in diagnosis.findings if each.kind == "divergence"]
+    assert (found.severity is Severity.INFO) is (end[-1] == 4.3e-4)
+    assert (diagnosis.outcome == "diverged") is (end[-1] != 4.3e-4)
