@@ -35,6 +35,8 @@ class StepView(NamedTuple):
     kept_for: int = 0
     """Before a step: the number of steps in a row that added to the gradients of the step before; 0 while not
     certain."""
+    late_clips: int = 0
+    """Before a step: the number of steps in a row whose gradients were clipped only after they had been used."""
 
 
 class Guard(Protocol):

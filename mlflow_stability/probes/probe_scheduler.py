@@ -110,6 +110,7 @@ class ProbeScheduler:
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
         kept_for: int = 0,
+        late_clips: int = 0,
     ) -> None:
         """Runs before each optimizer step; the first begins a capture at this place of the model's signals."""
         if self._due is None:
@@ -117,7 +118,7 @@ class ProbeScheduler:
         if self._due:
             alone = norms[0] if len(norms) == 1 else None  # of several, the last may be of another optimizer
             by_step = StepView(
-                optimizer, self.step, self._layers, unscale, False, place, norm=alone, limits=limits, kept_for=kept_for
+                optimizer, self.step, self._layers, unscale, False, place, alone, limits, kept_for, late_clips
             )
             by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             with self._walk.about(optimizer):
@@ -263,6 +264,7 @@ class NoProbes:
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
         kept_for: int = 0,
+        late_clips: int = 0,
     ) -> None: ...
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None: ...

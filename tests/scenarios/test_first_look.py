@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,44 @@ def test_an_output_layer_that_is_a_copy_of_the_embedding_is_found_at_once(tmp_pa
         "Weight of module head has the values of an embedding at step 1, but is another tensor: they are not tied."
     )
     assert found == ([] if tied else [(1, Severity.WARNING, message)])
+
+
+@pytest.mark.parametrize(
+    ("when", "limit", "is_found"),
+    [("after", 1.0, True), ("after", math.inf, False), ("before", 1.0, False), ("both", 1.0, False)],
+)
+def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
+    tmp_path: Path, when: str, limit: float, is_found: bool
+) -> None:
+    with flying(tmp_path) as flown:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(12):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 8)) - torch.randn(16, 1)).pow(2).mean().backward()
+            if when != "after":
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+            if when != "before":
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
+    found = [(event.step, event.severity, event.message) for event in flown.events("clipping_late")]
+    message = "Gradients were clipped after the optimizer had used them, in 9 steps in a row."
+    assert found == ([(10, Severity.INFO, message)] if is_found else [])
+
+
+def test_clipping_in_the_closure_of_an_optimizer_is_not_late(tmp_path: Path) -> None:
+    with flying(tmp_path) as flown:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = (model(torch.ones(4, 8)) - torch.arange(4.0)[:, None]).pow(2).mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            return loss
+
+        for _ in range(12):
+            optimizer.step(closure)
+    assert flown.events("clipping_late") == []

@@ -48,7 +48,13 @@ from mlflow_stability.kinds.first_look.not_trained import (
     UnregisteredModule,
 )
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
-from mlflow_stability.kinds.first_look.settings import AccumulationSum, EqualWeights, OptimizedTwice, StrongDropout
+from mlflow_stability.kinds.first_look.settings import (
+    AccumulationSum,
+    EqualWeights,
+    LateClipping,
+    OptimizedTwice,
+    StrongDropout,
+)
 from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClipping, StrongWeightDecay
 from mlflow_stability.kinds.optimizer.learning_rate_schedule import LearningRateZero
@@ -83,7 +89,7 @@ PREVENT_LEARNING = (
 """Mistakes that keep a training from learning, the most direct first."""
 SUMS = frozenset((AccumulationSum.kind, LossSum.kind))
 """Kinds that make steps larger, except those of an optimizer that scales its own."""
-RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, LossSum, AccumulationSum, OneClass)
+RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, LateClipping, LossSum, AccumulationSum, OneClass)
 """Mistakes that make a loss rise, or fall without end, the most direct first."""
 ONSET_STEPS = 64
 """Maximum number of steps between changed data and a divergence: twice what the baseline of its detector needs."""

@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, after_last, curves_of
-from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.learning_rate_restart import MIN_RISE, RateRestart
 from mlflow_stability.diagnosis.causes.catalog import (
     CauseDocumentation,
     Check,
@@ -25,10 +23,11 @@ from mlflow_stability.diagnosis.causes.catalog import (
     ruled_out,
 )
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
+from mlflow_stability.diagnosis.causes.rate_rises import jumps_in, restart_before
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, hardly_moved, lower_by, step_size_check
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, settings_of
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
-from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy
 from mlflow_stability.vocabulary.text.phrases import counted
@@ -88,50 +87,6 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class RateRise:
-    step: int
-    before: float
-    after: float
-
-
-def jumps_in(rate: Curve) -> list[RateRise]:
-    """Return the jumps that the detector finds, in order of time."""
-    if not _rises_in_one_step(rate):
-        return []
-    detector = LearningRateJump()
-    state, jumps = detector.begin(), []
-    for step, value in _points(rate):
-        state, event = detector.step(state, Point("learning_rate", rate.place, step, value))
-        if event is not None and isinstance(event.facts, LearningRateJumpFacts):
-            jumps.append(RateRise(event.step, event.facts.before, event.facts.learning_rate))
-    return jumps
-
-
-def restart_before(rate: Curve, step: int) -> RateRise | None:
-    """Return the warm restart that explains a rise of the loss at this step, or None."""
-    if not _rises_in_one_step(rate):
-        return None
-    watch, last, restart = RateRestart(), 0.0, None
-    for at, value in _points(rate):
-        if at > step:
-            break
-        watch.see(value, at)
-        if watch.at == at:
-            restart = RateRise(at, last, value)
-        last = value
-    return restart if watch.excuses(step) else None
-
-
-def _points(rate: Curve) -> list[tuple[int, float]]:
-    return list(zip(rate.steps[rate.finite].tolist(), rate.values[rate.finite].tolist(), strict=True))
-
-
-def _rises_in_one_step(rate: Curve) -> bool:
-    """Return whether any point may be a jump, so that going through all of them is worth while."""
-    return bool((rate.values[rate.finite][1:] >= MIN_RISE * rate.values[rate.finite][:-1]).any())
-
-
-@dataclass(frozen=True, slots=True)
 class Tolerance:
     """How high a learning rate an optimizer tolerates."""
 
@@ -147,6 +102,8 @@ class Tolerance:
 def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
     """Return the tolerance of the optimizer in use; of an unknown one, what most tolerate."""
     default, far = default_rate(context.history), LIMITS.far_too_high
+    if _earlier_rate(context, context.episode.start) is not None:
+        return Tolerance("an optimizer", LIMITS.high, far * LIMITS.high_for_any)
     if is_adam(context.history) and (default is None or default[1] * LIMITS.above_default <= LIMITS.high_for_adam):
         return Tolerance("Adam", LIMITS.high_for_adam, far * LIMITS.high_for_adam)
     if default is None:
@@ -332,6 +289,16 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
     episode, now, tolerance = context.episode, float(values[-1]), tolerance_of_optimizer(context)
     top, first = float(rate.values[rate.finite].max()), int(rate.steps[0])
     at_start = f"learning rate {now:.3g} at {context.unit} {episode.start}"
+    earlier = _earlier_rate(context, episode.start)
+    if earlier is not None and now > max(tolerance.rate, LIMITS.raised * earlier):
+        return cause_found(
+            "learning_rate_too_high",
+            f"The learning rate was {now:.3g} with the optimizer that took over at {context.unit} {first}; with the "
+            f"one before, it was at most {earlier:.3g}.",
+            at_start,
+            since=first,
+            remedies=(lower_by(now, max(10.0, now / tolerance.rate)),),
+        )
     rarely = f"{tolerance.optimizer} rarely tolerates learning rates above {tolerance.rate:g}."
     if context.is_early and now > tolerance.far_too_high:
         return cause_found(
@@ -375,6 +342,19 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             remedies=(lower_by(now, now / tolerance.rate if learned else 10.0),),
         )
     return None
+
+
+def _earlier_rate(context: EpisodeContext, step: int) -> float | None:
+    """Return the highest learning rate of the optimizers before; None unless the one in use took over from them.
+
+    A run names only its first optimizer.
+    """
+    highest = _highest(context, step)
+    if highest is None or not highest[0].place.startswith("optimizer_"):
+        return None
+    first = highest[0].steps[0]
+    before = [float(rate.values.max()) for rate in context.rates if len(rate.steps) and rate.steps[-1] < first]
+    return max(before, default=None)
 
 
 def _fell_afterwards(context: EpisodeContext, rate: Curve, now: float) -> tuple[float, float] | None:

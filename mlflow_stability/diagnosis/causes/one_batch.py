@@ -30,7 +30,7 @@ from mlflow_stability.diagnosis.causes.context import (
     usual_norm,
     value_at,
 )
-from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
+from mlflow_stability.diagnosis.causes.rate_rises import jumps_in
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 

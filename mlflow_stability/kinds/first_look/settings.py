@@ -285,3 +285,46 @@ class UntiedWeights(StreakDetector):
 
     def facts(self, _state: Once, point: Point) -> Facts | None:
         return UntiedWeightsFacts(point.place) if point.value >= 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class LateClippingFacts(Facts):
+    """Gradients that are clipped when they have been used."""
+
+    kind: ClassVar[str] = "clipping_late"
+
+    steps: int
+    """Number of steps in a row."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        return f"Gradients were clipped after the optimizer had used them, in {counted(self.steps, unit)} in a row."
+
+
+@dataclass(frozen=True, slots=True)
+class LateClipping(FindingType):
+    """Gradients are clipped after the optimizer step, which has used them unclipped.
+
+    What it sees: `clip_grad_norm_` with a finite limit between the step and the next backward pass, on gradients that
+    the step has used, in {least} steps in a row or more. INFO, for the training may not need the clipping; the cause of
+    a divergence.
+
+    Why it matters: the next `zero_grad()` clears the clipped gradients, so that nothing is clipped.
+
+    What to try: clip between `backward()` and `step()`.
+
+    When it is wrong: gradients that are kept and used again after the clipping.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+    """
+
+    least: int = 3
+    """Minimum number of steps in a row."""
+
+    kind = "clipping_late"
+    of_setup = True
+    noun = "clipping after the step"
+    order = 1149
+    severities = (Severity.INFO,)
+    question = "Are gradients clipped before the optimizer step?"
+    check_by_hand = "clip_grad_norm_ must stand between loss.backward() and optimizer.step()."
+    remedies = (Remedy(Action.CLIP_BEFORE_STEP),)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector, StreakWithLoss, StreakWithLossDetector
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
-from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,14 @@ class DeadUnitsFacts(FollowedFacts, LimitFacts):
     kind: ClassVar[str] = "dead_units"
     metrics: ClassVar = {"dead_share": "value", "limit": "threshold"}
 
+    from_start: bool = False
+    """Whether they have been dead since the first steps: no update killed them."""
+
     def statement(self, step: int, unit: str, /) -> str:
+        since = ", and since the first steps" if self.from_start else ""
         return (
             f"{self.value:.1%} of the units of {self.place} zero for the whole batch at {unit} {step} (threshold "
-            f"{self.threshold:.0%}, in {self.in_a_row} measurements in a row)."
+            f"{self.threshold:.0%}, in {self.in_a_row} measurements in a row{since})."
         )
 
 
@@ -33,6 +37,8 @@ class DeadUnitsState(StreakWithLoss):
     """The last shares of each layer."""
     died: set[str] = field(default_factory=set)
     """The layers that have lost their units at once and not got them back."""
+    first: dict[str, int] = field(default_factory=dict)
+    """The step of the first share of each layer that has had many dead units ever since; -1 for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class DeadUnits(StreakWithLossDetector):
     as its active units.
 
     What to try: lower the learning rate or warm it up; check the initialisation and biases that drift; use LeakyReLU or
-    GELU; normalise before the ReLU.
+    GELU; normalise before the ReLU. The learning rate is not advised where units are dead since the first
+    {first_steps} steps.
 
     When it is wrong: layers that are sparse by design, such as sparse autoencoders or experts; small batches, in which
     a rarely active unit stays zero. Functional calls of `relu` are not seen. No finding in 42 healthy trainings of 14
@@ -72,6 +79,8 @@ class DeadUnits(StreakWithLossDetector):
     (`python -m tests.benchmarks healthy_trainings`)."""
     rounds: int = 3
     """Number of measurements in a row."""
+    first_steps: int = 10
+    """Last step of a first measurement that shows initial weights: units that are dead since then died of no update."""
 
     kind = "dead_units"
     noun = "dead units"
@@ -99,9 +108,20 @@ class DeadUnits(StreakWithLossDetector):
             left = 0.0 if losses.signed else losses.falls.share()
             limit = self.share if left is None or left > self.gained else self.share_of_learning
         high = point.value > limit
-        return DeadUnitsFacts(point.value, limit, in_a_row=self.rounds, place=point.place) if high else None
+        if not high:
+            return None
+        from_start = 0 <= state.first[point.place] <= self.first_steps
+        return DeadUnitsFacts(point.value, limit, in_a_row=self.rounds, place=point.place, from_start=from_start)
+
+    def finding(self, point: Point, severity: Severity, facts: Facts) -> Finding:
+        found = super(DeadUnits, self).finding(point, severity, facts)
+        from_start = isinstance(facts, DeadUnitsFacts) and facts.from_start
+        return replace(found, remedies=self.remedies[1:]) if from_start else found
 
     def _remember(self, state: DeadUnitsState, point: Point) -> None:
+        if point.value <= self.share:
+            state.first[point.place] = -1
+        state.first.setdefault(point.place, point.step)
         before = state.before.setdefault(point.place, deque(maxlen=self.rounds))
         if len(before) == self.rounds and point.value - max(before) >= self.lost_at_once:
             state.died.add(point.place)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.kinds.first_look.settings import LateClipping, LateClippingFacts
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import Chance, chance_of, loss_input, loss_over_pairs, loss_sum
@@ -36,7 +37,7 @@ from mlflow_stability.probes.object_memory import Kind
 from mlflow_stability.probes.probe import BaseProbe, StepView
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
-from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 EQUAL_WEIGHTS = (Signal("weights_equal", ""),)
 MAX_MATRICES = 8
@@ -79,6 +80,7 @@ FIRST_STEPS = 10  # whose losses are examined; later, losses of the step after o
 MAX_LOSSES = 32  # of a step
 STEPS = (1, 2, 3, 10, 20, 100, 1000)  # before which parameters and settings are examined
 _DUE = tuple(sorted({*range(1, FIRST_STEPS + 1), *STEPS, *(step + 1 for step in STEPS)}))
+LATE_CLIPPING = LateClipping()
 SETTLED_STEP = 10  # by then all optimizers have stepped, and a warm-up has begun
 NO_GRADIENT_STEP = 100  # by then a parameter without a gradient never gets one
 
@@ -150,6 +152,9 @@ class FirstLook(BaseProbe):
         if view.step == 1 and not self._optimizers:
             self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
+        if view.late_clips >= LATE_CLIPPING.least:
+            facts = LateClippingFacts(view.late_clips)
+            self._emit(Finding.at(facts, view.step, Severity.INFO, remedies=LATE_CLIPPING.remedies))
         if view.step >= SETTLED_STEP:
             self._emit(strong_decay(view.optimizer, view.step))
             self._emit(self._shared.look(view.optimizer, view.step))

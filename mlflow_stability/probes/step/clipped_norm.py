@@ -25,6 +25,28 @@ MAX_FRAMES = 40  # frames above the hook that are searched for an engine
 _ENGINE_NORM = "get_global_grad_norm"
 
 
+class LateClips:
+    """Counts the steps in a row whose gradients the script clipped only after the optimizers had used them."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._is_late = False  # the norm that was taken last was that of gradients that have been used
+
+    def is_late(self, gradients: Sequence[Tensor], stepped: Sequence[Optimizer]) -> bool:
+        """Runs when the script takes a norm; `stepped`: optimizers that have used their gradients.
+
+        Return whether these are the gradients that have been used.
+        """
+        used = {id(each.grad) for optimizer in stepped for group in optimizer.param_groups for each in group["params"]}
+        self._is_late = bool(gradients) and all(id(gradient) in used for gradient in gradients)
+        return self._is_late
+
+    def clipped(self) -> bool:
+        """Count the step of a clipping by that norm; return whether it was late."""
+        self.steps = self.steps + 1 if self._is_late else 0
+        return self._is_late
+
+
 class ClippedNorm:
     """Computes the norm after clipping from the norm before it and the limit, without reading all gradients.
 

@@ -29,7 +29,7 @@ from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.shards import whole_scalar
-from mlflow_stability.probes.step.clipped_norm import ClippedNorm, EngineNorms, take_engine_norm
+from mlflow_stability.probes.step.clipped_norm import ClippedNorm, EngineNorms, LateClips, take_engine_norm
 from mlflow_stability.probes.step.held_gradients import DISCARDED, HeldGradients, Moment, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
@@ -90,6 +90,7 @@ class StepMeter:
         self._ended_at: float | None = None
         self._skips = Skips({})
         self._held, self._engines, self._clipped_norm = HeldGradients(guard), EngineNorms(), ClippedNorm()
+        self._late_clips = LateClips()
         self._clipped_norm.is_on = control_for is None  # an autopilot skips steps by their real gradients
         self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._take_engine = guard("norm before clipping", self._engine_found)
@@ -169,6 +170,10 @@ class StepMeter:
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         capture = self.capture
+        over = capture if capture.micro_batches or self._last is None else self._last
+        stepped = [known.optimizer() for number in over.ended if (known := self._known.get(number)) is not None]
+        if self._late_clips.is_late(gradients, [optimizer for optimizer in stepped if optimizer is not None]):
+            return
         whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm
         if not capture.stepped and whole is not None:
             scaled = capture.scaler is not None and not capture.unscaled
@@ -179,7 +184,9 @@ class StepMeter:
 
     def clipped(self, kind: str, limit: Any, parameters: Any = None, norm: Any = None) -> None:
         """Runs after the script clipped gradients; limits on a device and infinite limits are ignored."""
-        if not self.capture.stepped and isinstance(limit, _NUMBERS) and math.isfinite(limit):
+        if not isinstance(limit, _NUMBERS) or not math.isfinite(limit) or self._late_clips.clipped():
+            return
+        if not self.capture.stepped:
             self.capture.limits[kind] = float(limit)
             if self._clipped_norm.is_on:
                 self._clipped_norm.clipped(parameters, norm)
@@ -276,8 +283,8 @@ class StepMeter:
             self._take_learning_rates(capture, optimizer, known_optimizer)
         begins = capture.begins_step
         kept_for = self._held.kept_for(optimizer) if followed is not None and followed.kept_for else 0
-        place, limits = known_optimizer.place, capture.limits
-        self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for)
+        place, limits, late = known_optimizer.place, capture.limits, self._late_clips.steps
+        self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for, late)
         if self._ranks.is_on:
             if self._ranks.waits:  # all processes send their measurements of earlier captures, then vote
                 self._readback.drain()

@@ -47,6 +47,7 @@ class Action(Enum):
 
     CLIP_GRADIENTS = "Clip gradients{limit}.", Topic.CLIP_GRADIENTS
     CLIP_GRADIENTS_AGAIN = "Clip gradients{limit} again{until}.", Topic.CLIP_GRADIENTS
+    CLIP_BEFORE_STEP = "Clip gradients between backward() and step(), not after step().", Topic.CLIP_GRADIENTS
     CLIP_UPDATES = "Clip the updates, as StableAdamW does.", Topic.CLIP_UPDATES
     CLIP_UPDATES_OR_USE_SPAM = (
         "Clip updates by their RMS, as StableAdamW does, or train with SPAMAdam.",

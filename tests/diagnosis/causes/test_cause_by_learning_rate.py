@@ -12,7 +12,8 @@ from findings import over_steps
 from mlflow_stability.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import episode_context
-from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check, rate_too_low_check
+from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
+from mlflow_stability.diagnosis.causes.rate_rises import jumps_in
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.catalog import detectors_named
@@ -21,6 +22,7 @@ from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity, Topic
 from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 COUNT = 400
 Rates = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -212,3 +214,22 @@ def test_a_warm_up_is_not_missing_where_the_loss_fell_at_the_same_rate_afterward
     result = looked(run, 6, "nan_detected")
     assert (result.cause is not None and result.cause.name == "no_warm_up") == is_missing
     assert ("missing warm-up: at 0.02 the loss fell" in result.ruled_out) != is_missing
+
+
+def test_the_rate_of_another_optimizer_is_not_measured_by_what_the_first_one_tolerates() -> None:
+    losses = np.r_[falling(300, first=2.6, last=0.5), np.geomspace(0.6, 1e4, 100)]
+    rates = [
+        metric_of(name, [rate] * len(steps), steps=steps, meaning=Meaning("learning_rate", place, is_known=True))
+        for name, place, rate, steps in [
+            ("learning_rate", "", 1e-3, range(300)),
+            ("learning_rate@optimizer_1", "optimizer_1", 5.0, range(300, 400)),
+        ]
+    ]
+    history = run_of(metric_of("loss", losses), *rates, params={"optimizer": "Adam"})
+    cause = looked(history, 303).cause
+    assert cause is not None
+    assert cause.statement == (
+        "The learning rate was 5 with the optimizer that took over at step 300; with the one before, it was at most "
+        "0.001."
+    )
+    assert str(cause.remedies[0]).startswith("Lower the learning rate from 5 to about 0.1")

@@ -139,3 +139,14 @@ def test_representations_that_shrink_or_are_all_alike_have_collapsed() -> None:
     assert judged("representation_collapse", **first) == []
     fair = {"effective_rank@e": after(40.0, 10.0), "mean_cosine@e": flat}
     assert judged("representation_collapse", **fair) == []
+
+
+@pytest.mark.parametrize(("first", "from_start"), [(0.9, True), (0.1, False)])
+def test_units_that_are_dead_since_the_first_steps_died_of_no_learning_rate(first: float, from_start: bool) -> None:
+    dead = [first, *[0.95] * 6]
+    rows = {"loss": [2.3] * 601, "activation_dead@body.1": [None] * 601}
+    for place, value in zip((1, *range(100, 601, 100)), dead, strict=True):
+        rows["activation_dead@body.1"][place] = value
+    (finding,) = judged("dead_units", **rows)
+    assert ("since the first steps" in finding.message) is from_start
+    assert str(finding.remedies[0]).startswith("Check the initialisation" if from_start else "Lower the learning rate")
