@@ -118,9 +118,9 @@ class Baseline:
         else:
             self._keep_out(level)
 
-    def is_far_above(self, value: float) -> bool:
-        """Return whether a finite value belongs to a higher level, without taking it."""
-        if not self.accepted or not self.scale or (self.logarithmic and value <= 0.0):
+    def is_far_above(self, value: float, *, after_outliers: bool = False) -> bool:
+        """Return whether a finite value belongs to a higher level, without taking it; after an outlier, if asked."""
+        if not (self.accepted or after_outliers) or not self.scale or (self.logarithmic and value <= 0.0):
             return False
         rise = math.log(value / self.center) if self.logarithmic else value - self.center
         return rise >= OTHER_LEVEL * self.scale

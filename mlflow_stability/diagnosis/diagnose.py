@@ -16,7 +16,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves, join_pieces, resume
 from mlflow_stability.curves.levels import make_sketch
 from mlflow_stability.curves.main_curves import judged_curves
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.loss_level import LOSS_RISE
+from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
 from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
@@ -41,7 +41,7 @@ from mlflow_stability.kinds.rules import (
     of_detectors,
 )
 from mlflow_stability.vocabulary.loss_level import reason_words
-from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding, NotJudged
+from mlflow_stability.vocabulary.result import JUDGED_LIVE, CurveReading, Diagnosis, Finding, NotJudged
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
@@ -96,6 +96,21 @@ def single_loss(history: RunHistory) -> str:
         return ""
     value, step = float(losses[0].series.values[0]), int(losses[0].series.steps[0])
     return f"{losses[0].name} has a single point, {value:.4g} at {history.step_unit} {step}"
+
+
+GROWN_TIMES = 20.0
+"""Minimum ratio of the last level of a loss to its first for a loss whose level is not judged to have grown."""
+
+
+def growth_without_level(curve: Curve, reading: CurveReading) -> str:
+    """Return a clause if a loss whose level does not measure progress grew to its end: it may have diverged."""
+    first, last = reading.first_level, reading.last_level
+    if curve.has_level or first is None or last is None or last < max(LEAST_SIZE, GROWN_TIMES * abs(first)):
+        return ""
+    return (
+        f"{reading.metric} grew from {first:.4g} to {last:.4g} at the end; its level was not judged, because "
+        f"{reason_words(curve.level)}"
+    )
 
 
 def limits_of(history: RunHistory, curves: RunCurves) -> tuple[NotJudged, ...]:
@@ -173,11 +188,12 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
     levelled = {curve.name for curve in shown if curve.has_level}
     main = readings[0] if readings and readings[0].metric in levelled and not stopped else None
     of_main = [curve for curve in drawn if main is not None and curve.name == main.metric]
+    grown = growth_without_level(shown[0], readings[0]) if readings and readings[0].metric == shown[0].name else ""
     outcome = outcome_of(
         findings,
         readings,
         history.outcome,
-        measured=measured and not stopped,
+        measured=measured and not stopped and not grown,
         last_attempt=resumed,
         main=main,
         restored=restored_level(of_main[-1], undone) if of_main else None,
@@ -197,7 +213,7 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
             findings,
             readings,
             history.points,
-            stopped or single_loss(history),
+            stopped or grown or single_loss(history),
             without_level={curve.name: reason_words(curve.level) for curve in drawn if not curve.has_level},
         ),
         findings=findings,

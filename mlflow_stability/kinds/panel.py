@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mlflow_stability.detectors.baseline import Baseline
 from mlflow_stability.detectors.detector import ALL, WHOLE, Detector, Point
-from mlflow_stability.detectors.growing_weight import LossTermCount
+from mlflow_stability.detectors.growing_weight import HIGHEST_RISE, LossTermCount, TermWeight
 from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
 from mlflow_stability.detectors.loss_level import LossLevels
 from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_counts
@@ -78,6 +78,7 @@ class _Layout(NamedTuple):
     detectors: list[_SignalDetectors | None]
     counts: list[tuple[int, int, str]]  # index, index of its micro-batches, and place of each loss
     terms: int | None  # index of the number of terms of the loss
+    weight: int | None  # index of the weight of one of them
 
 
 class Panel:
@@ -93,7 +94,8 @@ class Panel:
         self._layouts: dict[int, _Layout] = {}  # by the id of the tuple of signals
         self._counts: dict[str, UsualCount] = {}  # the usual number of micro-batches of each training
         self._optimizers = OptimizersOfLosses()
-        self._terms = LossTermCount()
+        self._terms, self._weight = LossTermCount(), TermWeight()
+        self._first_size = 0.0  # size of the first losses
         self._level = level
         self._levels = LossLevels(level)
         self._losses = Losses()
@@ -113,11 +115,9 @@ class Panel:
                 if self._is_at_other_level(reading.signals[index], reading.values[index]):
                     self.reset()
             layout = self._layout_of(reading.signals)
-        if layout.terms is not None and self._terms.has_changed(reading.step, reading.values[layout.terms]):
-            losses = [index for index, signal in enumerate(reading.signals) if signal.quantity == "loss"]
-            if any(self._is_at_other_level(reading.signals[index], reading.values[index]) for index in losses):
-                self.reset()
-                layout = self._layout_of(reading.signals)
+        if (layout.terms is not None or layout.weight is not None) and self._means_something_else(layout, reading):
+            self.reset()
+            layout = self._layout_of(reading.signals)
         values = self._with_usual_counts(layout, reading.values) if layout.counts else reading.values
         return self._judge(layout.detectors, values, reading.step, reading.attempt, reading.time)
 
@@ -127,7 +127,7 @@ class Panel:
             signals,
             [self._detectors_of(signal) for signal in signals],
             losses_with_counts([(signal.quantity, signal.place) for signal in signals]),
-            names.index("loss_terms") if "loss_terms" in names else None,
+            *(names.index(name) if name in names else None for name in ("loss_terms", "loss_weight")),
         )
         return layout
 
@@ -149,7 +149,8 @@ class Panel:
         """Forget everything: another start of the training follows."""
         self._states.clear()
         self._counts.clear()
-        self._optimizers, self._terms = OptimizersOfLosses(), LossTermCount()
+        self._optimizers, self._first_size = OptimizersOfLosses(), 0.0
+        self._terms, self._weight = LossTermCount(), TermWeight()
         self._levels, self._losses = LossLevels(self._level), Losses()
         self.reset()
 
@@ -162,10 +163,26 @@ class Panel:
         self._layouts.clear()
         self._levels.after_rollback()
 
-    def _is_at_other_level(self, loss: Signal, value: float) -> bool:
+    def _is_at_other_level(self, loss: Signal, value: float, *, after_outliers: bool = False) -> bool:
         signal = self._signals.get(loss)
         baseline = None if signal is None else signal.baseline
-        return baseline is not None and isfinite(value) and baseline.is_far_above(value)
+        return baseline is not None and isfinite(value) and baseline.is_far_above(value, after_outliers=after_outliers)
+
+    def _means_something_else(self, layout: _Layout, reading: StepReading) -> bool:
+        """Whether the loss has other terms or weights, is far above its baseline for that, and has not exploded."""
+        values = zip(reading.signals, reading.values, strict=True)
+        losses = [(signal, value) for signal, value in values if signal.quantity == "loss"]
+        has_changed = False
+        if layout.terms is not None:
+            has_changed = self._terms.has_changed(reading.step, reading.values[layout.terms])
+            self._first_size = self._first_size or max((abs(value) for _, value in losses), default=0.0)
+        if layout.weight is not None:
+            self._weight.see(reading.values[layout.weight], reading.step)
+            has_changed = has_changed or self._weight.is_steady
+        limit = HIGHEST_RISE * self._first_size
+        return has_changed and any(
+            value < limit and self._is_at_other_level(signal, value, after_outliers=True) for signal, value in losses
+        )
 
     def _with_usual_counts(self, layout: _Layout, values: Sequence[float]) -> Sequence[float]:
         """Scale the losses of steps with another number of micro-batches than usual."""

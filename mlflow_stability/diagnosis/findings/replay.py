@@ -42,7 +42,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     level = next((curve.level for curve in curves.losses if not curve.has_level), recorded_level(history))
     panel = Panel([detector for detector in detectors if detector.kind not in left_out], level=level)
     quantities = {quantity for detector in panel.detectors for quantity in detector.quantities}
-    wanted = {"micro_batches", "loss_terms", *quantities}
+    wanted = {"micro_batches", "loss_terms", "loss_weight", *quantities}
     unjudged = {
         curve.name
         for curve in (*curves.losses, *curves.validations)

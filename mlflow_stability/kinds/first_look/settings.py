@@ -326,5 +326,5 @@ class LateClipping(FindingType):
     order = 1149
     severities = (Severity.INFO,)
     question = "Are gradients clipped before the optimizer step?"
-    check_by_hand = "clip_grad_norm_ must stand between loss.backward() and optimizer.step()."
+    check_by_hand = "clip_grad_norm_ belongs between loss.backward() and optimizer.step()."
     remedies = (Remedy(Action.CLIP_BEFORE_STEP),)

@@ -12,6 +12,9 @@ from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector, Str
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy, Severity
 
+FIRST_STEPS = 10
+"""Last step of a first measurement that shows initial weights: units that are dead since then died of no update."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeadUnitsFacts(FollowedFacts, LimitFacts):
@@ -57,8 +60,8 @@ class DeadUnits(StreakWithLossDetector):
     as its active units.
 
     What to try: lower the learning rate or warm it up; check the initialisation and biases that drift; use LeakyReLU or
-    GELU; normalise before the ReLU. The learning rate is not advised where units are dead since the first
-    {first_steps} steps.
+    GELU; normalise before the ReLU. The learning rate is not advised where units are dead since the first ten
+    steps.
 
     When it is wrong: layers that are sparse by design, such as sparse autoencoders or experts; small batches, in which
     a rarely active unit stays zero. Functional calls of `relu` are not seen. No finding in 42 healthy trainings of 14
@@ -79,8 +82,6 @@ class DeadUnits(StreakWithLossDetector):
     (`python -m tests.benchmarks healthy_trainings`)."""
     rounds: int = 3
     """Number of measurements in a row."""
-    first_steps: int = 10
-    """Last step of a first measurement that shows initial weights: units that are dead since then died of no update."""
 
     kind = "dead_units"
     noun = "dead units"
@@ -110,13 +111,13 @@ class DeadUnits(StreakWithLossDetector):
         high = point.value > limit
         if not high:
             return None
-        from_start = 0 <= state.first[point.place] <= self.first_steps
+        from_start = 0 <= state.first[point.place] <= FIRST_STEPS
         return DeadUnitsFacts(point.value, limit, in_a_row=self.rounds, place=point.place, from_start=from_start)
 
     def finding(self, point: Point, severity: Severity, facts: Facts) -> Finding:
-        found = super(DeadUnits, self).finding(point, severity, facts)
+        finding = super(DeadUnits, self).finding(point, severity, facts)
         from_start = isinstance(facts, DeadUnitsFacts) and facts.from_start
-        return replace(found, remedies=self.remedies[1:]) if from_start else found
+        return replace(finding, remedies=self.remedies[1:]) if from_start else finding
 
     def _remember(self, state: DeadUnitsState, point: Point) -> None:
         if point.value <= self.share:

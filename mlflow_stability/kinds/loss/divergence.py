@@ -163,7 +163,7 @@ class Divergence(Detector):
     {learning_rate_restart.RESTART_STEPS} steps after a learning-rate restart are ignored, and the
     {growing_weight.GRACE_STEPS} after a schedule changed the weight of a loss term, unless the loss is at
     {growing_weight.HIGHEST_RISE} times its first ones. Where another term is added and the loss is then at another
-    level, judging begins anew. Losses that have been
+    level, it gets a baseline of its own. Losses that have been
     negative are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss
     rises as the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline
     count. Of other losses whose level does not measure progress, as in reinforcement learning, only those above

@@ -198,8 +198,8 @@ class DivergenceRule(Rule):
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
         findings = []
         for curve in judged:
-            found = self._judge(_without_first_zeros(curve.since_test.last_phase), curves.validations)
-            findings += [] if found is None else [_beside_weights(found, curve, curves.weights)]
+            finding = self._judge(_without_first_zeros(curve.since_test.last_phase), curves.validations)
+            findings += [] if finding is None else [_beside_weights(finding, curve, curves.weights)]
         return findings
 
     def _is_coming_back(self, x: NDArray[np.float64], best: int) -> bool:
