@@ -37,7 +37,9 @@ class LateClips:
 
         Return whether these are the gradients that have been used.
         """
-        used = {id(each.grad) for optimizer in stepped for group in optimizer.param_groups for each in group["params"]}
+        used = {
+            id(owner.grad) for optimizer in stepped for group in optimizer.param_groups for owner in group["params"]
+        }
         self._is_late = bool(gradients) and all(id(gradient) in used for gradient in gradients)
         return self._is_late
 

@@ -171,8 +171,9 @@ class StepMeter:
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         capture = self.capture
         over = capture if capture.micro_batches or self._last is None else self._last
-        stepped = [known.optimizer() for number in over.ended if (known := self._known.get(number)) is not None]
-        if self._late_clips.is_late(gradients, [optimizer for optimizer in stepped if optimizer is not None]):
+        references = [self._known[number].optimizer for number in over.ended if number in self._known]
+        stepped = [optimizer for reference in references if (optimizer := reference()) is not None]
+        if self._late_clips.is_late(gradients, stepped):
             return
         whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm
         if not capture.stepped and whole is not None:
