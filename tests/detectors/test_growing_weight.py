@@ -10,7 +10,7 @@ from diagnosis.histories import metric_of, run_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 STEPS, SECOND = 600, 300
 FIRST_PHASE = decaying(SECOND, 0.02, 2.3, 40.0)

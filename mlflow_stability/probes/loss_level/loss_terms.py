@@ -18,7 +18,8 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.loss_graph import ARRANGING, node_name
 from mlflow_stability.probes.probe import BaseProbe
 from mlflow_stability.probes.step.readback import value_on_host
-from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType("loss_terms", "number of terms that the loss adds up; when it changes", "loss_statistics"),

@@ -22,7 +22,7 @@ from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity, Topic
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 400
 Rates = np.ndarray[tuple[int], np.dtype[np.float64]]

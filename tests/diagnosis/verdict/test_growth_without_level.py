@@ -9,7 +9,7 @@ from diagnosis.histories import metric_of, run_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import Meaning
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 NOISE = np.exp(np.random.default_rng(0).normal(0.0, 0.1, 400))
 
