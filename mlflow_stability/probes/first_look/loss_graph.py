@@ -19,6 +19,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
     LossSumFacts,
     remedies_for,
 )
+from mlflow_stability.probes.hooks.thread_state import is_measurable
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.step.readback import value_on_host
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -57,6 +58,7 @@ UNEXPECTED: Mapping[LossFunction, frozenset[Activation]] = {
 NONE, MEAN, SUM = 0, 1, 2  # ``reduction="mean"`` in a node
 CLASSES_DIM = 1  # of the input of `nll_loss`
 WRAPPED = 2**64  # added to a negative dimension in a node
+_UNKNOWN = object()  # the hook of a saved tensor, in a torch that does not tell
 PER_CLASS = frozenset(("NllLoss", "NllLoss2D"))
 AROUND_PICKED = ARRANGING | {"Neg", "Mean"}
 MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
@@ -187,12 +189,24 @@ def chance_of(loss: Tensor) -> Chance | None:
     return Chance(shape[dim], share) if shape[dim] > 1 else None
 
 
+def saved(node: Any, name: str) -> Tensor | None:
+    """Return what a node saved for its backward pass, or None if a hook would have to run to get it.
+
+    Where activations are checkpointed, such a hook runs the forward pass again.
+    """
+    holder = getattr(node, f"_raw_saved_{name}", None)
+    if holder is None or getattr(holder, "unpack_hook", _UNKNOWN) is not None:
+        return None  # packed by a hook, or by a torch that does not say so
+    tensor = holder.data
+    return tensor if is_measurable(tensor) else None
+
+
 def _undivided(node: Any) -> tuple[Any, float]:
     """Return the node before it is scaled by numbers on the host, as for gradient accumulation, and the share left."""
     share = 1.0
     while node_name(node) in ("Div", "Mul"):
-        divisor = getattr(node, "_saved_other", None)
-        if not isinstance(divisor, Tensor) or divisor.numel() != 1 or divisor.requires_grad:
+        divisor = saved(node, "other")
+        if divisor is None or divisor.numel() != 1 or divisor.requires_grad:
             break
         number = value_on_host(divisor)
         if not number:

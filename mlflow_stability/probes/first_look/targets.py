@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.first_look.loss_graph import loss_functions, mean_squared_error, node_name, source_of
-from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
+from mlflow_stability.probes.first_look.loss_graph import (
+    loss_functions,
+    mean_squared_error,
+    node_name,
+    saved,
+    source_of,
+)
+from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
@@ -42,7 +48,6 @@ SLACK = 0.01  # of a target outside its range
 OF_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 VARIANCE = (Signal("target_variance", ""),)
 MIN_TARGETS = 8  # in a step
-_NONE = object()
 
 
 class Targets:
@@ -90,15 +95,6 @@ class Targets:
                 blocks.append(Block(VARIANCE, torch.stack(variances).sum(0, keepdim=True)))
         self.clear()
         return blocks
-
-
-def saved(node: Any, name: str) -> Tensor | None:
-    """Return what a node saved for its backward pass, or None if a hook would have to run to get it."""
-    holder = getattr(node, f"_raw_saved_{name}", None)
-    if holder is None or getattr(holder, "unpack_hook", _NONE) is not None:
-        return None  # packed by a hook, or by a torch that does not say so
-    tensor = holder.data
-    return tensor if is_measurable(tensor) else None
 
 
 def _of_classes(target: Tensor, ignored: int) -> Tensor:

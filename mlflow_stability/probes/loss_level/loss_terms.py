@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.first_look.loss_graph import ARRANGING, node_name
+from mlflow_stability.probes.first_look.loss_graph import ARRANGING, node_name, saved
 from mlflow_stability.probes.probe import BaseProbe
 from mlflow_stability.probes.step.readback import value_on_host
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -71,9 +71,9 @@ def terms_of(loss: Tensor) -> Terms:
 
 def _number_of(node: Any) -> float | None:
     """Return the number on the host that a node multiplies or divides by, else None."""
-    for name in ("_saved_other", "_saved_self"):
-        other = getattr(node, name, None)
-        if isinstance(other, Tensor) and other.numel() == 1 and not other.requires_grad:
+    for name in ("other", "self"):
+        other = saved(node, name)
+        if other is not None and other.numel() == 1 and not other.requires_grad:
             return value_on_host(other)
     return None
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from mlflow_stability.probes.first_look.loss_graph import chance_of
 from mlflow_stability.probes.loss_level.loss_terms import MAX_CHANGES, MAX_TURNS, LossTerms, Terms, terms_of
 
 LABELS = torch.tensor([0, 1, 2])
@@ -35,6 +37,23 @@ LOSSES: dict[str, tuple[Callable[[], Tensor], Terms]] = {
 def test_terms_are_counted_and_their_weights_read(name: str) -> None:
     loss, expected = LOSSES[name]
     assert terms_of(loss()) == expected
+
+
+def test_a_checkpointed_loss_is_not_computed_once_more() -> None:
+    calls = 0
+
+    def weighted() -> Tensor:
+        nonlocal calls
+        calls += 1
+        return fit() * torch.tensor(0.5)
+
+    fitted = checkpoint(weighted, use_reentrant=False)
+    loss = fitted + X.abs().sum()
+    assert chance_of(fitted) is None
+    assert terms_of(loss) == Terms(2, ())
+    assert calls == 1
+    loss.backward()
+    assert calls == 2
 
 
 class Watched:
