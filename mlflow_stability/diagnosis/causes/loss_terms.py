@@ -34,7 +34,7 @@ def terms_check(context: EpisodeContext) -> CheckResult:
             "loss_term_changed",
             f"The loss got more terms at {context.unit} {step}: {before:.0f} before, {after:.0f} or more from then on.",
             since=step,
-            certainty="certain" if step >= context.episode.start - context.reach else "likely",
+            certainty="certain" if step >= context.episode.start - context.reach else "possible",
             remedies=REMEDIES,
         )
     for weight in curves_of(context.history, "loss_weight"):
