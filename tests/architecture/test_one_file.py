@@ -109,10 +109,10 @@ from collections.abc import Sequence
 
 import torch
 
-from mlflow_stability.probes.probe import Block, signals_at
+from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
-from mlflow_stability.vocabulary.measured import Signal
-from mlflow_stability.vocabulary.measured import SignalType
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (
     SignalType(
@@ -305,7 +305,7 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
         "from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors\n"
         "from mlflow_stability.kinds.panel import Panel\n"
         "from mlflow_stability.kinds.catalog import noun_of\n"
-        "from mlflow_stability.vocabulary.measured import StepReading\n"
+        "from mlflow_stability.vocabulary.measured.signal import StepReading\n"
         "from mlflow_stability.vocabulary.measured.signal import Signal\n"
         "assert read_detectors(describe(default_detectors())) == default_detectors()\n"
         "panel = Panel()\n"
@@ -405,7 +405,7 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
         "from mlflow_stability.alerts.run_metrics import BY_QUANTITY, KNOWN_QUANTITIES\n"
         "from mlflow_stability.tracking.keys import metric_key\n"
         "from mlflow_stability.tracking.thinning import chosen_signals\n"
-        "from mlflow_stability.vocabulary.measured import Signal\n"
+        "from mlflow_stability.vocabulary.measured.signal import Signal\n"
         "names = BY_QUANTITY['toy_peak']\n"
         "print(metric_key(Signal('toy_peak')), names.prometheus, names.otel, names.meaning, names.unit)\n"
         "layers = [Signal('toy_peak', each) for each in ('h.0.a', 'h.0.b', 'h.1.a')]\n"
@@ -463,7 +463,7 @@ from courier.staging import Fed, Training
 
 from mlflow_stability.courier.sinks.figure_sink import FigureSink
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 
 
 class Store:
