@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 GRACE_STEPS = 100
 """Number of steps after a change of a weight during which rises of the loss are expected."""
+LOOKBACK_STEPS = 512
+"""Number of steps over which a weight has grown, as many as a slow rise is judged by."""
 STEADY = 8
 """Minimum number of changes in one direction for each one in the other: else it follows the batches."""
 LEAST_CHANGE = 0.1
@@ -22,23 +26,29 @@ class TermWeight:
     last: float | None = None
     rises: int = 0
     falls: int = 0
-    at: int | None = None
-    """The step of its last change."""
+    changes: deque[tuple[int, float]] = field(default_factory=deque)
+    """Step and weight of the last changes, the first of them from before these steps."""
 
     def see(self, weight: float, step: int) -> None:
         if self.last is not None and weight != self.last:
             self.rises += weight > self.last
             self.falls += weight < self.last
-        self.last, self.at = weight, step
+        self.last = weight
+        self.changes.append((step, abs(weight)))
+        while len(self.changes) > 1 and self.changes[1][0] <= step - LOOKBACK_STEPS:
+            self.changes.popleft()
 
     @property
     def is_steady(self) -> bool:
         """Whether it changes as a schedule does."""
         return max(self.rises, self.falls, 1) >= STEADY * min(self.rises, self.falls)
 
-    def excuses(self, step: int) -> bool:
-        """Whether a rise of the loss at this step is expected."""
-        return self.at is not None and 0 <= step - self.at <= GRACE_STEPS and self.is_steady
+    def growth(self, step: int) -> float:
+        """Return by which factor a schedule has raised it, and a loss of positive terms at most; 1 if it has not."""
+        if not self.changes or not 0 <= step - self.changes[-1][0] <= GRACE_STEPS or not self.is_steady:
+            return 1.0
+        lowest, now = min(weight for _, weight in self.changes), self.changes[-1][1]
+        return now / lowest if lowest else inf if now else 1.0
 
 
 def changed_between(weights: Sequence[tuple[int, float]], first: int, last: int) -> tuple[float, float] | None:

@@ -172,17 +172,21 @@ class Panel:
         """Whether the loss has other terms or weights, is far above its baseline for that, and has not exploded."""
         values = zip(reading.signals, reading.values, strict=True)
         losses = [(signal, value) for signal, value in values if signal.quantity == "loss"]
-        has_changed = False
+        has_changed, growth = False, 1.0
         if layout.terms is not None:
             has_changed = self._terms.has_changed(reading.step, reading.values[layout.terms])
             self._first_size = self._first_size or max((abs(value) for _, value in losses), default=0.0)
         if layout.weight is not None:
             self._weight.see(reading.values[layout.weight], reading.step)
-            has_changed = has_changed or self._weight.is_steady
+            growth = self._weight.growth(reading.step)
         limit = HIGHEST_RISE * self._first_size
-        return has_changed and any(
-            value < limit and self._is_at_other_level(signal, value, after_outliers=True) for signal, value in losses
-        )
+        high = [
+            (signal, value)
+            for signal, value in losses
+            if value < limit and self._is_at_other_level(signal, value, after_outliers=True)
+        ]
+        explained = (not self._is_at_other_level(loss, value / growth, after_outliers=True) for loss, value in high)
+        return bool(high) and (has_changed or (growth > 1 and all(explained)))
 
     def _with_usual_counts(self, layout: _Layout, values: Sequence[float]) -> Sequence[float]:
         """Scale the losses of steps with another number of micro-batches than usual."""

@@ -52,6 +52,14 @@ def test_a_loss_that_rises_with_the_weight_of_a_term_has_not_diverged() -> None:
     assert "divergence" in {each.kind for each in found_in(RISING, loss_weight=of_batches)}
 
 
+@pytest.mark.parametrize("weights", [np.linspace(1.0, 1.5, STEPS), np.linspace(1.0, 0.1, STEPS)], ids=["up", "down"])
+def test_a_loss_that_rises_by_a_larger_factor_than_a_weight_has_diverged(weights: Floats) -> None:
+    losses = np.r_[decaying(400, 0.4, 2.3, 40.0), np.full(200, 4.0)]
+    found = found_in(losses, loss_weight=schedule(weights))
+    assert [400 < each.step < 430 for each in found if each.kind == "divergence"][:1] == [True]
+    assert diagnosis_of(recorded(losses, "loss_weight", schedule(weights))).outcome == "diverged"
+
+
 def test_a_loss_that_explodes_beside_a_growing_weight_is_found() -> None:
     losses = np.r_[RISING[:500], np.full(100, 1e4)]
     assert "divergence" in {each.kind for each in found_in(losses, loss_weight=schedule(np.linspace(0.0, 1.0, STEPS)))}

@@ -161,14 +161,14 @@ class Divergence(Detector):
 
     When it is wrong: harder data from some step on (a curriculum, a new mixture). The
     {learning_rate_restart.RESTART_STEPS} steps after a learning-rate restart are ignored, and the
-    {growing_weight.GRACE_STEPS} after a schedule changed the weight of a loss term, unless the loss is at
-    {growing_weight.HIGHEST_RISE} times its first ones. Where another term is added and the loss is then at another
-    level, it gets a baseline of its own. Losses that have been
-    negative are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss
-    rises as the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline
-    count. Of other losses whose level does not measure progress, as in reinforcement learning, only those above
-    {least_size_without_level} and at {smallest_rise_without_level} times the size of the first {loss_fall.FIRST_VALUES}
-    count; they are critical.
+    {growing_weight.GRACE_STEPS} after a schedule raised the weight of a loss term, unless the loss rose by a larger
+    factor than the weight in {growing_weight.LOOKBACK_STEPS} steps or is at {growing_weight.HIGHEST_RISE} times its
+    first ones. Where another term is added and the loss is then at another level, it gets a baseline of its own. Losses
+    that have been negative are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a
+    GAN, one loss rises as the other model learns: there only positive losses at {smallest_rise_adversarial} times their
+    baseline count. Of other losses whose level does not measure progress, as in reinforcement learning, only those
+    above {least_size_without_level} and at {smallest_rise_without_level} times the size of the first
+    {loss_fall.FIRST_VALUES} count; they are critical.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
@@ -273,12 +273,14 @@ class Divergence(Detector):
             event = event or slow_rise
         return event
 
-    @staticmethod
-    def _is_reweighted(state: DivergenceState, point: Point) -> bool:
-        """Whether a schedule has just changed the weight of a term, which explains any usual rise."""
-        if not state.weight.excuses(point.step):
+    def _is_reweighted(self, state: DivergenceState, point: Point) -> bool:
+        """Whether a schedule has just raised the weight of a term, by as much as the loss is above its baseline."""
+        growth = state.weight.growth(point.step)
+        if growth <= 1 or point.value >= HIGHEST_RISE * max(map(abs, state.begun.first), default=0.0):
             return False
-        return point.value < HIGHEST_RISE * max(map(abs, state.begun.first), default=0.0)
+        if state.signed or not point.logarithmic or not point.scale or growth == math.inf:
+            return True
+        return math.log(point.value / point.center / growth) < self.threshold * point.scale
 
     def _against_first_baseline(self, state: DivergenceState, point: Point) -> Point:
         """Return the point relative to the baseline before the first high loss, where that makes it higher.

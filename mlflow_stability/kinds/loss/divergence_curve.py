@@ -384,14 +384,14 @@ class DivergenceRule(Rule):
 
 
 def _beside_weights(finding: Finding, loss: Curve, weights: Sequence[Curve]) -> Finding:
-    """Return the finding as information where a schedule changed the weight of a term of the loss meanwhile."""
+    """Return the finding as information where a schedule raised the weight of a term of the loss by as much."""
     facts = finding.facts_as(LastingRiseFacts)
     weight = next((curve for curve in weights if curve.attempt == finding.attempt), None)
     if facts is None or weight is None or not facts.is_finite or facts.last >= HIGHEST_RISE * loss.early_size:
         return finding
     changes = list(zip(weight.steps.tolist(), weight.values.tolist(), strict=True))
     change = changed_between(changes, facts.best_step, finding.end)
-    if change is None:
+    if change is None or (facts.best > 0 and facts.last * abs(change[0]) > facts.best * abs(change[1])):
         return finding
     facts = replace(facts, weight_before=change[0], weight_after=change[1])
     return replace(finding, severity=Severity.INFO, facts=facts)
