@@ -32,7 +32,7 @@ from mlflow_stability.vocabulary.presets import PRESETS
 
 FOLDERS = ("curves", "detectors", "diagnosis", "kinds", "recovery")
 CONFIGS = ("Limits", "Lookback")  # ends of the names of classes whose fields are such numbers
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _OPERATORS = {
     ast.Mult: lambda a, b: a * b,
     ast.Div: lambda a, b: a / b,

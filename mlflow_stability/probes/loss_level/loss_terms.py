@@ -86,6 +86,8 @@ class LossTerms(BaseProbe):
         self._ask = ask  # makes the scheduler ask at the next step whether this is due
         self._looked_at = 0
         self._most = 0  # terms of a loss of this step
+        self._counted_at = -1  # the step at which a number of terms was recorded last
+        self._is_owed = False  # another number of the same step, to be recorded at the next one
         self._last: Terms | None = None
         self._index: int | None = None  # of the weight that is followed
         self._weight = 0.0  # the last one that was recorded
@@ -103,6 +105,8 @@ class LossTerms(BaseProbe):
         terms, last = terms_of(loss), self._last
         if step != self._looked_at:
             self._looked_at = step
+            if self._is_owed and last is not None:
+                self._record_number(last.number)
             if last is not None and self._most < last.number:  # in all of the step before
                 self._count(last._replace(number=self._most))
                 last = self._last
@@ -117,7 +121,15 @@ class LossTerms(BaseProbe):
     def _count(self, terms: Terms) -> None:
         self._changes += self._last is not None
         self._last = terms
-        self._record(Block(TERMS, (float(terms.number),)))
+        self._record_number(terms.number)
+
+    def _record_number(self, number: int) -> None:
+        """Record it once a step: the halves of a GAN have losses of their own."""
+        step = self._step()
+        self._is_owed = step == self._counted_at
+        if not self._is_owed:
+            self._counted_at = step
+            self._record(Block(TERMS, (float(number),)))
 
     def due(self, _step: int) -> bool:
         return bool(self._blocks)

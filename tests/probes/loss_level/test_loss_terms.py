@@ -95,6 +95,15 @@ def test_of_several_losses_in_a_step_the_one_with_the_most_terms_counts() -> Non
     assert watched.see(fit()) == {"loss_terms": 1.0}
 
 
+def test_a_step_of_two_losses_records_one_number_and_the_next_step_the_other() -> None:
+    watched = Watched()
+    assert watched.see(fit()) == {"loss_terms": 1.0}
+    watched.probe.at_loss(fit() + X.sum())
+    assert not watched.probe.due(watched.step)
+    assert watched.see(fit(), fit() + X.sum()) == {"loss_terms": 2.0}
+    assert watched.see(fit(), fit() + X.sum()) == {}
+
+
 def test_a_weight_is_recorded_every_ten_steps_while_it_changes() -> None:
     watched = Watched()
     seen = [watched.see(fit() + 0.01 * step * X.sum()) for step in range(1, 42)]
