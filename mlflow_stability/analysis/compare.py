@@ -33,7 +33,6 @@ from mlflow_stability.diagnosis.layer_comparison import (
 )
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.reports import report_format  # noqa: F401 - notebooks show what is returned here as a page
-from mlflow_stability.tracking.in_process import without_autologging
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
@@ -233,16 +232,15 @@ def _compare(
         pair = Pair() if interrupted else pair_of(readable, tracking_uri, curves)
     except KeyboardInterrupt:
         pair, interrupted = Pair(lacking=("Interrupted: the two runs were not compared step by step.",)), True
-    with without_autologging():
-        return comparison_of(
-            made.cards,
-            baseline=card,
-            first_difference=pair.first_difference,
-            layers=pair.layers,
-            asked=max(asked, len(made.cards)),
-            interrupted=interrupted,
-            notes=(*notes, *unread, *pair.lacking),
-        )
+    return comparison_of(
+        made.cards,
+        baseline=card,
+        first_difference=pair.first_difference,
+        layers=pair.layers,
+        asked=max(asked, len(made.cards)),
+        interrupted=interrupted,
+        notes=(*notes, *unread, *pair.lacking),
+    )
 
 
 def _baseline_card(made: MadeCards, baseline: str) -> RunCard | None:

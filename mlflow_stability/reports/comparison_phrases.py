@@ -22,7 +22,6 @@ from mlflow_stability.vocabulary.result import (
     SeedGroup,
     Sensitivity,
     SurvivalCurve,
-    Tree,
 )
 from mlflow_stability.vocabulary.text.phrases import counted, number_text
 
@@ -208,11 +207,6 @@ def association(result: Association) -> str:
     if result.given:
         parts.append(f"among runs with the same {', '.join(result.given)}")
     return f"{result.statement} ({'; '.join(parts)})"
-
-
-def tree(result: Tree) -> str:
-    phrase = f"Decision tree: {result.accuracy:.0%} of held-out runs right (majority class {result.baseline:.0%})"
-    return f"{phrase}." if result.better else f"{phrase}: no better than the majority class."
 
 
 def no_association(cohort: Cohort) -> str:

@@ -195,10 +195,6 @@ def _associations(cohort: Cohort) -> Iterator[Row]:
         yield Row((wording.association(association),), " / ".join(association.params), Sign.LABEL)
     if no_association := wording.no_association(cohort):
         yield Row((no_association,))
-    if cohort.tree is not None and (cohort.associations or cohort.tree.better):
-        yield Row((wording.tree(cohort.tree),))
-        if cohort.tree.better:
-            yield from (Row((rule,), sign=Sign.LABEL) for rule in cohort.tree.rules)
     for warning in (*cohort.confounded, *((wording.CONFOUNDING,) if cohort.associations else ())):
         yield Row((warning,), sign=Sign.WARNING)
 

@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
@@ -196,17 +195,6 @@ class RunEndWatch:
 def _put_back(owner: Any, name: str, patch: Any, original: Any) -> None:
     if getattr(owner, name, None) is patch:  # else another patch wraps this one, which stays as a plain call
         setattr(owner, name, original)
-
-
-@contextmanager
-def without_autologging() -> Iterator[None]:
-    """Pause `mlflow.autolog()`, which would log every scikit-learn model that this package fits."""
-    utils = sys.modules.get("mlflow.utils.autologging_utils")
-    if utils is None or getattr(utils, "_AUTOLOGGING_GLOBALLY_DISABLED", False):
-        yield
-        return
-    with utils.disable_autologging():
-        yield
 
 
 @dataclass(frozen=True, slots=True)

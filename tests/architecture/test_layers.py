@@ -22,7 +22,7 @@ FOREIGN = {
     "curves": {"numpy"},
     "demo": {"torch"},
     "detectors": {"numpy"},
-    "diagnosis": {"numpy", "scipy", "sklearn"},
+    "diagnosis": {"numpy", "scipy"},
     "errors": set(),
     "figures": {"matplotlib", "numpy"},
     "importers": {"numpy", "pandas"},

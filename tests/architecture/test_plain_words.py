@@ -67,7 +67,6 @@ BANNED = (
     Banned(r"\bhardly ever\b", "rarely", "hardly ever more than 0.01"),
     Banned(r"\bfp16 scale \(", "fp16 gradient overflow (", "fp16 scale (likely)"),
     Banned(r"\bunstable were\b", "7 of 7 unstable", "Unstable were 7 of 7 with lr above 0.0155"),
-    Banned(r"\btree guesses\b|\balways saying\b", "decision tree 96 % (majority class 71 %)", "A tree guesses 96 %"),
     Banned(r"\bare not lost within\b", "survive 200 steps", "71 % are not lost within 200 steps"),
     Banned(r"\bgo(?:es)? with instability\b", "is associated with instability", "What goes with instability"),
     Banned(r"\bfirst common step, 0, on\b", "differs from step 0", "from the first common step, 0, on"),

@@ -186,16 +186,5 @@ def test_sensitivity_is_how_far_the_losses_lie_above_the_best_and_a_lost_run_cou
     assert found.sensitivity == pytest.approx((1 + 2 + 5) / 3 - 1)
 
 
-def test_the_tree_tells_how_it_does_on_runs_that_it_has_not_seen() -> None:
-    found = cohort_of(caused_by_rate(100))
-    assert found is not None
-    assert found.tree is not None
-    assert found.tree.better
-    assert found.tree.accuracy > 0.9 > found.tree.baseline
-    assert all(rule.startswith("lr > ") for rule in found.tree.rules)
-    assert found.plots[0].param == "lr"
-    assert found.plots[0].named
-
-
 def test_fewer_than_three_runs_are_no_cohort() -> None:
     assert cohort_of([made("a", {}), made("b", {})]) is None

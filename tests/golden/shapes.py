@@ -190,7 +190,6 @@ def comparison_shape(comparison: Comparison) -> Shape:
                     {"parameters": each.params, "message": each.statement, "p": each.p_value, "given": each.given}
                     for each in cohort.associations
                 ],
-                "tree": None if cohort.tree is None else cohort.tree.rules,
                 "seed_groups": [seed_group_shape(group) for group in cohort.groups],
                 "survival": [f"{curve.label}: {curve.lost} of {curve.runs} lost" for curve in cohort.survival],
             },

@@ -64,8 +64,6 @@ class AssociationResult:
     """Of the judged runs."""
     judged: tuple[RunCard, ...] = ()
     """The runs whose stability was judged."""
-    exposure: Exposure | None = None
-    """Their steps and outcomes; None for too few runs."""
     undecided: bool = False
     """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
     warnings: tuple[str, ...] = ()
@@ -116,7 +114,6 @@ def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
         tuple(associations),
         tuple(features),
         judged,
-        exposure,
         bool(doubtful),
         warnings,
         (*doubtful, *left_out),

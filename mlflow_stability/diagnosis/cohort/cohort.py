@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.cohort.associations import AssociationResult, as
 from mlflow_stability.diagnosis.cohort.seed_groups import MIN_SEEDS, groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.parameters.features import NOT_SET, Exposure, Feature
 from mlflow_stability.diagnosis.parameters.settings import number_of, settings_of
-from mlflow_stability.vocabulary.result import Cohort, ParamPlot, RunCard, SeedGroup, Sensitivity, SurvivalCurve, Tree
+from mlflow_stability.vocabulary.result import Cohort, ParamPlot, RunCard, SeedGroup, Sensitivity, SurvivalCurve
 from mlflow_stability.vocabulary.text.phrases import counted
 
 MIN_RATES = 3
@@ -248,23 +248,12 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
         survival=survival_of(readable, _survival_parts(readable, groups, result)),
         sensitivity=sensitivity,
         associations=result.associations,
-        tree=_tree(result),
         plots=_plots(result),
         tested=tuple(feature.name for feature in result.features),
         undecided=result.undecided,
         confounded=result.warnings,
         cannot_tell=(*result.cannot_tell, *_not_judged(readable, repeated), *([left_out] if left_out else [])),
     )
-
-
-def _tree(result: AssociationResult) -> Tree | None:
-    """Grow it over associated parameters; without any over all, to show that it is no better than its baseline."""
-    features = [feature for feature in result.features if feature.name in result.named or not result.named]
-    if not features or result.exposure is None:
-        return None
-    from mlflow_stability.diagnosis.cohort.instability_tree import tree_of
-
-    return tree_of(features, result.exposure)
 
 
 def _survival_parts(

@@ -166,16 +166,13 @@ def _splits(feature: Feature) -> list[Split]:
     different = np.unique(feature.values[~np.isnan(feature.values)])
     count = max(0, len(different) - 1)
     places = np.linspace(0, count - 1, min(count, MOST_LIMITS)).round().astype(np.int64)
-    limits = middles_of(different[places], different[places + 1], positive=bool((different > 0).all())).tolist()
+    low, high = different[places], different[places + 1]
+    # The geometric middle between positive neighbours: learning rates differ by factors.
+    limits = (np.sqrt(low) * np.sqrt(high) if (different > 0).all() else low / 2 + high / 2).tolist()
     sides = [Split(feature.values > at, f"{name} > {at:.3g}", f"{name} ≤ {at:.3g}", at) for at in limits]
     unset, zero = bool(np.isnan(feature.values).any()), bool((feature.values == 0).any())
     absent_words = "0 or not set" if zero and unset else "not set" if unset else "0"
     return [Split(feature.absent, f"{name} {absent_words}", f"{name} not 0" if zero else f"{name} set"), *sides]
-
-
-def middles_of(low: NDArray[np.float64], high: NDArray[np.float64], *, positive: bool) -> NDArray[np.float64]:
-    """Return the middles between neighbours, geometric ones of positive numbers."""
-    return np.sqrt(low) * np.sqrt(high) if positive else low / 2 + high / 2
 
 
 def _impurity(side: NDArray[np.bool_], outcome: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:

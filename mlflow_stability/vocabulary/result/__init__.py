@@ -18,7 +18,6 @@ from mlflow_stability.vocabulary.result.comparison import (
     SeedGroup,
     Sensitivity,
     SurvivalCurve,
-    Tree,
 )
 from mlflow_stability.vocabulary.result.diagnosis import (
     JUDGED_LIVE,
@@ -135,7 +134,6 @@ __all__ = [
     "SurvivalCurve",
     "Text",
     "Topic",
-    "Tree",
     "Where",
     "card_from_json",
     "card_to_json",

@@ -97,20 +97,6 @@ class Association:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """A shallow decision tree that separates unstable from stable runs by their parameters."""
-
-    rules: tuple[str, ...]
-    """``lr above 0.003 and warmup is 0: 41 of 45 runs unstable``."""
-    accuracy: float
-    """Cross-validated; repetitions of a run are held out with it."""
-    baseline: float
-    """Accuracy of the majority class."""
-    better: bool
-    """Whether it is clearly better than the baseline."""
-
-
-@dataclass(frozen=True, slots=True)
 class ParamPlot:
     """The value of a parameter and the outcome of each run, for a plot."""
 
@@ -134,7 +120,6 @@ class Cohort:
     survival: tuple[SurvivalCurve, ...] = ()
     sensitivity: Sensitivity | None = None
     associations: tuple[Association, ...] = ()
-    tree: Tree | None = None
     plots: tuple[ParamPlot, ...] = ()
     tested: tuple[str, ...] = ()
     """The parameters that were tested."""

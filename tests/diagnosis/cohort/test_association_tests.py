@@ -11,8 +11,6 @@ from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.association_tests import p_value_of
 from mlflow_stability.diagnosis.cohort.associations import associations_of
-from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.instability_tree import tree_of
 from mlflow_stability.diagnosis.parameters.features import MOST_LIMITS, Exposure, Feature, best_split, exposure_of
 from mlflow_stability.vocabulary.result import RunCard
 
@@ -62,12 +60,6 @@ def of_rare_values(dice: np.random.Generator) -> list[RunCard]:
 def test_a_parameter_without_effect_is_rarely_named(make: Callable[[np.random.Generator], list[RunCard]]) -> None:
     cohorts = [associations_of(make(np.random.default_rng(number))) for number in range(COHORTS)]
     assert sum(bool(each.associations) for each in cohorts) <= 2
-
-
-@pytest.mark.slow
-def test_a_tree_over_repeated_settings_is_not_believed_for_having_seen_their_repetitions() -> None:
-    trees = [cohort_of(repeated_settings(np.random.default_rng(number))) for number in range(10)]
-    assert sum(each is not None and each.tree is not None and each.tree.better for each in trees) <= 1
 
 
 def grid(rates: int, seeds: int, bad: float) -> list[RunCard]:
@@ -146,17 +138,3 @@ def test_the_best_split_of_very_many_values_is_found_with_a_few_hundred_limits()
     split = best_split(Feature("x", values), values > 1.7)
     assert split is not None
     assert split.limit == pytest.approx(1.7, abs=2 / MOST_LIMITS)
-
-
-def test_a_tree_handles_numbers_of_any_size_and_parameters_that_are_not_set() -> None:
-    size = Feature("size", 10.0 ** (300 - 20.0 * (np.arange(120) % 30)))
-    clip = Feature("clip", np.where(np.arange(120) % 2, np.nan, np.arange(120.0)))
-    for feature, sick, said in (
-        (clip, np.arange(120) % 2 == 0, "clip set: 60 of 60 runs unstable"),
-        (clip, np.arange(120) % 2 == 1, "clip not set: 60 of 60 runs unstable"),
-        (size, size.values > 1e150, "size > 1e+150: 32 of 32 runs unstable"),
-        (size, size.values < 1e150, "size ≤ 1e+150: 88 of 88 runs unstable"),
-    ):
-        found = tree_of([feature], Exposure(np.ones(120), sick, np.arange(120)))
-        assert found is not None
-        assert (found.better, found.rules) == (True, (said,))
