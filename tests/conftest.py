@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -88,12 +89,19 @@ def plain_start() -> None:
 
 
 @pytest.fixture(scope="session")
-def template_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh MLflow database: making one takes seven seconds, copying it none."""
-    from mlflow import MlflowClient
+def template_database(request: pytest.FixtureRequest) -> Path:
+    """A fresh MLflow database: making one takes seven seconds, so it is kept in pytest's cache for this MLflow."""
+    import mlflow
 
-    database = tmp_path_factory.mktemp("template") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments()
+    folder = request.config.cache.mkdir("mlflow_database")
+    database = folder / f"{mlflow.__version__}.db"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers wait for the first one
+        if not database.exists():
+            unfinished = folder / "unfinished.db"
+            unfinished.unlink(missing_ok=True)
+            mlflow.MlflowClient(tracking_uri=f"sqlite:///{unfinished}").search_experiments()
+            unfinished.rename(database)
     return database
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 from manual.draw_findings import FOLDER, examples
@@ -9,14 +10,17 @@ from mlflow_stability.kinds.catalog import KINDS, documentation
 from mlflow_stability.manual.references import false_alarms_of, findings, measured
 from mlflow_stability.vocabulary.result import Severity
 
-SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", findings(), re.MULTILINE | re.DOTALL))
+
+@cache
+def sections() -> dict[str, str]:
+    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", findings(), re.MULTILINE | re.DOTALL))
 
 
 def test_every_finding_that_can_be_a_false_alarm_says_how_often_it_was_one() -> None:
     for kind in KINDS:
         about = documentation(kind)
         judged = about.severities[-1] >= Severity.WARNING and bool(about.quantities)
-        assert ("**Measured false alarms:**" in SECTIONS[kind]) == judged, kind
+        assert ("**Measured false alarms:**" in sections()[kind]) == judged, kind
 
 
 def test_what_was_measured_names_findings_that_there_are_and_no_more_runs_than_were_judged() -> None:
@@ -44,5 +48,5 @@ def test_each_example_picture_shows_a_finding_that_a_recorded_run_has() -> None:
 
 
 def test_a_finding_with_an_example_shows_it() -> None:
-    shown = {kind for kind, text in SECTIONS.items() if f"](findings/{kind}.png)" in text}
+    shown = {kind for kind, text in sections().items() if f"](findings/{kind}.png)" in text}
     assert shown == {path.stem for path in FOLDER.glob("*.png")}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -44,8 +45,9 @@ def test_a_comparison_shows_itself_as_the_page_of_its_report() -> None:
     assert page.replace('<base href="about:srcdoc">', "", 1) == render_comparison(many(), "html")
 
 
-@pytest.mark.parametrize("shown", [healthy(), broken(), two(), many()])
-def test_its_repr_is_short_and_plain(shown: object) -> None:
+@pytest.mark.parametrize("make", [healthy, broken, two, many])
+def test_its_repr_is_short_and_plain(make: Callable[[], object]) -> None:
+    shown = make()
     assert len(repr(shown)) < 600
     assert "\n" not in repr(shown)
     assert repr(shown).startswith((f"<Diagnosis of {getattr(shown, 'name', '')}: ", "<Comparison of "))
