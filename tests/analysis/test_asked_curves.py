@@ -41,6 +41,7 @@ def stored(sqlite_uri: str) -> str:
     return run_id
 
 
+@pytest.mark.slow
 def test_the_requested_curve_is_judged_in_a_log_and_in_a_run(log: str, stored: str, sqlite_uri: str) -> None:
     for source in (log, stored):
         assert diagnose(source, sqlite_uri).outcome == "healthy"
@@ -62,6 +63,7 @@ def test_a_loss_that_is_not_a_metric_name_raises_a_settings_error() -> None:
         diagnose("a.jsonl", loss=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_the_requested_curve(log: str, stored: str, sqlite_uri: str) -> None:
     for _ in range(2):  # the second time cards of the usual loss may be remembered
         found = compare([log, stored], tracking_uri=sqlite_uri, loss=OTHER)
@@ -70,6 +72,7 @@ def test_runs_are_compared_by_the_requested_curve(log: str, stored: str, sqlite_
         assert [card.loss for card in compare([stored], tracking_uri=sqlite_uri).cards] == ["train_loss"]
 
 
+@pytest.mark.slow
 def test_worker_processes_judge_the_requested_curve(log: str) -> None:
     ((_, cards),) = cards_from_processes([log], 1, None, None, AskedCurves(OTHER))
     assert [card.loss for card in cards] == [OTHER]

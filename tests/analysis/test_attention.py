@@ -96,6 +96,7 @@ def test_the_error_for_a_missing_step_names_the_run_and_the_steps_that_both_runs
         compare_attention(small, run_folder(tmp_path / "late", (900,)), step=900)
 
 
+@pytest.mark.slow
 def test_layers_of_different_models_are_both_named(tmp_path: Path) -> None:
     one = run_folder(tmp_path / "gpt")
     other = run_folder(tmp_path / "seq2seq")

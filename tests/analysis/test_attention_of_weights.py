@@ -25,6 +25,7 @@ def texts(picture: Figure) -> str:
     return " ".join(each.get_text() for each in picture.findobj(Text) if isinstance(each, Text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 6), (4, 6, 6), (2, 4, 6, 9)])
 def test_a_tensor_of_weights_is_drawn_and_saved_with_its_title(shape: tuple[int, ...], tmp_path: Path) -> None:
     weights, others = weights_of(*shape), weights_of(*shape, seed=1)
@@ -39,6 +40,7 @@ def test_a_tensor_of_weights_is_drawn_and_saved_with_its_title(shape: tuple[int,
         assert path.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_a_list_has_a_tensor_for_each_layer() -> None:
     layers = tuple(weights_of(2, 4, 6, 6, seed=each) for each in range(3))
     assert "layer 2" in texts(attention_heatmap(layers, layer=2))

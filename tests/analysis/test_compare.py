@@ -65,6 +65,7 @@ def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: st
     assert found.params["lr"] == "1"
 
 
+@pytest.mark.slow
 def test_the_newest_of_many_runs_are_compared_and_a_note_mentions_the_older_ones(sqlite_uri: str) -> None:
     experiment = MlflowClient(tracking_uri=sqlite_uri).create_experiment("sweep")
     made = [store_run(sqlite_uri, falling(number), experiment=experiment, lr=number) for number in range(1, 5)]

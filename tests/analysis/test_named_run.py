@@ -68,6 +68,7 @@ def test_runs_that_were_deleted_are_not_found_by_their_names(uri: str) -> None:
     assert run_called("gone") is None
 
 
+@pytest.mark.slow
 def test_every_public_function_takes_a_name(sqlite_uri: str) -> None:
     one, other = (store_run(sqlite_uri, falling(), name=name) for name in ("one", "two"))
     assert mlflow_stability.diagnose("one", sqlite_uri).source == one

@@ -74,6 +74,7 @@ def test_a_stretch_of_a_series_is_looked_at_closer(tools: RunTools) -> None:
         tools.load_series(path, "los")
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_name_and_as_the_last(sqlite_uri: str) -> None:
     tools = RunTools(sqlite_uri)
     lost, well = store_run(sqlite_uri, diverging(), name="lost", lr=0.1), store_run(sqlite_uri, falling(), name="well")

@@ -20,6 +20,7 @@ def z_of(values: Floats | list[float], baseline: Baseline | None = None) -> Floa
     return np.array(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     st.lists(

@@ -134,6 +134,7 @@ def test_runs_without_parameters_are_not_taken_for_repetitions() -> None:
     assert seed_groups_of(groups_of_seeds([made(f"r{n}", {}) for n in range(5)])) == ()
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=40))
 def test_an_interval_holds_its_estimate_and_is_the_same_each_time(values: list[float]) -> None:
     found = estimate(values)

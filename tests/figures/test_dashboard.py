@@ -70,6 +70,7 @@ def test_a_run_without_data_is_drawn_too() -> None:
     assert "no findings" in texts(figure)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_marked_and_counted() -> None:
     loss = np.ones(3000)
     loss[1000:1800], loss[2900] = np.nan, np.inf

@@ -85,6 +85,7 @@ def test_the_functions_that_take_detectors_have_an_example_or_a_page_with_one() 
     assert {"analysis/diagnose.py", "kinds/__init__.py"} <= with_example
 
 
+@pytest.mark.slow
 def test_a_call_in_a_sentence_has_arguments_that_there_are() -> None:
     calls = dict(snippets())
     assert len(calls) > 100

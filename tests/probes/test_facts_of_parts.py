@@ -146,6 +146,7 @@ def test_a_model_is_counted_as_a_loop_counts_it() -> None:
     assert (facts["parameter_types"], facts["devices"]) == ("float32", "cpu")
 
 
+@pytest.mark.slow
 def test_facts_name_the_wrappers_besides_the_model() -> None:
     compiled = torch.compile(nn.DataParallel(layer()))
     facts = model_facts([compiled], [])

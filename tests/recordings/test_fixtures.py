@@ -89,6 +89,7 @@ def _plain(event: Finding) -> tuple[object, ...]:
     return event.step, event.kind, event.severity, event.message, event.place, repr(evidence), event.time
 
 
+@pytest.mark.slow
 def test_a_whole_folder_of_runs_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["diagnose", str(EXPERIMENT), "--output-format", "json"]) == 1
     document = json.loads(capsys.readouterr().out)

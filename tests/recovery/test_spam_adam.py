@@ -180,6 +180,7 @@ def losses_around_a_spike(optimizer_of: Callable[[Any], Optimizer]) -> tuple[flo
     return sum(losses[180:200]) / 20, sum(losses[380:]) / 20
 
 
+@pytest.mark.slow
 def test_it_keeps_learning_after_a_spike_that_stalls_adam() -> None:
     before, after = losses_around_a_spike(lambda p: SPAMAdam(p, lr=0.01))
     adam_before, adam_after = losses_around_a_spike(lambda p: torch.optim.Adam(p, lr=0.01))

@@ -129,6 +129,7 @@ def test_runs_aligned_by_the_onset_of_others_are_marked_as_such() -> None:
         assert found.borrowed is borrowed
 
 
+@pytest.mark.slow
 def test_a_loss_that_reached_zero_does_not_stop_the_picture_of_many() -> None:
     cards = [card_of_loss(falling(600, first=400.0, seed=seed), str(seed)) for seed in range(12)]
     for last in (0.0, 1e9):

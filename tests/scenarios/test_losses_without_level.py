@@ -72,6 +72,7 @@ def test_a_training_without_a_level_is_recognised_judged_by_other_signs_and_left
     assert "The level of loss was not judged: " in diagnosis.verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LEVEL)
 def test_a_supervised_training_that_looks_alike_keeps_its_level(tmp_path: Path, name: str) -> None:
     with flying(tmp_path) as flown:

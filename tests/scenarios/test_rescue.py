@@ -88,6 +88,7 @@ def test_a_jump_of_the_learning_rate_is_survived(rescued: Any) -> None:
     assert end_of(losses) < end_of(bare)
 
 
+@pytest.mark.slow
 def test_the_schedule_stays_where_the_script_has_it(rescued: Any) -> None:
     _, _, rates = rescued
     assert rates == train()[1]
@@ -166,6 +167,7 @@ def test_a_training_can_be_ended_where_we_give_up(tmp_path: Path) -> None:
         train(steps=900, jump=(200, 900))
 
 
+@pytest.mark.slow
 def test_a_training_is_stopped_where_the_user_asked_and_leaves_its_last_good_state(tmp_path: Path) -> None:
     with (
         flying(tmp_path, stop_on=("loss>1000", "nonfinite")) as flown,

@@ -118,6 +118,7 @@ def loses_its_states(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session._lifecycle.control._states, "state_of", lambda step: {}[step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [breaks_off, has_no_room, breaks_off_at_its_end, loses_its_states])
 def test_a_rollback_that_fails_changes_nothing_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Session, pytest.MonkeyPatch], None]
@@ -193,6 +194,7 @@ def test_a_return_that_fails_ends_the_training_where_that_was_asked(
         skipping_from(121, 160, look)
 
 
+@pytest.mark.slow
 def test_without_room_for_states_a_warning_says_that_the_training_cannot_be_rolled_back(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=dataclasses.replace(QUICK, snapshot_budget=1000)) as flown:
         train(steps=260)
@@ -204,6 +206,7 @@ def test_without_room_for_states_a_warning_says_that_the_training_cannot_be_roll
     assert flown.session.parts_off == {}
 
 
+@pytest.mark.slow
 def test_without_room_for_states_in_memory_those_on_the_disk_are_gone_back_to(tmp_path: Path) -> None:
     policy = dataclasses.replace(QUICK, rollback_checkpoint_interval=50, snapshot_budget=1000)
     with flying(tmp_path, rollback=policy) as flown:

@@ -64,6 +64,7 @@ def must_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
     assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.slow
 def test_a_spike_resets_the_moments_and_a_warm_up_follows(tmp_path: Path) -> None:
     flight, weights = flown(tmp_path, {STRANGE: 500.0}, reset_at_spike=True, reset_warm_up=WARM_UP)
     (told,) = flight.events("smaller_steps")
@@ -79,6 +80,7 @@ def test_a_spike_resets_the_moments_and_a_warm_up_follows(tmp_path: Path) -> Non
     must_equal(weights, train({STRANGE: 500.0}, by_hand)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "options"),
     [
@@ -95,6 +97,7 @@ def test_nothing_changes_without_the_option_or_its_reason(
     must_equal(weights, train(times, plainly)[0])
 
 
+@pytest.mark.slow
 def test_the_first_broken_step_cuts_the_learning_rate_and_later_ones_do_not(tmp_path: Path) -> None:
     broken = {STRANGE: math.nan, STRANGE + 30: math.nan}
     flight, weights = flown(tmp_path, broken, cut_learning_rate=0.1)
@@ -118,6 +121,7 @@ def creeping(*, times: float = 1.02) -> list[Tensor]:
     return [each.detach().clone() for each in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["checkpoint", "ease"])
 def test_an_early_sign_of_divergence_writes_a_checkpoint_and_may_ease(act: ActAhead, tmp_path: Path) -> None:
     policy = RollbackPolicy(max_rollbacks=0, act_ahead=act)

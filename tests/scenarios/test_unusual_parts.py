@@ -180,6 +180,7 @@ def test_an_optimizer_for_each_layer_is_rolled_back_with_all_others(tmp_path: Pa
     assert flown.session.parts_off == {}
 
 
+@pytest.mark.slow
 def test_a_rollback_soon_after_a_growth_is_given_up_and_later_ones_are_made(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=AFTER_FIVE) as flown:
         body, head, joined = net()[0], nn.Linear(8, 1), nn.Linear(1, 1)

@@ -162,6 +162,7 @@ def test_attach_refuses_what_autolog_refuses_in_the_same_words(name: str) -> Non
     assert mlflow_stability.current_session() is None
 
 
+@pytest.mark.slow
 def test_attach_takes_a_folder_and_a_name_as_autolog_does(tmp_path: Path, sqlite_uri: str) -> None:
     with mlflow_stability.attach(
         tiny_model(), representations="x", options=replace(NO_WAIT, journal_dir="j")

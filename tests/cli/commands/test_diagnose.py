@@ -215,6 +215,7 @@ def test_a_hostile_name_reaches_neither_terminal_nor_page(capsys: pytest.Capture
     assert "<script" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_of_a_store_is_diagnosed(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_id = stored_run(sqlite_uri, [float(each) for each in diverging()])
     assert run(["diagnose", run_id, "--tracking-uri", sqlite_uri, "--output-format", "json"]) == 1
@@ -256,6 +257,7 @@ def test_a_folder_named_like_a_run_id_is_read_with_a_note(capsys: pytest.Capture
     assert "was not read as a run id" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "rich"])
 def test_a_reader_that_closes_the_pipe_early_is_not_an_error(form: str) -> None:
     # `true` is gone long before the first line comes.
@@ -270,12 +272,14 @@ def test_the_exit_code_is_correct_when_stdout_is_closed(log: str, code: int) -> 
     assert (done.stderr, done.returncode) == ("", code)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_in_one_sentence() -> None:
     done = by_itself("diagnose", "logs", after="> /dev/full")
     assert done.returncode == 2
     assert done.stderr == "mlflow-stability: The result could not be written: No space left on device.\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_with_ascii_encoding_gets_ascii_output() -> None:
     os.environ["PYTHONIOENCODING"] = "ascii"
     try:

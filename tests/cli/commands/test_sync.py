@@ -30,6 +30,7 @@ def test_nothing_to_deliver_is_no_failure(capsys: pytest.CaptureFixture[str]) ->
     assert "Nothing to deliver" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["nothing", "root", "session"])
 def test_what_a_kill_left_behind_is_delivered(
     named: str, sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -55,6 +56,7 @@ def test_every_session_of_a_journal_directory_is_delivered(
     assert sorted(lengths) == [10, 20]
 
 
+@pytest.mark.slow
 def test_progress_is_for_terminals_only(sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed_training(tmp_path / ROOT, sqlite_uri)
     assert run(["sync"]) == 0

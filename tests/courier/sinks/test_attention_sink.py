@@ -120,6 +120,7 @@ def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Pa
     assert attention_map_files(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_map_stays_until_it_is_both_sent_and_drawn(tmp_path: Path) -> None:
     keep(tmp_path, [10, 500])
     maps, pictures = both(tmp_path, Shelf())
@@ -145,6 +146,7 @@ def test_while_training_goes_on_the_newest_round_waits_until_it_is_whole(tmp_pat
     assert not any(stream.done for stream in streams)
 
 
+@pytest.mark.slow
 def test_drawing_makes_a_pause_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(tmp_path, [10, 500, 1000])
     shelf = Shelf()
@@ -238,6 +240,7 @@ def test_first_layers_of_two_models_have_files_of_their_own(tmp_path: Path) -> N
     assert len(set(shelf.pictures)) == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_the_store_does_not_answer(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, [10, 500])

@@ -41,6 +41,7 @@ def told(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
     return MlflowClient(uri).get_run(report.run_ids[0])
 
 
+@pytest.mark.slow
 def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri: str) -> None:
     run = told(root, sqlite_uri, {"learning_rate": "0.1", "model": "GPT"})
     assert run.data.params == {"stability.learning_rate": "0.1", "stability.model": "GPT"}
@@ -48,6 +49,7 @@ def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri:
     assert [(each.key, each.value) for each in said] == [("learning_rate", "0.1"), ("model", "GPT")]
 
 
+@pytest.mark.slow
 def test_facts_that_users_do_not_choose_are_not_parameters_but_can_be_read_back(root: Path, sqlite_uri: str) -> None:
     facts = {"argv": "train.py " + "x" * 20_000, "seed": "1", "eps": "1e-08", "group_1.weight_decay": "0"}
     run = told(root, sqlite_uri, facts)
@@ -71,6 +73,7 @@ def test_a_second_recording_of_a_run_adds_only_new_and_changed_settings(root: Pa
     assert "stability.refused" not in run.data.tags
 
 
+@pytest.mark.slow
 def test_delivering_again_from_the_beginning_changes_nothing(root: Path, sqlite_uri: str) -> None:
     training = Training(root, sqlite_uri)
     training.journal.append(Fact("seed", "1"))

@@ -96,6 +96,7 @@ def test_only_pictures_with_data_are_drawn(training: Training) -> None:
     assert shelf.sent == ["dashboard.png"]
 
 
+@pytest.mark.slow
 def test_weights_activations_and_sparse_codes_have_their_pictures(training: Training) -> None:
     of_modules = tuple(Signal(each, place) for each in ("activation_rms", "activation_dead") for place in "ab")
     of_codes = tuple(Signal(each, "encoder") for each in DUTY_CYCLES)

@@ -86,6 +86,7 @@ def in_single_precision(points: Points) -> Points:
     return {key: [(step, float(np.float32(value))) for step, value in several] for key, several in points.items()}
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
     training = Training(root, sqlite_uri, layer_metrics="parameters")
     training.train(1, 96)
@@ -102,6 +103,7 @@ def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sq
     assert {each.name for each in imported.metrics} == set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "lr/0.1", ".."])
 def test_the_name_of_a_run_is_not_a_path(root: Path, sqlite_uri: str, tmp_path: Path, name: str) -> None:
     training = Training(root, sqlite_uri, tags={"mlflow.runName": name})
@@ -114,6 +116,7 @@ def test_the_name_of_a_run_is_not_a_path(root: Path, sqlite_uri: str, tmp_path: 
     assert file.parent == tmp_path / "board" / f"{name.replace('/', '_')}-{run_id[:8]}"
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_histograms_of_layers(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
     training = Training(root, sqlite_uri)
     training.train(1, 40)

@@ -118,6 +118,7 @@ def _name(function: ast.expr) -> str:
     return ast.unparse(function) if simple else ""
 
 
+@pytest.mark.slow
 def test_every_kind_of_event_that_is_made_anywhere_can_be_explained() -> None:
     """Events are made of facts, with a literal kind, with a constant of that name, or by a class with documentation."""
     kinds = {kind for kind in classes_of_facts() if kind not in FACTS_OF_SEVERAL_KINDS}

@@ -56,6 +56,7 @@ def of_rare_values(dice: np.random.Generator) -> list[RunCard]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [repeated_settings, of_unequal_length, of_rare_values])
 def test_a_parameter_without_effect_is_rarely_named(make: Callable[[np.random.Generator], list[RunCard]]) -> None:
     cohorts = [associations_of(make(np.random.default_rng(number))) for number in range(COHORTS)]

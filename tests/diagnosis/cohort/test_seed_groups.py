@@ -11,6 +11,7 @@ from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_se
 from mlflow_stability.vocabulary.result import RunCard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_nineteen_of_twenty_intervals_hold_the_true_value_however_few_seeds(seeds: int) -> None:
     dice = np.random.default_rng(seeds)

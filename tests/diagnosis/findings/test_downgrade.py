@@ -18,6 +18,7 @@ def noise(seed: int, count: int, spread: float = 0.03) -> np.ndarray:
     return np.exp(np.random.default_rng(seed).normal(0, spread, count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 7, 12, 40])
 def test_more_spikes_never_make_a_run_healthy(count: int) -> None:
     losses = falling(4000, noise=0.03)

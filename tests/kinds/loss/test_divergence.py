@@ -153,6 +153,7 @@ def test_a_loss_that_can_be_negative_diverges_when_it_jumps() -> None:
     assert findings(loss)[0].step <= 720
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [0.6, 0.9])
 def test_correlated_noise_is_no_drift(phi: float) -> None:
     noisy, last = noise(7, 20_000, 0.05), 0.0

@@ -99,6 +99,7 @@ def test_the_luckiest_of_many_noisy_validations_confirms_no_divergence() -> None
     assert alarms == []
 
 
+@pytest.mark.slow
 def test_noise_with_rare_outliers_rarely_gives_a_warning() -> None:
     loud = [
         diagnosis_of(run_of(metric_of("loss", OTHERS["heavy_tails"](np.random.default_rng(seed))))).severity
@@ -108,6 +109,7 @@ def test_noise_with_rare_outliers_rarely_gives_a_warning() -> None:
     assert max(loud) < Severity.CRITICAL
 
 
+@pytest.mark.slow
 def test_noise_that_begins_when_a_loss_begins_to_fall_is_no_divergence() -> None:
     spread, fall = np.repeat([0.01, 0.1], [30, 27]), np.interp(np.arange(57), [30, 57], [0.0, 0.2])
     for seed in range(60):

@@ -65,6 +65,7 @@ def test_it_ends_where_the_loss_becomes_calm_and_what_rises_later_is_another_fin
     assert "divergence" in kinds[1:]
 
 
+@pytest.mark.slow
 def test_a_loss_that_was_zero_once_is_not_reported() -> None:
     losses = square(40) + noise(9)
     losses[700] = 0.0

@@ -44,6 +44,7 @@ def everything(size: int) -> Tensor:
     return torch.ones(1, 1, 1, size, dtype=torch.bool)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     samples=st.integers(1, 3),

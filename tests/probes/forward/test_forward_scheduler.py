@@ -186,6 +186,7 @@ def test_each_model_counts_its_own_steps() -> None:
     assert {step % 2 for step in probe.steps} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_measured_in_a_second_pass_and_trains_identically() -> None:
     def trained(every: int) -> tuple[list[Tensor], Looker, int]:
         torch._dynamo.reset()

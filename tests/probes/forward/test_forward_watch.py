@@ -244,6 +244,7 @@ def test_a_model_that_compiled_itself_is_observed_from_the_outside() -> None:
     assert model._compiled_call_impl is compiled
 
 
+@pytest.mark.slow
 def test_what_is_compiled_while_it_is_watched_has_no_break_in_its_graph() -> None:
     model = Net()
     _, heard = watched(model)

@@ -330,6 +330,7 @@ def test_without_a_loss_that_is_beyond_doubt_gradients_are_not_checked() -> None
     assert "no loss is known for this output; give loss=" in checked.not_checked[-1]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_and_one_without_values_are_taken() -> None:
     assert check(torch.compile(net()), batch()).loss == check(net(), batch()).loss
     with torch.device("meta"):

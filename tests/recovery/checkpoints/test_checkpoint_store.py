@@ -319,6 +319,7 @@ def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path: Path) -> No
     assert sorted(each.name for each in tmp_path.iterdir()) == ["owner.json", "rollback_ckpt-000100-2.9000"]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_listed_and_verified_without_torch() -> None:
     code = "import sys, mlflow_stability.recovery.checkpoints.stored_checkpoints; assert 'torch' not in sys.modules"
     root = Path(sys.modules["mlflow_stability"].__file__ or "").parent.parent

@@ -121,6 +121,7 @@ def test_the_same_report_gives_the_same_page() -> None:
     assert render(GOOD) != render(BAD)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(hostile_reports())
 def test_no_name_becomes_a_tag_or_an_attribute(report: Report) -> None:

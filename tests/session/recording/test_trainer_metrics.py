@@ -183,6 +183,7 @@ def test_validation_losses_that_hugging_face_logs_to_mlflow_as_well_are_recorded
     assert heard(flown) == told
 
 
+@pytest.mark.slow
 def test_overfitting_under_a_hugging_face_trainer_is_found_while_it_trains(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
