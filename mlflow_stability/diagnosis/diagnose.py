@@ -232,9 +232,15 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
 
 
 def _shown(curves: Iterable[Curve], resumed: int | None) -> list[Curve]:
-    """Return the curves with a reading, that of the whole model first; pieces of a resumed training are joined."""
+    """Return the curves with a reading, that of the whole model first, and of several trainings that of the longest.
+
+    Pieces of a resumed training are joined.
+    """
     pieces = list(curves)
-    return sorted(pieces if resumed is None else join_pieces(pieces), key=lambda curve: curve.part)[:MAX_CURVES]
+    shown = sorted(pieces if resumed is None else join_pieces(pieces), key=lambda curve: curve.part)
+    of_main = [curve for curve in shown if curve.name == shown[0].name]
+    longest = max(of_main, key=lambda curve: len(curve.values), default=None)
+    return sorted(shown, key=lambda curve: curve is not longest)[:MAX_CURVES]
 
 
 def _findings(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Finding, ...]:

@@ -356,7 +356,8 @@ def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[in
 def _where_it_moved(steps: _Floats) -> _Ints:
     """Return for each row the first row of its step: what is logged after an epoch may name the next one already."""
     held = _filled(steps)
-    moved = np.diff(held, prepend=np.nan) != 0
+    moved = (np.diff(held, prepend=np.nan) != 0) | ~np.maximum.accumulate(np.isfinite(steps))
+    moved[int(np.argmax(np.isfinite(steps)))] = True  # what a banner says is no part of the first step
     return np.maximum.accumulate(np.where(moved, np.arange(len(held)), 0))
 
 

@@ -93,6 +93,7 @@ def encoding_of(head: bytes) -> str | None:
     for mark, encoding in _BOMS:
         if head.startswith(mark):
             return encoding
+    head = head.strip(b"\0")  # a log that was emptied while a process wrote to it begins with zeros
     if b"\0" in head:
         return _utf_16_without_mark(head)
     if _decodes(head, "utf-8"):
@@ -145,7 +146,7 @@ def clean_line(line: str) -> str:
     NaN of C libraries (`-nan(ind)`, `1.#QNAN`) is `nan`, `tensor(0.5, device='cuda:0')` is 0.5, and the Chinese for
     "the third epoch" is `epoch 3`.
     """
-    line = line.rstrip("\n")
+    line = line.rstrip("\n").replace("\0", "")
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     if "\b" in line:

@@ -38,6 +38,8 @@ _IMPROVED = re.compile(r"(?:^|[\s:])Metric \S+ improved\b|\bimproved from .+ to 
 """A message about the best validation so far: its numbers are gains, or repeat what was logged."""
 _FOLD = re.compile(r"(?:^|\W)fold[ _:#-]*(\d+)\b(?!\.\d)", re.IGNORECASE)
 """A fold of a cross-validation, which is another training."""
+_EVALUATION_BEGINS = re.compile(r"(?:begin|start)\w*\W*$", re.IGNORECASE)
+"""The end of a line above the numbers of an evaluation: `Eval begin...`."""
 _SENTENCE_NAMES = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll", re.IGNORECASE)
 """Names that are parts of a sentence: `NaN loss detected at batch 1010`."""
 
@@ -56,6 +58,8 @@ class TextLog:
         self._line_number = 0
         self._fold = ""  # that of the last line that names one
         self._heading = ""  # word for held-out data in the heading above: `Test Error:`
+        self._evaluated = ""  # the same, while steps are those of an evaluation
+        self._trained = _UNKNOWN  # the last step before the evaluation
 
     def take(self, line: str) -> None:
         self._line_number += 1
@@ -73,6 +77,8 @@ class TextLog:
             self._keep(read)
         elif line.rstrip().endswith(":"):
             self._heading = held_out_in(line)
+        elif _EVALUATION_BEGINS.search(line) and held_out_in(line):
+            self._evaluated, self._trained = held_out_in(line), self._step
         if read is None or not read.has_step or is_sentence:
             self._messages.read(line, self._line_number)
 
@@ -122,12 +128,16 @@ class TextLog:
         return self._content, self._forms.most_common(1)[0][0] if self._forms else "text"
 
     def _keep(self, read: LogLine) -> None:
+        if not read.step < self._trained:  # a line without a step, or the training goes on
+            self._evaluated = ""
         if read.epoch == read.epoch:
             self._epoch = read.epoch
         if read.has_step:
             self._step = read.step
         if not read.values:
             return
+        if self._evaluated:
+            read.values = {name_split(name, self._evaluated): value for name, value in read.values.items()}
         if self._heading and not read.has_step:  # `Test Error:` above `Avg loss: 0.5`
             read.values = {name_split(name, self._heading): value for name, value in read.values.items()}
         self._heading = ""

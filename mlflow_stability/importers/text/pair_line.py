@@ -59,6 +59,8 @@ _MAY_BE_TIMES = frozenset({"cost", "costs", "train cost", "val cost", "test cost
 _TIME_UNIT = re.compile(r" ?(?:ms|s|secs?|seconds?|mins?|minutes?|hours?)\b")
 _NO_NAMES = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
 """Words before a name that are no part of it: a logger's level, the value of another name."""
+_DATA_SPLITS = HELD_OUT | {"train", "training"}
+"""Words before a name that belong to it however tight the mark is: `Train Loss=0.07, Val Loss=0.08`."""
 _MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
 """A module or parameter in front of its numbers: `layer.3.weight grad_norm=0.52`."""
 _SOURCE_ENDINGS = (".py", ".cc", ".cpp", ".cu", ".rs")  # `trainer.py:120` is a place in a program
@@ -77,7 +79,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         return None
     line = line[:MAX_CHARACTERS]
     read, parts = LogLine(form="text"), LineParts(line)
-    end, counters = 0, []
+    end, counters, split = 0, [], ""
     for match in _PAIR.finditer(line):
         between, begin, end = line[end : match.start()], end, match.end()
         name = _name(between, match["mark"])
@@ -94,6 +96,8 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
             parts.number(value.span("value"), metric)
             end, name = value.end(), counter
         own_rank = step_rank(name)
+        if is_epoch(name) or own_rank >= 0:
+            split = split or held_out_in(name)
         if is_epoch(name):
             read.epoch = number
             parts.number(match.span("number"), EPOCH)
@@ -110,7 +114,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         _read_epoch(line, read, parts)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
-    held_out = held_out_in(read.label)  # `Test set: loss: 0.04`
+    held_out = held_out_in(read.label) or split  # `Test set: loss: 0.04`, `val step: 10 loss: 0.04`
     if held_out:
         _rename(read, parts, {name: name_split(name, held_out) for name in read.values})
     _name_module(line, read, parts)
@@ -193,12 +197,12 @@ def _scale_counts(read: LogLine, match: re.Match[str], parts: LineParts) -> None
 def _name(between: str, mark: str) -> str:
     """Return the name that ends where its number begins; empty for a text that is no name."""
     text = _REMARK.sub("", _after_parenthesis(between[-200:]))
-    name = _NAME_BREAK.split(text)[-1].strip(" \t-[(<'")
+    name = _NAME_BREAK.split(text)[-1].strip(" \t-[(<'").lstrip(". ")
     words = name.split(" ")
     if mark == "=" or (
         mark == ":" and not _has_known_word(name)
     ):  # `run loss=2.3`: a tight mark belongs to the word before it
-        words = words[-1:]
+        words = words[-2:] if len(words) > 1 and words[-2].lower() in _DATA_SPLITS else words[-1:]
     while words[0] in _NO_NAMES and len(words) > 1:
         words = words[1:]
     if len(words) > 1 and words[-1] in ("is", "was", "of"):  # `loss is 0.5`
