@@ -54,6 +54,12 @@ PHASE_LOOKBACK = 32
 """Number of losses before another optimizer that give the normal level."""
 NEW_LEVEL_RATIO = 1.5
 """Minimum ratio of the first loss under another optimizer, before its first update, to their median."""
+FIRST_SUMS = 8
+"""Number of first values that show whether the first is a loss and the others are sums of losses."""
+LEAST_SUMMED = 5
+"""Minimum number of steps in such a sum."""
+SUM_TOLERANCE = 0.2
+"""Maximum relative distance of these values to the level that the others give."""
 NEW_TERMS_POINTS = 10
 """Number of losses that show its level with other terms."""
 NEW_TERMS_RATIO = 1.05
@@ -283,6 +289,8 @@ def _curves(
                 metric.series.steps[chosen],
                 _even_micro_batches(history, metric, restore_infinities(metric.series.values))[chosen],
             )
+            if quantity == "loss" and history.format != "recorded" and _begins_with_a_part(steps, values):
+                steps, values = steps[1:], values[1:]
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
             own_level = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
             curve = Curve(metric.name, quantity, place, start, steps, values, part, own_level)
@@ -308,6 +316,20 @@ def _even_micro_batches(history: RunHistory, metric: Metric, losses: NDArray[np.
         if counted.meaning.place == metric.meaning.place and np.array_equal(series.steps, metric.series.steps):
             return with_usual_count(losses, series.values)
     return losses
+
+
+def _begins_with_a_part(steps: NDArray[np.int64], values: NDArray[np.float64]) -> bool:
+    """Whether the first value is the loss of one step and later ones are sums over all steps since the one before.
+
+    A log that is written every 10 steps then begins at a tenth of its level.
+    """
+    later, apart = values[1:FIRST_SUMS], np.diff(steps[1:FIRST_SUMS])
+    if len(later) < FIRST_SUMS - 1 or not (later > 0).all() or apart.min() != apart.max() or apart[0] < LEAST_SUMMED:
+        return False
+    summed = float(np.median(later)) / float(apart[0])
+    return bool(
+        abs(values[0] / summed - 1) <= SUM_TOLERANCE and later.max() <= (1 + SUM_TOLERANCE) * np.median(later)
+    )
 
 
 def _is_policy(metric: Metric) -> bool:
@@ -388,6 +410,8 @@ def _sums(curves: list[Curve]) -> Iterator[Curve]:
     """Add up the parts of a loss, where the whole loss was not logged."""
     for attempt in sorted({curve.attempt for curve in curves}):
         parts = [curve for curve in curves if curve.attempt == attempt and curve.has_level]
+        positive = [part for part in parts if part.values[part.finite].min(initial=0.0) >= 0]
+        parts = positive if len(positive) > 1 else parts  # a term below zero would hide how the others move
         if len(parts) < 2 or any(len(part.steps) < 2 for part in parts):
             continue
         if all(np.array_equal(part.steps, parts[0].steps) for part in parts[1:]):
