@@ -26,7 +26,7 @@ from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, recovere
 from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import with_lines
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
-from mlflow_stability.diagnosis.verdict import MAX_CURVES, outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict import MAX_CURVES, MIN_POINTS, outcome_of, verdict_of
 from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
@@ -183,7 +183,8 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
     readings = tuple(
         replace(reading, unit=history.step_unit) for curve in kept if (reading := read_curve(curve)) is not None
     )
-    measured = any(curve.has_level for curve in drawn) or bool(drawn and curves.norms)
+    measured = any(curve.has_level and len(curve.values) >= MIN_POINTS for curve in shown)
+    measured = measured or bool(drawn and curves.norms)
     stopped = loss_that_stopped(history)
     levelled = {curve.name for curve in shown if curve.has_level}
     main = readings[0] if readings and readings[0].metric in levelled and not stopped else None

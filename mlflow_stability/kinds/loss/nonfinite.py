@@ -191,9 +191,10 @@ class NonFiniteRule(Rule):
     What to try: find the first module whose output is non-finite; inspect the inputs of that step; lower the learning
     rate; clip gradients; train in bf16 instead of fp16.
 
-    When it is wrong: where the gradient norm is infinite and the loss stays finite, a loss scaler skipped the step.
-    Such series are INFO if they are less than {often:percent} of the norms. A norm that is NaN after the first {search}
-    steps is a warning even once: a scaler's search for its scale overflows earlier.
+    When it is wrong: validation losses that begin with NaN or infinity and are finite later are INFO: scripts log that
+    before the first validation. Where the gradient norm is infinite and the loss stays finite, a loss scaler skipped
+    the step. Such series are INFO if they are less than {often:percent} of the norms. A norm that is NaN after the
+    first {search} steps is a warning even once: a scaler's search for its scale overflows earlier.
 
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
@@ -248,7 +249,9 @@ class NonFiniteRule(Rule):
         )
         detector = NanDetected if nan.any() else InfDetected
         start, end = curve.steps[first], curve.steps[last]
-        return self.finding(curve, Severity.CRITICAL, facts, start, end, recovered=recovered, of=detector)
+        placeholder = curve.quantity == "val_loss" and first == 0 and recovered  # logged before it was measured
+        severity = Severity.INFO if placeholder else Severity.CRITICAL
+        return self.finding(curve, severity, facts, start, end, recovered=recovered, of=detector)
 
     def _skipped_by_scaler(self, norm: Finding, norms: tuple[Curve, ...]) -> Finding:
         """Lower the severity of a gradient norm that recovered while the loss stayed finite: its step was skipped."""
