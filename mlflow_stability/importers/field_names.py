@@ -17,7 +17,7 @@ _STEPS = (
     ("num updates", "updates", "update num", "n updates total"),
     ("steps", "iterations", "num steps", "步数", "迭代", "迭代次数"),
     ("total steps",),
-    ("update",),
+    ("update", "round", "communication round", "comm round", "global round", "federated round", "fl round"),
     ("batch", "batch idx", "batch id", "minibatch", "mini batch", "batches", "s"),
 )
 BATCH_RANK = len(_STEPS) - 1

@@ -23,7 +23,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 _RESTART = 4.0
 """Minimum ratio of the median moves after the first and after later values of an epoch, for means that restart."""
-_FEWEST_EPOCHS = 5  # with which a mean is known to restart
+_FEWEST_EPOCHS = 4  # with which a mean is known to restart
 _FEWEST_IN_EPOCH = 4  # values, on average
 
 

@@ -43,9 +43,10 @@ _EPOCH_ALONE = tuple(
     for form in (
         r"(?:\[e|\bep|\bepoch)(?P<epoch>\d+)(?![\w.%])",
         r"(?:^|[\s\[(])(?P<epoch>\d+)\s*/\s*\d+\s*\]?\s*:\s+\d+%\|",
+        r"\[\s*(?P<epoch>\d+)\s*/\s*\d+\s*\],? +(?:step|iter|batch)[a-z]* ",
     )
 )
-"""`[E3]`, `epoch3`; `3/200: 45%|`, the description of a progress bar."""
+"""`[E3]`, `epoch3`; `3/200: 45%|`, the description of a progress bar; `[ 3/20] Step 050/335`."""
 _BAR_OF_EPOCHS = re.compile(r"\[[\d:]+<[\d:?]+, +[\d.?]*(?:s/epoch|epoch/s)\b", re.IGNORECASE)
 _COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}  # units of a count of steps: `step 5k/1.2M`
 _ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)

@@ -251,6 +251,8 @@ class DivergenceRule(Rule):
         rise = float(end.mean()) - floor
         if rise < self._smallest(levels, early - floor) or _last_level(curve) < curve.floor:
             return None
+        if count < 3 and len(levels) >= self.fewest_points_of_thirds and rise < self.critical_rise:
+            return None  # of many levels the last two are often above the best one
         if not levels.logarithmic and self._died_away(levels, best, floor):
             return None
         noise = self._noise(levels, best)

@@ -196,14 +196,14 @@ class LearningRateJump(Detector):
         if group is None:
             state.groups[point.place] = Rate(rate, rate, rate, point.step, point.step)
             return None
-        last, highest, pending = group.last, group.highest, group.pending_jump
+        last, highest, pending, seen = group.last, group.highest, group.pending_jump, group.last_step
         group.last, group.pending_jump, group.last_step = rate, None, point.step
         group.is_barred = group.is_barred and rate > highest * self.beyond_highest
         if rate != last:
             group.turns += (rate > last) != group.rises
             group.rises, group.changes = rate > last, group.changes + 1
             in_stages = group.stage > 0 or self._may_be_first_stage(group, last)
-            if point.step - group.changed_at >= self.constant and not in_stages:
+            if seen - group.changed_at >= self.constant and not in_stages:
                 group.warm_up_is_over = True
             group.changed_at = point.step
         if pending is not None:
