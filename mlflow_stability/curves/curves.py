@@ -327,9 +327,7 @@ def _begins_with_a_part(steps: NDArray[np.int64], values: NDArray[np.float64]) -
     if len(later) < FIRST_SUMS - 1 or not (later > 0).all() or apart.min() != apart.max() or apart[0] < LEAST_SUMMED:
         return False
     summed = float(np.median(later)) / float(apart[0])
-    return bool(
-        abs(values[0] / summed - 1) <= SUM_TOLERANCE and later.max() <= (1 + SUM_TOLERANCE) * np.median(later)
-    )
+    return bool(abs(values[0] / summed - 1) <= SUM_TOLERANCE and later.max() <= (1 + SUM_TOLERANCE) * np.median(later))
 
 
 def _is_policy(metric: Metric) -> bool:

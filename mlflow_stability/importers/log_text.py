@@ -93,7 +93,8 @@ def encoding_of(head: bytes) -> str | None:
     for mark, encoding in _BOMS:
         if head.startswith(mark):
             return encoding
-    head = head.strip(b"\0")  # a log that was emptied while a process wrote to it begins with zeros
+    if head.startswith(b"\0\0"):  # a log that was emptied while a process wrote to it
+        head = head.lstrip(b"\0")
     if b"\0" in head:
         return _utf_16_without_mark(head)
     if _decodes(head, "utf-8"):

@@ -99,3 +99,25 @@ def test_a_game_is_known_by_its_name(name: str, game: bool) -> None:
     quantity = metric_meanings([name])[name].quantity
     for curve in curves_of(run_of(metric_of(name, falling(20))), quantity):
         assert curve.has_level is not game
+
+
+def test_terms_below_zero_are_left_out_of_a_sum_of_other_terms() -> None:
+    names = ["loss_recon", "loss_vae", "loss_mmd"]
+    values = [[2.0, 1.0, 0.5], [3.0, 2.0, 1.5], [-5.0, -5.1, -5.2]]
+    meanings = metric_meanings(names)
+    history = run_of(*(metric_of(name, of, meaning=meanings[name]) for name, of in zip(names, values, strict=True)))
+    assert curves_of(history, "loss")[0].values.tolist() == [5.0, 3.0, 2.0]
+    below = run_of(*(metric_of(name, values[2], meaning=meanings[name]) for name in names))
+    assert curves_of(below, "loss")[0].values == pytest.approx([-15.0, -15.3, -15.6])
+
+
+def losses_every_ten_steps(first: float) -> int:
+    """The number of points that are judged of losses around 14, after a first one."""
+    losses = np.append(first, falling(40, first=14.2, last=13.6))
+    return len(curves_of(run_of(metric_of("loss", losses, steps=np.arange(41) * 10)), "loss")[0].values)
+
+
+def test_a_first_loss_of_one_step_before_sums_over_ten_steps_is_left_out() -> None:
+    assert losses_every_ten_steps(1.42) == 40
+    assert losses_every_ten_steps(14.2) == 41
+    assert losses_every_ten_steps(2.9) == 41

@@ -182,3 +182,18 @@ def test_a_noisy_loss_that_fell_in_its_first_steps_fell_from_where_it_began() ->
 def test_steps_that_could_not_be_recorded_are_named_as_not_judged() -> None:
     history = replace(run_of(metric_of("loss", falling(50))), gaps=(Gap(10, 14, "disk full"),))
     assert "Steps missing from the record: 10-14." in map(str, diagnosis_of(history).cannot_tell)
+
+
+def test_of_several_trainings_in_one_log_the_verdict_tells_the_longest() -> None:
+    losses = np.concatenate([falling(10), falling(200, first=4.0, last=0.5)])
+    steps, attempts = [*range(10), *range(200)], [0] * 10 + [1] * 200
+    verdict = diagnosis_of(run_of(metric_of("loss", losses, steps=steps, attempts=attempts))).verdict
+    assert "in 200 steps" in verdict
+
+
+def test_a_short_validation_beside_a_loss_without_a_level_is_not_called_healthy() -> None:
+    policy, validation = (
+        metric_of("policy_loss", falling(100)),
+        metric_of("val_loss", [0.5, 0.4, 0.3], steps=[0, 9, 99]),
+    )
+    assert diagnosis_of(run_of(policy, validation)).outcome == "cannot_tell"

@@ -75,3 +75,9 @@ def test_the_last_state_of_a_line_is_one_of_its_states(text: str) -> None:
 def test_any_bytes_have_an_encoding_or_are_no_text(head: bytes) -> None:
     encoding = encoding_of(head)
     assert encoding is None or isinstance(head.decode(encoding, "replace"), str)
+
+
+def test_a_log_that_was_emptied_while_it_was_written_is_read_behind_its_zeros(tmp_path: Path) -> None:
+    text = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))
+    assert steps(history(tmp_path, bytes(11_363) + text.encode()), "loss") == list(range(1, 9))
+    assert encoding_of(bytes(500)) is None or not bytes(500).strip(b"\0")

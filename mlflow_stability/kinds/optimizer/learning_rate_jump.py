@@ -203,7 +203,7 @@ class LearningRateJump(Detector):
             group.turns += (rate > last) != group.rises
             group.rises, group.changes = rate > last, group.changes + 1
             in_stages = group.stage > 0 or self._may_be_first_stage(group, last)
-            if seen - group.changed_at >= self.constant and not in_stages:
+            if seen + 1 - group.changed_at >= self.constant and not in_stages:
                 group.warm_up_is_over = True
             group.changed_at = point.step
         if pending is not None:

@@ -286,3 +286,32 @@ def test_of_the_means_that_keras_shows_those_of_whole_epochs_count(tmp_path: Pat
 def test_lines_of_numbers_are_distinguished_from_sentences_with_numbers(line: str, says_more: bool) -> None:
     """What says more is read line by line, which takes a hundred times as long."""
     assert _is_sentence(line) is says_more
+
+
+def paddle_log(between: str = "Epoch {next}/3\n") -> str:
+    """Two epochs of 40 steps, each followed by an evaluation that counts 20 steps of its own."""
+    lines = []
+    for epoch in (1, 2):
+        lines += [f"step {n}/40 - loss: {3 - epoch + n / 1000:.3f}\n" for n in (10, 20, 30, 40)]
+        lines += ["Eval begin...\n", *(f"step {n}/20 - loss: {9 - epoch + n / 1000:.3f}\n" for n in (10, 20))]
+        lines.append(between.format(next=epoch + 1))
+    return "Epoch 1/3\n" + "".join(lines)
+
+
+def test_losses_of_an_evaluation_that_a_line_begins_are_those_of_held_out_data(tmp_path: Path) -> None:
+    run = history(tmp_path, paddle_log())
+    assert [value for _, value in curve(run, "loss")] == [2.01, 2.02, 2.03, 2.04, 1.01, 1.02, 1.03, 1.04]
+    assert metric(run, "eval loss").meaning.quantity == "val_loss"
+    assert len(steps(run, "eval loss")) == 4
+
+
+def test_an_evaluation_ends_where_the_step_goes_on(tmp_path: Path) -> None:
+    log = "".join(f"step {n} loss: {5 / n:.3f}\n" + ("Eval begin...\n" if n == 5 else "") for n in range(1, 11))
+    assert steps(history(tmp_path, log), "loss") == list(range(1, 11))
+
+
+def test_the_number_of_all_epochs_in_a_banner_is_not_the_epoch_of_the_first_step(tmp_path: Path) -> None:
+    banner = "batch_size: 64, epochs: 20, print_interval: 10\n"
+    log = "".join(f"epoch: {e}, batch_id: {b}, loss: {3 - e - b / 100:.3f}\n" for e in range(3) for b in (0, 10, 20))
+    run = history(tmp_path, banner + log)
+    assert steps(run, "loss") == [0, 10, 20, 30, 40, 50, 60, 70, 80]

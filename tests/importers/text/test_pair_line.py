@@ -107,6 +107,13 @@ LINES = [
     ("(epoch: 2, iters: 100, time: 0.2, data: 0.1) D_A: 0.3 G_A: 0.5", 100, 2, {"D_A": 0.3, "G_A": 0.5}),
     ("step 5: (lr 0.1) loss: 2.5 (best 2.4) acc: 0.3", 5, NAN, {"loss": 2.5, "acc": 0.3}),
     ("global_step: 7, flag:True loss:2.5", 7, NAN, {"loss": 2.5}),
+    ("INFO:Epoch 1: Train Loss=0.0717, Val Loss=0.0766", NAN, 1, {"Train Loss": 0.0717, "Val Loss": 0.0766}),
+    ("after a run loss=2.5 at step 10", 10, NAN, {"loss": 2.5}),
+    ("ITER 500 TRAINING (phase 1). loss_vae: 0.15; loss_kl: 2.4", 500, NAN, {"loss_vae": 0.15, "loss_kl": 2.4}),
+    ("epoch:[  2/25 ] val step:0    loss: 3.04", 0, 2, {"val loss": 3.04}),
+    ("epoch:[  2/25 ] train step:100    loss: 3.04", 100, 2, {"loss": 3.04}),
+    ("Train: [ 2/5] Step 050/335 Loss 45.8", 50, 2, {"Loss": 45.8}),
+    ("Round 7: global loss 0.42", 7, NAN, {"global loss": 0.42}),
 ]
 
 

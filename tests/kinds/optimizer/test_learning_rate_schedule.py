@@ -14,6 +14,7 @@ from diagnosis.histories import metric_of, run_of
 
 import mlflow_stability
 from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.optimizer.learning_rate_schedule import (
     LearningRateRiseRule,
     LearningRateZeroRule,
@@ -193,3 +194,12 @@ def test_usual_and_cyclic_schedules_are_healthy(tmp_path: Path, schedule: Schedu
     diagnosis = diagnosed(schedule, tmp_path)
     assert diagnosis.outcome == "healthy"
     assert all(finding.severity is Severity.INFO for finding in diagnosis.findings)
+
+
+@pytest.mark.parametrize(("rise", "found_jump"), [(2.0, False), (40.0, True)])
+def test_a_linear_warm_up_that_is_logged_every_thousand_steps_is_no_jump(rise: float, found_jump: bool) -> None:
+    rates = np.append(0.03 * np.arange(11), np.full(3, 0.15 * rise))
+    steps = 1050 * np.arange(14)
+    run = run_of(metric_of("lr", rates, steps=steps), metric_of("loss", 3 - 0.1 * np.arange(14), steps=steps))
+    kinds = {finding.kind for finding in diagnosis_of(run).findings}
+    assert ("learning_rate_jump" in kinds) is found_jump

@@ -146,3 +146,10 @@ def test_a_short_curve_that_still_comes_back_from_a_jump_is_information(end: lis
     (found,) = [each for each in diagnosis.findings if each.kind == "divergence"]
     assert (found.severity is Severity.INFO) is (end[-1] == 4.3e-4)
     assert (diagnosis.outcome == "diverged") is (end[-1] != 4.3e-4)
+
+
+@pytest.mark.parametrize(("rise", "outcome"), [(1.11, "healthy"), (2.0, "diverged")])
+def test_the_last_two_of_many_points_need_a_clear_rise(rise: float, outcome: str) -> None:
+    losses = falling(72, noise=0.01)
+    losses[-2:] *= rise
+    assert diagnosis_of(run_named(loss=losses)).outcome == outcome

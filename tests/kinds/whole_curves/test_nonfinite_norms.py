@@ -28,3 +28,18 @@ def test_one_nan_while_a_loss_scale_is_searched_is_only_mentioned() -> None:
 @pytest.mark.parametrize("at", [3, 300])
 def test_a_single_infinity_is_a_step_that_a_loss_scaler_skipped(at: int) -> None:
     assert severities(at, np.inf) == [("inf_detected", Severity.INFO, True)]
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize(("at", "severity"), [(0, Severity.INFO), (20, Severity.CRITICAL)])
+def test_a_validation_that_begins_non_finite_was_not_measured_yet(value: float, at: int, severity: Severity) -> None:
+    validations = falling(40)
+    validations[at] = value
+    found = diagnosis_of(run_named(loss=falling(40), val_loss=validations)).findings
+    assert [each.severity for each in found if each.kind in ("nan_detected", "inf_detected")] == [severity]
+
+
+def test_a_training_loss_that_begins_non_finite_is_critical() -> None:
+    losses = falling(40)
+    losses[0] = np.inf
+    assert diagnosis_of(run_named(loss=losses)).severity is Severity.CRITICAL

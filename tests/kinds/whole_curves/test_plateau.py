@@ -159,3 +159,14 @@ def test_a_loss_that_blew_up_at_once_and_came_back_to_its_start_has_learned_noth
     assert "fell by only 0.4%" in episode.message
     thrown[300:] = 10.0
     assert not found(thrown)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_hundred_noisy_steps_of_a_language_model_are_too_few_for_a_plateau(seed: int) -> None:
+    steps = np.arange(100)
+    assert not found(noisy(4.7 + 0.45 * np.exp(-steps / 8) - 0.0015 * steps, 0.035, seed))
+
+
+def test_a_language_model_that_stopped_early_without_such_noise_is_a_plateau() -> None:
+    steps = np.arange(100)
+    assert found(noisy(4.7 + 0.45 * np.exp(-steps / 4), 0.004))
