@@ -73,8 +73,8 @@ class DivergenceRule(Rule):
     What it sees: the last {tails[1]:percent} or {tails[0]:percent} of the curve, at least two points, all above the
     best level by more than chance: {chance} standard deviations, and {luck} more because the best level is the
     luckiest of many. They are also {wandering} times as far above it as a random walk would be, and at least
-    {smallest_rise:exp_rise} on average. This covers a lasting step up, a slow rise, and the last points of a sparse
-    log. The rise must lose {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on,
+    {smallest_rise:exp_rise} on average, or {critical_rise:exp_rise} for the last two of {fewest_points_of_thirds} or
+    more. This covers a lasting step up, a slow rise, and the last points of a sparse log. The rise must lose {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on,
     what {long_ago:percent} of the run had gained. A loss that reaches zero or below must lose
     {smallest_share_of_fall:percent} of its fall, if that was {clear_fall}σ of a level, or rise by
     {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LEARNT:percent} of its start
