@@ -71,25 +71,25 @@ class DivergenceRule(Rule):
     """The loss ended well above its best value and did not recover.
 
     What it sees: the last {tails[1]:percent} or {tails[0]:percent} of the curve, at least two points, all above the
-    best level by more than chance: {chance} standard deviations, and {luck} more because the best level is the
-    luckiest of many. They are also {wandering} times as far above it as a random walk would be, and at least
+    best level by more than chance: {chance} standard deviations, and {luck} more because the best level is the luckiest
+    of many. They are also {wandering} times as far above it as a random walk would be, and at least
     {smallest_rise:exp_rise} on average, or {critical_rise:exp_rise} for the last two of {fewest_points_of_thirds} or
-    more. This covers a lasting step up, a slow rise, and the last points of a sparse log. The rise must lose {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on,
-    what {long_ago:percent} of the run had gained. A loss that reaches zero or below must lose
-    {smallest_share_of_fall:percent} of its fall, if that was {clear_fall}σ of a level, or rise by
-    {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LEARNT:percent} of its start
-    is not judged. Chance is measured on the curve itself and grows with the time since the best value; of few
-    levels it is higher by {unsure} divided by their number. It counts {confirmed:percent} where the validation loss
-    ended above its best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or
-    more whose whole second half is {above_start:exp_rise} above its start, or {above_first:exp_rise} above its
-    first point, has diverged as well. So has one of {fewest_points_of_thirds} points or more whose last third is
-    {smallest_rise:exp_rise} and {errors_of_thirds} standard errors above its first. Of a loss that begins with
-    {very_noisy} nats of noise, the mean of the last tenth must be above the lowest of a
-    tenth as well. The reported step is the first one from which the curve stayed above its best level, or that of a
-    jump, which has {sudden:percent} of the rise between two neighbouring stretches of {beside_a_jump} points. INFO
-    where a curve of fewer than {fewest_points_of_thirds} points has lost {coming_back:percent} of its rise again
-    and fell in each of its last {coming_back_points} points. From a rise of {critical_rise:exp_rise} on, or above
-    the early curve, it is critical.
+    more. This covers a lasting step up, a slow rise, and the last points of a sparse log. The rise must lose
+    {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on, what {long_ago:percent} of
+    the run had gained. A loss that reaches zero or below must lose {smallest_share_of_fall:percent} of its fall, if
+    that was {clear_fall}σ of a level, or rise by {smallest_rise_in_spreads} standard deviations. A loss that ended
+    below {loss_fall.LEARNT:percent} of its start is not judged. Chance is measured on the curve itself and grows with
+    the time since the best value; of few levels it is higher by {unsure} divided by their number. It counts
+    {confirmed:percent} where the validation loss ended above its best, too. {fewest_points} points are enough. A curve
+    of {fewest_points_never_back} points or more whose whole second half is {above_start:exp_rise} above its start, or
+    {above_first:exp_rise} above its first point, has diverged as well. So has one of {fewest_points_of_thirds} points
+    or more whose last third is {smallest_rise:exp_rise} and {errors_of_thirds} standard errors above its first. Of a
+    loss that begins with {very_noisy} nats of noise, the mean of the last tenth must be above the lowest of a tenth as
+    well. The reported step is the first one from which the curve stayed above its best level, or that of a jump, which
+    has {sudden:percent} of the rise between two neighbouring stretches of {beside_a_jump} points. INFO where a curve of
+    fewer than {fewest_points_of_thirds} points has lost {coming_back:percent} of its rise again and fell in each of its
+    last {coming_back_points} points. From a rise of {critical_rise:exp_rise} on, or above the early curve, it is
+    critical.
 
     Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
 
