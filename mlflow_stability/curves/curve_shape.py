@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,12 +65,32 @@ FREQUENCY_SHARE = 0.3
 """Minimum share of the recent variance in one frequency, for an oscillation instead of noise."""
 MIN_U_RISE = 0.10
 """Minimum rise of a U-shaped curve after its lowest level, in nats."""
+NOISY_SHARE = 0.05
+"""A loss that varies by more than this share is noisy."""
+FALL_DEVIATIONS = 2.0
+"""Standard errors of a level that a fall of a noisy loss has to exceed: that of the difference of two is 1.8."""
 HELD_LEVELS = 5
 """Number of levels whose median is the lowest level of an explosion, so that a single lucky point does not count."""
 EXPLODING, CONVERGED = 100.0, 1e-6
 """Loss above which a curve that did not fall is exploding; loss below which it has converged."""
 ROLLING_WINDOW, SPIKE_DEVIATIONS = 1000, 7.0
 """Definition of a spike in OLMo 2, section 3.2: distance in deviations from the mean of the values before."""
+
+
+def is_noisy(reading: CurveReading) -> bool:
+    """Whether a loss varies so much that single values say little."""
+    return reading.first_level is not None and reading.best > 0 and (reading.volatility or 0.0) > NOISY_SHARE
+
+
+def is_unmoved(reading: CurveReading) -> bool:
+    """Whether a loss is zero from the start, or so noisy that neither a fall nor a plateau can be seen."""
+    began, ended = reading.first_level, reading.last_level
+    if began is None or ended is None:
+        return False
+    if began == ended == 0:
+        return True
+    error = (reading.volatility or 0.0) * began / math.sqrt(max(1, reading.points // 10))  # of the level of a tenth
+    return is_noisy(reading) and began - ended <= FALL_DEVIATIONS * error
 
 
 def read_curve(curve: Curve) -> CurveReading | None:

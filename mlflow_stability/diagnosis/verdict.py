@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
+from mlflow_stability.curves.curve_shape import is_noisy, is_unmoved
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
 from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP, noun_of
@@ -67,8 +68,6 @@ MIN_POINTS = 8
 """A run is called healthy only if one of its losses has this number of points."""
 MIN_POINTS_OF_LEVELS = 30
 """From this number of points on a verdict names levels of three points or more, else single values."""
-NOISY_SHARE = 0.05
-"""A loss that varies by more than this share is noisy."""
 RECOVERED_FACTOR = 1.25
 """A loss has recovered if it ended at most at this many times its level before the trouble."""
 RISE_FACTOR = 1.1
@@ -115,7 +114,8 @@ def outcome_of(
     if bad:
         return "unstable"
     enough = measured and any(reading.points >= MIN_POINTS for reading in readings)
-    return "healthy" if enough and not (main is not None and _rose(main)) else "cannot_tell"
+    no_fall = main is not None and (_rose(main) or all(map(is_unmoved, readings)))
+    return "healthy" if enough and not no_fall else "cannot_tell"
 
 
 def training_outcome(diagnosis: Diagnosis) -> str:
@@ -212,17 +212,19 @@ def _training_sentence(
 ) -> str:
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
-        rose = main is not None and main.metric not in without_level and _rose(main)
-        why = (
-            f"{_movement(main)}, but its noise is as large" if rose and main is not None else _too_little(main, points)
-        )
+        why = _too_little(main, points)
+        if main is not None and main.metric not in without_level and main.points >= MIN_POINTS:
+            if _rose(main):
+                why = f"{_movement(main)}, but its noise is as large"
+            elif is_unmoved(main):
+                why = _movement(main) + (", and its noise would hide a small fall" if main.best else "")
         return f"Cannot tell: {silence or why}."
     bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
     measures = main is None or main.metric not in without_level
     course = _course(main, bad, silence) if main is None or measures else _size(main)
     course += _trainings_since(readings)
     last = ""
-    if main is not None and measures and _is_noisy(main) and "last value" not in course:
+    if main is not None and measures and is_noisy(main) and "last value" not in course:
         last = f"; last value {main.last:.4g}"
     if outcome == "healthy":
         return f"Healthy: {course}; no warnings."
@@ -445,7 +447,7 @@ def _course(reading: CurveReading | None, bad: Sequence[Finding], silence: str) 
     )
     return (
         f"{_movement(reading)}; last value {reading.last:.4g}"
-        if ends_in_it and _is_noisy(reading)
+        if ends_in_it and is_noisy(reading)
         else _movement(reading)
     )
 
@@ -456,15 +458,11 @@ def _size(reading: CurveReading) -> str:
     return f"{reading.metric} {state}, last value {reading.last:.4g} after {_steps(reading)}"
 
 
-def _is_noisy(reading: CurveReading) -> bool:
-    return reading.first_level is not None and reading.best > 0 and (reading.volatility or 0.0) > NOISY_SHARE
-
-
 def _movement(reading: CurveReading) -> str:
     steps, name, about, first, last = _steps(reading), reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
     if reading.points >= MIN_POINTS_OF_LEVELS and reading.first_level is not None:
         first, last = f"{reading.first_level:.4g}", f"{reading.last_level:.4g}"  # one step may be any batch
-    if _is_noisy(reading):
+    if is_noisy(reading):
         name, about = f"{name} (noisy)", "about "
         first, last = f"{reading.first_level:.3g}", f"{reading.last_level:.3g}"
     if float(first) < float(last) < RISE_FACTOR * float(first):

@@ -6,6 +6,7 @@ report use the same baseline of the gradient norm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempts import AttemptSpan, RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.parameters.recorded_settings import optimizers_of
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.vocabulary.result import Finding
@@ -130,7 +132,18 @@ class EpisodeContext:
         """Whether it began in the first step of the training, before any optimizer step."""
         loss = self.whole_loss if self.whole_loss is not None else self.norm
         first = self.span.begins_training and self.episode.facts_as(ResumeFacts) is None
-        return first and loss is not None and self.episode.start <= int(loss.steps[0])
+        return first and loss is not None and self.episode.start <= int(loss.steps[0]) and not self.is_inside_step
+
+    @property
+    def is_inside_step(self) -> bool:
+        """Whether LBFGS, which moves the weights several times in a step, broke one whose first loss was finite."""
+        first = None if self.loss is None else value_at(self.loss, self.episode.start)
+        return self.by_lbfgs and first is not None and math.isfinite(first)
+
+    @property
+    def by_lbfgs(self) -> bool:
+        """Whether LBFGS is its only optimizer."""
+        return {name.lower() for name in optimizers_of(self.history)} == {"lbfgs"}
 
     @property
     def latest(self) -> int:

@@ -64,6 +64,7 @@ from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, Pla
 from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNoiseFacts, RepeatedData
 from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
+from mlflow_stability.kinds.reported.setup import LintFacts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 PREVENT_LEARNING = (
@@ -101,7 +102,14 @@ LOSSES_BEFORE = 100
 
 def standstill_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that keeps the model from learning."""
-    return _first_mistake(context, (finding for kind in PREVENT_LEARNING for finding in context.findings_of(kind.kind)))
+    mistakes = [finding for kind in PREVENT_LEARNING for finding in context.findings_of(kind.kind)]
+    return _first_mistake(context, (*mistakes, *filter(_misses_mean, context.findings_of(AboveChance.kind))))
+
+
+def _misses_mean(finding: Finding) -> bool:
+    """Whether the loss stayed far above the variance of its targets, so that their mean would be a better answer."""
+    facts, far = finding.facts_as(ChanceFacts), AboveChanceRule().far
+    return facts is not None and facts.is_stuck and not facts.classes and facts.last >= far * facts.chance
 
 
 def without_gradient_check(context: EpisodeContext) -> CheckResult:
@@ -118,7 +126,7 @@ def _holds_for_all(mistake: Finding) -> bool:
 def rise_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that makes a loss or gradients grow."""
     findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
-    return _first_mistake(context, filter(_lets_loss_grow, findings))
+    return _first_mistake(context, (*filter(_lets_loss_grow, findings), *context.events_of(LintFacts.kind)))
 
 
 def inside_check(context: EpisodeContext) -> CheckResult:
@@ -148,7 +156,9 @@ def _lets_loss_grow(finding: Finding) -> bool:
 def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> CheckResult:
     for finding in findings:
         is_sum = finding.kind in SUMS and may_follow_scale(context.history)
-        if finding.severity >= Severity.WARNING or is_sum:
+        facts = finding.facts_as(LintFacts)
+        is_unbounded = facts is not None and facts.check == "betas_swapped"
+        if finding.severity >= Severity.WARNING or is_sum or is_unbounded:
             return cause_found(
                 "setup",
                 finding.message,
@@ -364,7 +374,7 @@ CAUSES = (
         "A finding about the set-up: an input that the loss does not expect, a loss over all pairs, inputs of an "
         "unusual size or the same for each row, batches of one class, ignored targets, too strong a weight decay or "
         "clipping, parameters without a gradient or without an optimizer, modules that are not registered, a learning "
-        "rate of zero, steps or gradients that precision takes away.",
+        "rate of zero, swapped betas of Adam, steps or gradients that precision takes away.",
         "A mistake that costs little beside another one.",
         (Remedy(Action.CHECK_INTENTION),),
         helped_by_smaller_updates=False,

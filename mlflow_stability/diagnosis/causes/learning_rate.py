@@ -24,7 +24,14 @@ from mlflow_stability.diagnosis.causes.catalog import (
 )
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.diagnosis.causes.rate_rises import jumps_in, restart_before
-from mlflow_stability.diagnosis.causes.step_size import first_updates_large, hardly_moved, lower_by, step_size_check
+from mlflow_stability.diagnosis.causes.step_size import (
+    first_updates_large,
+    hardly_moved,
+    lower_by,
+    stable_rate,
+    step_size_check,
+    without_line_search_check,
+)
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, settings_of
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
@@ -122,6 +129,8 @@ def learning_rate_check(context: EpisodeContext) -> CheckResult:
     resumed = _changed_at_resume(context)
     if resumed is not None:
         return resumed
+    if context.by_lbfgs:
+        return without_line_search_check(context)
     if context.before_any_update:
         return ruled_out(f"learning rate: no optimizer step was taken before {context.unit} {context.episode.start}")
     result = _jumped(context) or step_size_check(context)
@@ -313,6 +322,16 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
         if fell is not None:
             return ruled_out(
                 f"missing warm-up: at {now:.3g} the loss fell from {fell[0]:.3g} to {fell[1]:.3g} afterwards"
+            )
+        stable = stable_rate(context, now)
+        if stable is not None:
+            return cause_found(
+                "learning_rate_too_high",
+                f"The learning rate was {now:.3g} from the start. After the rollback the training went on well at "
+                f"{stable.target:.3g}.",
+                at_start,
+                since=first,
+                remedies=(stable,),
             )
         return cause_found(
             "no_warm_up",

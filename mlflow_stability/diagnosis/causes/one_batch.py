@@ -265,12 +265,17 @@ def _skipped_step_check(context: EpisodeContext, loss: Curve, usual: float, spre
         return ruled_out(f"bad batch: {gradients}")
     broken = value is not None and not np.isfinite(value)
     reason = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
+    norm = None if context.norm is None else value_at(context.norm, step)
+    has_slope = not broken and norm is not None and not np.isfinite(norm)
+    if has_slope:
+        reason = "its loss was finite, and its gradients were not"
     return cause_found(
         "bad_batch",
         f"Bad batch at {context.unit} {step}: {reason}; the step was skipped, and the next batches were normal.",
         f"with the same weights the next batches gave normal losses, {later.min():.3g} to {later.max():.3g}",
         f"the step before was normal: {_step_before(context)}",
         since=step,
+        remedies=(Remedy(Action.CHECK_INFINITE_SLOPES), Remedy(Action.INSPECT_BATCH)) if has_slope else (),
     )
 
 

@@ -19,7 +19,7 @@ from mlflow_stability.kinds.first_look.loss_function import LossSum
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts, fell_by
 from mlflow_stability.kinds.reported.rollback import Rollback, RollbackFacts
-from mlflow_stability.vocabulary.result import Action, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _too_high(context: EpisodeContext, update: float, step: int, *effects: str) 
     rate = _rate_at(context, step)
     value = "" if rate is None else f" of {rate:.3g}"
     sums = context.events_of(LossSum.kind) if may_follow_scale(context.history) else []
-    share = f"{update:.2g} times their norm" if update >= 1 else f"{update:.0%} of their norm"
+    share = f"{float(f'{update:.2g}'):,g} times their norm" if update >= 1 else f"{update:.0%} of their norm"
     statement = (
         f"The learning rate{value} is far too high: the update at {context.unit} {step} changed the weights by {share}."
     )
@@ -114,13 +114,13 @@ def _too_high(context: EpisodeContext, update: float, step: int, *effects: str) 
         f"update ratio {update:.3g}; {LIMITS.usual_first:g} is large for a first step, 0.001 is usual later",
         since=step,
         remedies=(
-            _stable_rate(context, rate) or lower_by(rate, update / LIMITS.usual_first),
+            stable_rate(context, rate) or lower_by(rate, update / LIMITS.usual_first),
             *(LossSum.remedies if sums else ()),
         ),
     )
 
 
-def _stable_rate(context: EpisodeContext, rate: float | None) -> Remedy | None:
+def stable_rate(context: EpisodeContext, rate: float | None) -> Remedy | None:
     """Return a remedy with the rate at which the training went on well after its last rollback, if there is one."""
     events = [event for event in context.events_of(Rollback.kind) if event.step >= context.episode.start]
     if rate is None or not context.episode.recovered or not events:
@@ -132,6 +132,22 @@ def _stable_rate(context: EpisodeContext, rate: float | None) -> Remedy | None:
     if share is None or share >= 1 or not is_stable:
         return None
     return Remedy(Action.LOWER_LEARNING_RATE, baseline=rate, target=float(f"{rate * share:.2g}"))
+
+
+def without_line_search_check(context: EpisodeContext) -> CheckResult:
+    """Name the steps of LBFGS, which nothing bounds where it has no line search."""
+    rate = _rate_at(context, context.latest)
+    if context.before_any_update or rate is None:
+        return not_checked("learning rate: LBFGS had taken no step, or its learning rate was not logged")
+    where = ", within its first step" if context.is_inside_step and context.is_early else ""
+    return cause_found(
+        "learning_rate_too_high",
+        f"LBFGS made the loss rise at a learning rate of {rate:.3g}{where}: without a line search nothing bounds its "
+        "steps.",
+        since=context.episode.start,
+        certainty="likely" if context.is_early else "possible",
+        remedies=(Remedy(Action.SEARCH_ALONG_LINE), LOWER_RATE_2_TO_5),
+    )
 
 
 def lower_by(rate: float | None, factor: float) -> Remedy:

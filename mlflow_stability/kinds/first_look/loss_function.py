@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ class Activation(TextEnum):
     TANH = "tanh"
     LINEAR = "linear layer"
     LOG_SOFTMAX = "log_softmax"
-    """Over a dimension that is not that of the classes."""
+    """Over another dimension than the classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class LossInputFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         if self.activation is Activation.LOG_SOFTMAX:
-            return f"log_softmax is taken over the rows of the batch; {self.function} expects it over the classes."
+            return "log_softmax is taken over another dimension than the classes, so that no row adds up to 1."
         what = (
             f"Module {self.module} is a {self.activation}, and its output"
             if self.module
@@ -71,8 +71,8 @@ class LossInput(FindingType):
 
     What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
     `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits`, and a softmax, linear layer
-    or convolution before `nll_loss` or `ctc_loss`, or a `log_softmax` over the batch before `nll_loss`. No value is
-    read. Compiled losses are not seen.
+    or convolution before `nll_loss` or `ctc_loss`, or a `log_softmax` over another dimension than the classes before
+    `nll_loss`, `gather` or an index. No value is read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
@@ -306,4 +306,7 @@ class AboveChanceRule(Rule):
             return None
         severity = Severity.WARNING if is_stuck and (classes > 2 or not classes) else Severity.INFO
         facts = ChanceFacts(first, levels[-1], chance, classes, is_stuck)
-        return self.finding(curve, severity, facts, int(curve.steps[0]), int(curve.steps[-1]))
+        finding = self.finding(curve, severity, facts, int(curve.steps[0]), int(curve.steps[-1]))
+        if is_stuck and not classes and levels[-1] >= self.far * chance:  # the predictions miss the mean of the targets
+            return replace(finding, remedies=(Remedy(Action.STANDARDISE_TARGETS), *self.remedies))
+        return finding

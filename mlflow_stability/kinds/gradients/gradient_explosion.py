@@ -31,7 +31,7 @@ from mlflow_stability.vocabulary.result import (
     Severity,
     clipping_norm,
 )
-from mlflow_stability.vocabulary.text.phrases import sigmas
+from mlflow_stability.vocabulary.text.phrases import factor, sigmas
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,13 @@ class GradientSpikeFacts(FollowedFacts):
         times = "above"
         if self.baseline > 0:
             ratio = self.value / self.baseline
-            times = f"{ratio:,.0f} times" if ratio >= 3 else f"{ratio:.2g} times"
+            times = (
+                f"{factor(ratio)} times"
+                if ratio >= 1000
+                else f"{ratio:.0f} times"
+                if ratio >= 3
+                else f"{ratio:.2g} times"
+            )
         row = "" if self.steps_in_a_row is None else f" for {self.steps_in_a_row} {unit}s in a row"
         again = "" if self.number is None else f"; number {self.number} since {unit} {self.number_since}"
         return (

@@ -69,7 +69,11 @@ class StartFacts(LossRiseFacts):
     """By how many times the rise is the smallest one of a loss that has a level, both as logarithms."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        update = f"{100 * self.update_ratio:.2g}% of" if self.update_ratio < 1 else f"{self.update_ratio:.2g} times"
+        update = (
+            f"{100 * self.update_ratio:.2g}% of"
+            if self.update_ratio < 1
+            else f"{float(f'{self.update_ratio:.2g}'):,g} times"
+        )
         return (
             f"loss {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.3g} times its first value of "
             f"{self.baseline:.4g} (threshold {self.threshold:g}) for {self.steps_in_a_row} {unit}s in a row, after one "

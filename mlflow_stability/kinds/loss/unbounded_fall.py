@@ -44,7 +44,8 @@ class UnboundedFallRule(Rule):
 
     What it sees: a loss whose level measures progress, of {fewest_points} points or more, in {PARTS} equal parts. The
     medians of the second half are below zero, each lower than the one before, the last fall is at least {pace:percent}
-    of the largest, and the last median is {times} times as far from zero as the first points, and as 1.
+    of the largest, and the last median is {times} times as far from zero as the first points, and as 1. From {far}
+    times on, it is enough that the second half is below zero.
 
     Why it matters: training looks for a minimum, and this loss has none. Its sign is wrong, or the loss function gets
     an input that it does not expect, such as logits in place of log-probabilities.
@@ -66,6 +67,8 @@ class UnboundedFallRule(Rule):
     few units for each dimension."""
     pace: float = 0.5
     """Minimum ratio of the last fall from part to part to the largest one; a loss with a minimum slows down."""
+    far: float = 1e4
+    """The same ratio of a loss that may also rise again: no likelihood falls as far."""
     fewest_points: int = 64
     """Minimum number of points."""
 
@@ -81,8 +84,10 @@ class UnboundedFallRule(Rule):
         medians = np.array([np.median(part) for part in np.array_split(values, PARTS)])
         falls = -np.diff(medians)
         second = PARTS // 2
+        is_far = bool((medians[second:] < 0).all()) and medians[-1] <= -self.far * max(1.0, early)
         keeps_falling = medians[second] < 0 and bool((falls[second:] > 0).all())
-        if not keeps_falling or medians[-1] > -limit or falls[-1] < self.pace * falls.max():
+        is_fast = keeps_falling and medians[-1] <= -limit and falls[-1] >= self.pace * falls.max()
+        if not is_far and not is_fast:
             return None
         first = after_last(values >= 0)
         facts = UnboundedFallFacts(curve.name, float(medians[-1]), early, limit)

@@ -34,6 +34,8 @@ COMBINING = frozenset(
 ARRANGING = frozenset(
     ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 )
+# Of these, nodes that keep the order of the values.
+RESHAPING = frozenset(("View", "UnsafeView", "ReshapeAlias", "ToCopy", "Clone"))
 LOSSES: Mapping[str, LossFunction] = {
     "NllLoss": LossFunction.NLL,
     "NllLoss2D": LossFunction.NLL,
@@ -73,23 +75,50 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
     """Return a finding if a loss function gets the output of an activation that it does not expect."""
     for function, _, node in loss_functions(loss):
         activation = ACTIVATIONS.get(_name_of_layer(source_of(node)))
-        if function is LossFunction.NLL and is_over_batch(node):
+        if function is LossFunction.NLL and is_over_other_dim(node):
             activation = Activation.LOG_SOFTMAX
         elif activation not in UNEXPECTED[function]:
             continue
         facts = LossInputFacts(function, activation, _module_of(activation, models))
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=remedies_for(facts))
+    if any(_picks_over_other_dim(node, name) for node, name, _ in _nodes_of(loss.grad_fn, COMBINING)):
+        facts = LossInputFacts(LossFunction.NLL, Activation.LOG_SOFTMAX)
+        return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
     return None
 
 
-def is_over_batch(node: Any) -> bool:
-    """Whether the input node of `nll_loss` is the logarithm of a softmax over the rows."""
+def is_over_other_dim(node: Any, classes_dim: int = CLASSES_DIM) -> bool:
+    """Whether a node is the logarithm of a softmax over another dimension than that of the classes."""
     softmax = logarithm_of(node)
-    return softmax is not None and getattr(softmax, "_saved_dim", CLASSES_DIM) == 0 and len(_shape(softmax)) > 1
+    shape, given = _shape(softmax), _shape(node)
+    if shape != given:  # flattened to rows and classes, which have to be the last dimension before, too
+        if len(given) != 2 or classes_dim != CLASSES_DIM or shape[-1:] != given[-1:]:
+            return False
+        classes_dim = len(shape) - 1
+    return len(shape) > 1 and _dim_of(softmax, classes_dim) != classes_dim
+
+
+def _picks_over_other_dim(node: Any, name: str) -> bool:
+    """Whether a cross entropy that is written with an index has its softmax over another dimension than the index."""
+    source = node.next_functions[0][0] if name in ("Gather", "Index") else None
+    shape = _shape(source)
+    if name == "Gather":
+        return is_over_other_dim(source, _dim_of(node, CLASSES_DIM) % max(1, len(shape)))
+    # One value of each row: of a square, it may be one of each column.
+    return len(shape) == 2 and shape[0] != shape[1] and _shape(node) == shape[:1] and is_over_other_dim(source)
+
+
+def _dim_of(node: Any, default: int) -> int:
+    """Return the dimension that a node saved, from 0 on."""
+    dim: int = getattr(node, "_saved_dim", default)
+    dim = dim - WRAPPED if dim >= WRAPPED // 2 else dim  # a negative number, as its node has it
+    return dim % max(1, len(_shape(node)))
 
 
 def logarithm_of(node: Any) -> Any:
     """Return the node of the softmax whose logarithm this node is, else None; a small number may be added before."""
+    while node_name(node) in RESHAPING:
+        node = node.next_functions[0][0]
     if node_name(node) == "LogSoftmax":
         return node
     if node_name(node) != "Log":
@@ -103,11 +132,11 @@ def logarithm_of(node: Any) -> Any:
 def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
     """Yield the loss functions in the graph, with their node and that of their input."""
     # Not through `Addmm`, which is a layer of the model.
-    for node, name, inputs in _nodes_of(loss, COMBINING):
+    for node, name, inputs in _nodes_of(loss.grad_fn, COMBINING):
         if name in LOSSES:
             source = inputs[0] if inputs else None
             softmax = logarithm_of(source)
-            if softmax is not None and not is_over_batch(source):
+            if softmax is not None and not is_over_other_dim(source):
                 yield LossFunction.CROSS_ENTROPY, node, softmax.next_functions[0][0]
             else:
                 yield LOSSES[name], node, source
@@ -115,9 +144,9 @@ def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
             yield LossFunction.CROSS_ENTROPY, node, inputs[0]
 
 
-def _nodes_of(loss: Tensor, through: Container[str]) -> Iterator[tuple[Any, str, list[Any]]]:
-    """Yield the first nodes of a loss, the nearest first, with their names and inputs; those behind nodes `through`."""
-    waiting, looked_at = [loss.grad_fn], 0
+def _nodes_of(first: Any, through: Container[str]) -> Iterator[tuple[Any, str, list[Any]]]:
+    """Yield a node and those behind nodes `through`, the nearest first, with their names and inputs."""
+    waiting, looked_at = [first], 0
     while waiting and looked_at < MAX_NODES:
         node = waiting.pop(0)
         if node is None:
@@ -129,11 +158,11 @@ def _nodes_of(loss: Tensor, through: Container[str]) -> Iterator[tuple[Any, str,
             waiting += inputs
 
 
-def mean_squared_error(loss: Tensor) -> Any:
-    """Return the node of this loss if it is a mean squared error alone, else None."""
-    node = loss.grad_fn
+def mean_squared_error(loss: Tensor) -> tuple[Any, float] | None:
+    """Return the node and the share of this loss if it is a mean squared error alone, else None."""
+    node, share = undivided(loss)
     is_mean = node_name(node) == "MseLoss" and getattr(node, "_saved_reduction", None) == MEAN
-    return node if is_mean else None
+    return (node, share) if is_mean else None
 
 
 def source_of(node: Any) -> Any:
@@ -175,16 +204,15 @@ class Chance(NamedTuple):
 
 def chance_of(loss: Tensor) -> Chance | None:
     """Return of how many classes this loss is a mean cross entropy; None for another loss."""
-    node, share = _undivided(loss.grad_fn)
+    node, share = undivided(loss)
     if node_name(node) in PER_CLASS:
-        softmax = logarithm_of(node.next_functions[0][0] if node is not None else None)
-        is_mean, dim = getattr(node, "_saved_reduction", None) == MEAN, CLASSES_DIM
+        source = node.next_functions[0][0] if node is not None else None
+        softmax, shape, dim = logarithm_of(source), _shape(source), CLASSES_DIM
+        is_mean = getattr(node, "_saved_reduction", None) == MEAN
     else:
         softmax = _of_picked(node)
-        is_mean, dim = softmax is not None, getattr(softmax, "_saved_dim", CLASSES_DIM)
-    shape = _shape(softmax)
-    dim = dim - WRAPPED if dim >= WRAPPED // 2 else dim  # a negative number, as its node has it
-    if softmax is None or not is_mean or len(shape) < 2 or not -len(shape) <= dim < len(shape):
+        is_mean, shape, dim = softmax is not None, _shape(softmax), _dim_of(softmax, CLASSES_DIM)
+    if softmax is None or not is_mean or len(shape) < 2:
         return None
     return Chance(shape[dim], share) if shape[dim] > 1 else None
 
@@ -201,8 +229,9 @@ def saved(node: Any, name: str) -> Tensor | None:
     return tensor if is_measurable(tensor) else None
 
 
-def _undivided(node: Any) -> tuple[Any, float]:
+def undivided(loss: Tensor) -> tuple[Any, float]:
     """Return the node before it is scaled by numbers on the host, as for gradient accumulation, and the share left."""
+    node: Any = loss.grad_fn
     share = 1.0
     while node_name(node) in ("Div", "Mul"):
         divisor = saved(node, "other")
@@ -236,7 +265,7 @@ ON_PURPOSE = frozenset(("Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Slic
 
 def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
     """Return a finding if a difference in the graph of this loss has a value for each pair of rows."""
-    for node, name, inputs in _nodes_of(loss, COMBINING | OF_A_DIFFERENCE):
+    for node, name, inputs in _nodes_of(loss.grad_fn, COMBINING | OF_A_DIFFERENCE):
         facts = _pairs(node, name, inputs) if name in DIFFERENCES else None
         if facts is not None:
             return Finding.at(facts, step, Severity.WARNING, remedies=LossBroadcast.remedies)
@@ -251,9 +280,10 @@ PER_EXAMPLE = frozenset((*LOSSES, "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss
 
 def loss_sum(loss: Tensor, step: int) -> Finding | None:
     """Return a finding if this loss, or a term of it, is a sum over many values that nothing divides."""
-    for node, _, _ in _nodes_of(loss, ADDING):
-        values = _values_of_sum(node)
-        if values >= LossSum().least:
+    node, share = undivided(loss)
+    for term, _, _ in _nodes_of(node, ADDING):
+        values = _values_of_sum(term)
+        if values * share >= LossSum().least:
             return Finding.at(LossSumFacts(values), step, Severity.INFO, remedies=LossSum.remedies)
     return None
 

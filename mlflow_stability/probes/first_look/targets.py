@@ -19,6 +19,7 @@ from mlflow_stability.probes.first_look.loss_graph import (
     node_name,
     saved,
     source_of,
+    undivided,
 )
 from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -111,16 +112,16 @@ def _signed(number: int) -> int:
 
 
 def _variance(loss: Tensor) -> Tensor | None:
-    node = mean_squared_error(loss)
-    target = None if node is None else _prediction_and_target(node)[1]
-    if target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
+    error = mean_squared_error(loss)
+    target = None if error is None else _prediction_and_target(error[0])[1]
+    if error is None or target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
         return None
-    return target.detach().float().var(0, correction=0).mean()
+    return error[1] * target.detach().float().var(0, correction=0).mean()
 
 
 def _unreachable(loss: Tensor) -> Tensor | None:
-    node = loss.grad_fn
-    if node is None or node_name(node) not in OF_NUMBERS:
+    node, _ = undivided(loss)
+    if node_name(node) not in OF_NUMBERS:
         return None
     prediction, target = _prediction_and_target(node)
     limits = RANGES.get(node_name(source_of(prediction)))

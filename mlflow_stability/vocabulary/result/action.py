@@ -381,6 +381,9 @@ class Action(Enum):
     )
     SET_EPS_OF_OPTIMIZER = "Set eps of {module} to 1e-4."
     SWAP_BETAS = "Swap betas to {pair}."
+    SEARCH_ALONG_LINE = (
+        'Create LBFGS with line_search_fn="strong_wolfe", and use one batch for all evaluations of a step.'
+    )
 
     USE_ACTIVATION_CHECKPOINTING = "Use activation checkpointing.", Topic.ACTIVATION_CHECKPOINTING
     USE_CHECKPOINTING_OR_SHORTER = (

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
-from findings import over_steps
+from findings import at_step, over_steps
 
 from mlflow_stability.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
@@ -20,7 +20,7 @@ from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
-from mlflow_stability.vocabulary.result import Severity, Topic
+from mlflow_stability.vocabulary.result import Action, Severity, Topic
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -42,6 +42,31 @@ def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
 def looked(history: RunHistory, start: int, kind: str = "divergence") -> CheckResult:
     episode = over_steps(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
     return learning_rate_check(episode_context(episode, history, run_curves(history)))
+
+
+@pytest.mark.parametrize(("optimizer", "named"), [("LBFGS", True), ("SGD", False)])
+def test_lbfgs_that_diverges_needs_a_line_search_and_no_warm_up(optimizer: str, named: bool) -> None:
+    losses = np.r_[10.0, 8.0, 7.0, np.geomspace(7, 1e6, 37)]
+    curves = metric_of("loss", losses), metric_of("learning_rate", np.ones(40))
+    found = diagnosis_of(run_of(*curves, params={"stability.optimizer": optimizer}))
+    assert found.cause is not None
+    assert (found.remedies[0].action is Action.SEARCH_ALONG_LINE) is named
+    assert ("LBFGS made the loss rise" in found.cause.statement) is named
+
+
+def test_a_step_of_lbfgs_that_broke_after_its_first_loss_was_no_bad_start() -> None:
+    skipped = at_step(0, "step_skipped", Severity.WARNING, "Skipped step 0.")
+    curves = metric_of("loss", np.geomspace(9, 1, 40)), metric_of("learning_rate", np.full(40, 3.0))
+    norms = metric_of("grad_norm", np.ones(40))
+    by_lbfgs, by_sgd = (
+        diagnosis_of(run_of(*curves, norms, events=[skipped], params={"stability.optimizer": optimizer})).cause
+        for optimizer in ("LBFGS", "SGD")
+    )
+    assert by_lbfgs is not None
+    assert by_lbfgs.name == "learning_rate_too_high"
+    assert "LBFGS made the loss rise at a learning rate of 3, within its first step" in by_lbfgs.statement
+    assert by_sgd is not None
+    assert by_sgd.name == "broken_from_start"
 
 
 def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:

@@ -29,6 +29,7 @@ from mlflow_stability.kinds.first_look.precision import (
 from mlflow_stability.kinds.first_look.settings import AccumulationFacts, AccumulationSum
 from mlflow_stability.kinds.inside.activations import DeadUnits
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
+from mlflow_stability.kinds.reported.setup import LintFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.run import RunHistory
@@ -54,6 +55,24 @@ def test_a_plateau_beside_a_mistake_in_the_setup_is_put_down_to_it(mistake: Find
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", mistake.message)
     assert diagnosis.remedies[0].action is mistake.remedies[0].action
+
+
+@pytest.mark.parametrize(("check", "named"), [("betas_swapped", True), ("small_eps", False)])
+def test_swapped_betas_are_the_cause_of_a_divergence(check: str, named: bool) -> None:
+    losses = falling(COUNT)
+    losses[300:] *= np.geomspace(1, 1e3, COUNT - 300)
+    remark = Finding.at(LintFacts(check, "A remark."), 10, Severity.INFO)
+    cause = diagnosis_of(run_of(metric_of("loss", losses), events=[remark])).cause
+    assert (cause is not None and (cause.name, cause.statement) == ("setup", "A remark.")) is named
+
+
+def test_a_loss_far_above_the_variance_of_its_targets_is_answered_by_their_scale() -> None:
+    def remedy_at(variance: float) -> Action:
+        level = metric_of("target_variance", [variance] * 3, meaning=Meaning("target_variance", is_known=True))
+        return diagnosis_of(run_of(metric_of("loss", FLAT), level)).remedies[0].action
+
+    assert remedy_at(0.05) is Action.STANDARDISE_TARGETS
+    assert remedy_at(2.0) is not Action.STANDARDISE_TARGETS
 
 
 def test_gradients_that_underflow_are_the_cause_of_updates_that_round_to_nothing() -> None:

@@ -68,6 +68,18 @@ def test_the_source_of_the_first_non_finite_value_is_the_cause(source: str, name
     assert cause.place == ("" if source in ("loss", "input") else "blocks.1.norm")
 
 
+@pytest.mark.parametrize(("norm", "slope"), [(math.inf, True), (1e30, False)])
+def test_one_step_with_a_finite_loss_and_infinite_gradients_has_an_infinite_slope(norm: float, slope: bool) -> None:
+    norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    norms[AT] = norm
+    skipped = at_step(AT, "step_skipped", Severity.WARNING, f"Step {AT} was skipped.")
+    found = diagnosis_of(run_of(metric_of("loss", falling(COUNT)), metric_of("grad_norm", norms), events=[skipped]))
+    assert found.cause is not None
+    assert found.cause.name == "bad_batch"
+    assert ("its loss was finite, and its gradients were not" in found.cause.statement) is slope
+    assert (found.remedies[0].action is Action.CHECK_INFINITE_SLOPES) is slope
+
+
 def one_skipped(*events: Finding) -> RunHistory:
     losses = falling(COUNT)
     losses[AT] = math.nan

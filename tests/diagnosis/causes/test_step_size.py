@@ -118,6 +118,22 @@ def test_a_training_that_was_rolled_back_at_once_has_too_high_a_rate_and_the_rat
     assert str(found.remedies[0]) == "Lower the learning rate from 1 to 0.062, which was stable."
 
 
+def test_a_rate_that_was_lowered_for_good_is_too_high_and_needs_no_warm_up() -> None:
+    losses = np.r_[falling(5, first=4, last=3), 50, 60, 70, falling(COUNT - 8, first=4, last=0.1)]
+
+    def cause_after(share: float | None) -> str:
+        diverged = at_step(7, "divergence", Severity.CRITICAL, "loss 70.", facts=StartFacts(70.0, 4.0, 0.05, 5, 3, 3.0))
+        back = RollbackFacts("loss 70.", 0, 5, 8, 0.1, 1, learning_rate=0.05, learning_rate_share=share)
+        events = (changed(diverged, metric="loss"), Finding.at(back, 7, Severity.INFO))
+        found = diagnosis_of(replace(run_with(losses, updates([0.03, 0.05], [0, 3]), rate=1.0), events=events))
+        assert found.cause is not None
+        first = str(found.remedies[0]) if found.remedies else ""
+        return f"{found.cause.name}: {first}"
+
+    assert cause_after(0.1) == "learning_rate_too_high: Lower the learning rate from 1 to 0.1, which was stable."
+    assert cause_after(None).startswith("no_warm_up: Warm up the learning rate")
+
+
 def test_first_updates_after_which_there_are_no_gradients_show_too_high_a_rate() -> None:
     losses = np.full(COUNT, 2.303)
     losses[:4] = [2.301, 2.325, 2.295, 2.332]

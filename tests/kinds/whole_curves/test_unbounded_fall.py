@@ -41,6 +41,16 @@ def test_a_negated_loss_has_diverged_and_its_sign_is_to_be_checked(name: str) ->
     assert "without slowing down" in diagnosis.verdict
 
 
+def test_a_loss_far_below_zero_has_no_lower_bound_even_if_it_rises_again() -> None:
+    def falls_to(last: float) -> RunHistory:
+        turn = 300
+        return run(np.r_[-np.geomspace(1, last, turn), -np.geomspace(last, last / 10, len(STEPS) - turn)])
+
+    found = UnboundedFallRule().find(run_curves(falls_to(1e9)))
+    assert [finding.kind for finding in found] == ["divergence"]
+    assert UnboundedFallRule().find(run_curves(falls_to(1e3))) == []
+
+
 BOUNDED: dict[str, Callable[[], NDArray[np.float64]]] = {
     "a likelihood of 3,000 dimensions": lambda: 4300 - 11000 * (1 - np.exp(-STEPS / 80)),
     "a likelihood whose width shrinks": lambda: 1.4 - 0.02 * STEPS,

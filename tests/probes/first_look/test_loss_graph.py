@@ -71,6 +71,18 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
         lambda: functional.nll_loss(outputs().softmax(0).log(), LABELS),
         *(LossFunction.NLL, Activation.LOG_SOFTMAX),
     ),
+    "log_softmax over the sequence": (
+        lambda: functional.nll_loss(outputs(2, 2, CLASSES).log_softmax(1).view(-1, CLASSES), LABELS),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+    "log_softmax over the batch, and an index": (
+        lambda: -outputs().log_softmax(0)[torch.arange(4), LABELS].mean(),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+    "log_softmax over the sequence, and gather": (
+        lambda: -outputs(2, 2, CLASSES).log_softmax(1).gather(-1, LABELS.view(2, 2, 1)).mean(),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
     "logarithm of a softmax of probabilities": (
         lambda: functional.nll_loss((outputs().softmax(1).softmax(1) + 1e-8).log(), LABELS),
         *(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX),
@@ -87,7 +99,9 @@ def test_other_inputs_that_a_loss_does_not_expect_are_found(name: str) -> None:
 def test_advice_for_nll_loss_names_cross_entropy() -> None:
     finding = loss_input(functional.nll_loss(outputs().log_softmax(0), LABELS), (), 1)
     assert finding is not None
-    assert finding.message == ("log_softmax is taken over the rows of the batch; nll_loss expects it over the classes.")
+    assert finding.message == (
+        "log_softmax is taken over another dimension than the classes, so that no row adds up to 1."
+    )
     assert [remedy.sentence for remedy in finding.remedies] == [
         "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
     ]
@@ -138,6 +152,16 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
     "divergence": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
     "squared error of probabilities": lambda: functional.mse_loss(outputs().softmax(1), SHARES),
     "a number": lambda: outputs().sum(),
+    "log-probabilities of a sequence": lambda: functional.nll_loss(
+        outputs(2, 2, CLASSES).log_softmax(-1).view(-1, CLASSES), LABELS
+    ),
+    "log-probabilities of pixels": lambda: functional.nll_loss(
+        outputs(2, CLASSES, 3).log_softmax(1), torch.zeros(2, 3, dtype=torch.long)
+    ),
+    "an index": lambda: -outputs().log_softmax(1)[torch.arange(4), LABELS].mean(),
+    "gather": lambda: -outputs(2, 2, CLASSES).log_softmax(-1).gather(2, LABELS.view(2, 2, 1)).mean(),
+    "classes in columns": lambda: -outputs(CLASSES, 4).log_softmax(0)[LABELS, torch.arange(4)].mean(),
+    "pairs in both directions": lambda: -outputs(4, 4).log_softmax(0)[torch.arange(4), torch.arange(4)].mean(),
     "probabilities inside the model": lambda: nn.Linear(CLASSES, 1)(outputs().softmax(1).log_softmax(1)).sum(),
 }
 

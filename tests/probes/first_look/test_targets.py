@@ -59,6 +59,7 @@ def test_the_variance_of_targets_is_measured_for_a_mean_squared_error_alone() ->
     loss = functional.mse_loss(outputs(8, 1), target)
     assert measured(loss) == {"target_variance": 5.25}
     assert measured(loss, loss) == {"target_variance": 10.5}
+    assert measured(loss / 4) == {"target_variance": 5.25 / 4}, "of a micro-batch"
     assert measured(loss + outputs(1).sum()) == {}
     assert measured(functional.mse_loss(outputs(8, 1), target, reduction="sum")) == {}
     assert measured(functional.mse_loss(target, outputs(8, 1))) == {"target_variance": 5.25}, "in the other order"
