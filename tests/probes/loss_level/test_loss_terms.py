@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +78,34 @@ class Watched:
         values = {str(block.signals[0]): block.values[0] for block in self.probe.blocks(self.step)}
         assert due == bool(values)
         return {name: float(value) for name, value in values.items()}
+
+
+class Kept:
+    """What a graph holds as long as it lives."""
+
+
+class Holding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Kept) -> Tensor:
+        ctx.kept = kept
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
+        return gradients[0].expand(3, 3), None
+
+
+def test_the_graph_of_a_loss_that_was_seen_is_not_kept_alive() -> None:
+    watched, kept = Watched(), Kept()
+    graph = weakref.ref(kept)
+    for weight in (0.5, 0.25):
+        loss = fit() + weight * Holding.apply(X, kept)  # type: ignore[no-untyped-call]
+        watched.see(loss)
+    del kept
+    assert graph() is not None
+    del loss
+    gc.collect()
+    assert graph() is None
 
 
 def test_the_number_of_terms_is_recorded_when_it_changes() -> None:
