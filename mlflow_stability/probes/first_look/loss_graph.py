@@ -101,11 +101,15 @@ def is_over_other_dim(node: Any, classes_dim: int = CLASSES_DIM) -> bool:
 def _picks_over_other_dim(node: Any, name: str) -> bool:
     """Whether a cross entropy that is written with an index has its softmax over another dimension than the index."""
     source = node.next_functions[0][0] if name in ("Gather", "Index") else None
-    shape = _shape(source)
-    if name == "Gather":
-        return is_over_other_dim(source, _dim_of(node, CLASSES_DIM) % max(1, len(shape)))
-    # One value of each row: of a square, it may be one of each column.
-    return len(shape) == 2 and shape[0] != shape[1] and _shape(node) == shape[:1] and is_over_other_dim(source)
+    softmax, shape = logarithm_of(source), _shape(source)
+    if softmax is None or len(shape) < 2:
+        return False
+    normalised, picked = _dim_of(softmax, CLASSES_DIM), _dim_of(node, CLASSES_DIM) if name == "Gather" else CLASSES_DIM
+    if _shape(softmax)[normalised] == shape[picked]:
+        return False  # of a square, such as the similarities of pairs, one value of each column may be meant
+    if name == "Gather":  # of a softmax over the last dimension, positions may be picked first, and classes later
+        return normalised != len(_shape(softmax)) - 1 and is_over_other_dim(source, picked)
+    return len(shape) == 2 and _shape(node) == shape[:1] and is_over_other_dim(source)
 
 
 def _dim_of(node: Any, default: int) -> int:

@@ -161,6 +161,10 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
     "an index": lambda: -outputs().log_softmax(1)[torch.arange(4), LABELS].mean(),
     "gather": lambda: -outputs(2, 2, CLASSES).log_softmax(-1).gather(2, LABELS.view(2, 2, 1)).mean(),
     "classes in columns": lambda: -outputs(CLASSES, 4).log_softmax(0)[LABELS, torch.arange(4)].mean(),
+    "gather of positions, for soft targets": lambda: (
+        -(outputs(2, 5, CLASSES).log_softmax(-1).gather(1, torch.zeros(2, 3, CLASSES, dtype=torch.long)) * 0.1).sum()
+    ),
+    "gather from columns of pairs": lambda: -outputs(4, 4).log_softmax(0).gather(1, torch.arange(4).view(4, 1)).mean(),
     "pairs in both directions": lambda: -outputs(4, 4).log_softmax(0)[torch.arange(4), torch.arange(4)].mean(),
     "probabilities inside the model": lambda: nn.Linear(CLASSES, 1)(outputs().softmax(1).log_softmax(1)).sum(),
 }
