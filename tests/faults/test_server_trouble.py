@@ -193,7 +193,7 @@ def test_many_attached_trainings_wait_for_a_dead_server_at_once(tmp_path: Path) 
         timeout=120,
         check=True,
     )
-    assert wait <= float(done.stdout) < count * wait, "one after another they would wait at least this long"
+    assert wait <= float(done.stdout) < 2 * wait
     assert len(list((tmp_path / ".mlflow-stability").glob("*/*/journal"))) == count
     for path in (tmp_path / ".mlflow-stability").iterdir():
         for courier in couriers_of(int(path.name.split("-")[2])) if path.is_dir() else ():
