@@ -407,7 +407,7 @@ class PlateauRule(Rule):
         for start in range(int(len(x) * (1 - self.flat_share)) + 1):
             rest = x[start:]
             third = len(rest) // 3
-            if 1.25 * levels.noise * math.sqrt(2 / third) > self.flat_gain:
+            if 1.25 * levels.noise * math.sqrt(2 / third) > 2 * self.flat_gain:
                 break  # too noisy to tell whether it is flat
             head, tail = rest[:third], rest[-third:]
             fall = float(np.median(head) - np.median(tail))
