@@ -1,9 +1,9 @@
 """Decide after a step: nothing, a rollback, or give up. Pure: no clock, no tensors.
 
-Guarantees: the number of rollbacks is bounded; trouble that repeats is answered by an older state if there is one,
-except one retry of a state that diverged again. After giving up, only non-finite weights are replaced. A rollback whose
-weights give no lower loss than before it is reverted and not counted; after the second one a higher loss triggers none
-any more.
+Guarantees: the number of rollbacks is bounded; a loss that falls back by itself is left alone; trouble that repeats is
+answered by an older state if there is one, except one retry of a state that diverged again. After giving up, only
+non-finite weights are replaced. A rollback whose weights give no lower loss than before it is reverted and not counted;
+after the second one a higher loss triggers none any more.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mlflow_stability.recovery.restored_losses import FIRST_LOSSES, gives_more, 
 from mlflow_stability.recovery.rollback_reasons import (
     MAX_DOUBLINGS,
     REMEMBERED_ONSETS,
-    Trouble,
     choose_target,
+    is_back,
+    is_falling_again,
     is_spent,
-    levels_of,
     may_restore_again,
     period_of,
     repetitions,
@@ -29,7 +29,15 @@ from mlflow_stability.recovery.rollback_reasons import (
     with_findings,
     without_old_rise,
 )
-from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
+from mlflow_stability.recovery.rollback_state import (
+    Decision,
+    GoodState,
+    PastRollback,
+    RollbackHistory,
+    Situation,
+    Trouble,
+    levels_of,
+)
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.text.phrases import counted
@@ -61,11 +69,12 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
     if trouble is None:
         return past, Decision()
     last = past.rollbacks[-1] if past.rollbacks else None
-    if last is not None and not trouble.urgent and situation.step < last.at + policy.recovery_patience:
-        if past.waiting is None:
-            past = replace(past, waiting=trouble.onset, why_waiting=trouble.reason)
+    settles = last is not None and not trouble.urgent and situation.step < last.at + policy.recovery_patience
+    if settles or is_falling_again(past, situation, trouble):
+        return replace(past, waiting=past.waiting or trouble), Decision()
+    waited, past = past.waiting, replace(past, waiting=None)
+    if trouble is waited and is_back(situation, trouble):
         return past, Decision()
-    past = replace(past, waiting=None, why_waiting="")
     return _answer(policy, past, situation, trouble)
 
 
@@ -270,9 +279,7 @@ def _discount_rollback(
     past = replace(past, on_trial=False)
     returns = (*past.rollbacks[:-1], replace(last, had_no_effect=True, undone=wanted))
     ignores = sum(rollback.had_no_effect for rollback in returns) >= MAX_REVERTED
-    past = replace(
-        past, rollbacks=returns, limit=None, losses=(), first=(), trained_losses=(), waiting=None, why_waiting=""
-    )
+    past = replace(past, rollbacks=returns, limit=None, losses=(), first=(), trained_losses=(), waiting=None)
     decision = replace(decision, ignores_level=ignores and not past.ignores_level)
     past = replace(past, ignores_level=ignores, suspected=None)
     return past, replace(decision, target=last.at, undoes=last.at - last.to) if wanted else decision

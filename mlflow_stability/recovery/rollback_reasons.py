@@ -10,11 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, SizeFacts, SlowRiseFacts
+from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, SizeFacts
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.restored_losses import midpoint
-from mlflow_stability.recovery.rollback_state import GoodState, RateJump, RollbackHistory, Situation, SuspectedRise
+from mlflow_stability.recovery.rollback_state import (
+    ABSURD_RISE,
+    GoodState,
+    RateJump,
+    RollbackHistory,
+    Situation,
+    SuspectedRise,
+    Trouble,
+    levels_of,
+    rise_of,
+)
 from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
@@ -23,8 +33,6 @@ REMEMBERED_ONSETS = 3
 """Rises of the loss whose distances are compared."""
 SAME_DISTANCE = 0.05
 """Distances are equal within this share, or within the lag between onset and finding."""
-ABSURD_RISE = 1000.0
-"""Ratio of the loss to its level that always triggers a rollback."""
 SHORTEST_PERIOD = 100
 """Rises that return sooner are the same trouble: the restored state did not hold."""
 JUMP_FACTOR = 10.0
@@ -32,7 +40,10 @@ JUMP_FACTOR = 10.0
 JUMP_STEPS = 200
 """Number of steps after a learning rate jump in which a rise of the loss belongs to it."""
 LASTING_STEPS = 64
-"""Number of steps that a rise after a learning rate jump has to last if it is only a warning."""
+"""Number of steps that a rise after a learning rate jump has to last if it is only a warning, and for which a loss that
+falls again is left alone."""
+FALLING = 0.8
+"""Share of a rise that may be left after `recovery_patience` steps where the loss is falling again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +60,6 @@ class RiseAfterJumpFacts(LossRiseFacts):
             f"loss rose from {self.baseline:.4g} and is still {self.value:.4g}, {LASTING_STEPS} steps after it was "
             "found to be high."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    onset: int
-    """Earliest step of it: the restored state must be older."""
-    reason: str
-    urgent: bool = False
-    """It does not wait: no state can settle with it."""
-    event: Finding | None = None
-    skipped: bool = False
-    """All its steps were skipped, so the weights are those from before it."""
-    may_repeat: bool = False
-    """The same state may be restored once more."""
-    one_step: bool = False
-    """One broken step was taken: its onset is exact, and it says nothing about the learning rate."""
-    did_not_hold: bool = False
-    """The restored state gives high losses again."""
-    nonfinite: bool = False
-    """Weights are not finite."""
-
-    @property
-    def first_seen(self) -> int:
-        """Return the first high loss, where the finding names it."""
-        facts = self.event.facts if self.event is not None else None
-        first = facts.first_high if isinstance(facts, DivergenceFacts | SizeFacts) else None
-        return self.onset if first is None else first
-
-    @property
-    def of_level(self) -> bool:
-        """Whether it is only a higher loss."""
-        return self.event is not None
-
-    @property
-    def is_absurd(self) -> bool:
-        """Whether the loss matters whatever it measures."""
-        return self.event is not None and rise_of(self.event) >= ABSURD_RISE
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the loss rose over many steps, so that states shortly before the finding may be no better."""
-        return self.event is not None and isinstance(self.event.facts, SlowRiseFacts)
 
 
 def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> Trouble | None:
@@ -117,7 +86,7 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
             again = past.rollbacks[-1].again
             return Trouble(past.rollbacks[-1].at + 1, reason, may_repeat=not again, did_not_hold=True)
     if past.waiting is not None:
-        return Trouble(past.waiting, past.why_waiting)
+        return past.waiting
     return _lasting_rise(past, now)
 
 
@@ -133,20 +102,6 @@ def _onset_of(event: Finding, policy: RollbackPolicy) -> int:
     facts = event.facts
     onset = facts.onset if isinstance(facts, DivergenceFacts | StartFacts) else None
     return event.step - policy.onset_lag if onset is None else onset
-
-
-def rise_of(event: Finding) -> float:
-    """Return the loss as a multiple of its level; NaN if unknown."""
-    loss, level = levels_of(event)
-    return abs(loss / level) if level else math.nan
-
-
-def levels_of(event: Finding | None) -> tuple[float, float]:
-    """Return loss and level of a finding, or its size in the first steps; NaN if unknown."""
-    facts = event.facts if event is not None else None
-    if isinstance(facts, LossRiseFacts):
-        return facts.value, facts.baseline
-    return (facts.loss, facts.early) if isinstance(facts, SizeFacts) else (math.nan, math.nan)
 
 
 def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
@@ -180,6 +135,35 @@ def _lasting_rise(past: RollbackHistory, now: Situation) -> Trouble | None:
 
 def _is_due(rise: SuspectedRise, now: Situation) -> bool:
     return now.step >= rise.since + LASTING_STEPS and now.place == rise.place and bool(now.recent)
+
+
+def is_falling_again(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
+    """Whether a loss that jumped is on its way back by itself, as after a change of the data that the model learns.
+
+    Not after a jump of the learning rate, which stays; nor for longer than `LASTING_STEPS`.
+    """
+    finding = trouble.event
+    if finding is None or not isinstance(finding.facts, DivergenceFacts):
+        return False
+    follows_jump = past.jump is not None and 0 <= trouble.first_seen - past.jump.step <= JUMP_STEPS
+    if follows_jump or now.step > finding.step + LASTING_STEPS:
+        return False
+    if trouble is past.waiting and now.place != finding.place:
+        return True  # a loss of another part says nothing of this one
+    since = now.step - trouble.first_seen + 1 - len(now.recent)
+    earlier = now.earlier[-since:] if since > 0 else ()
+    if not (earlier and now.recent):
+        return False
+    level = finding.facts.baseline
+    return fmean(now.recent) - level <= FALLING * (fmean(earlier) - level)
+
+
+def is_back(now: Situation, trouble: Trouble) -> bool:
+    """Whether a loss that rose is nearer to its level again than to where it was found to be high."""
+    if trouble.event is None or now.place != trouble.event.place or not now.recent:
+        return False
+    risen, level = levels_of(trouble.event)
+    return fmean(now.recent) < midpoint(level, risen)
 
 
 def without_old_rise(past: RollbackHistory, now: Situation) -> RollbackHistory:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, SlowRiseFacts
+from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import Finding
 
 
@@ -43,10 +45,72 @@ class Situation:
     """Part of the training that the loss belongs to, such as one half of a GAN."""
     recent: tuple[float, ...] = ()
     """Losses of the last steps, including this one."""
+    earlier: tuple[float, ...] = ()
+    """Losses of as many steps before those."""
     set_aside: int | None = None
     """Step of the state from before the last rollback, if it is still there."""
     has_level: bool = True
     """Whether the level of the loss says how good the weights are."""
+
+
+ABSURD_RISE = 1000.0
+"""Ratio of the loss to its level that always triggers a rollback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    onset: int
+    """Earliest step of it: the restored state must be older."""
+    reason: str
+    urgent: bool = False
+    """It does not wait: no state can settle with it."""
+    event: Finding | None = None
+    skipped: bool = False
+    """All its steps were skipped, so the weights are those from before it."""
+    may_repeat: bool = False
+    """The same state may be restored once more."""
+    one_step: bool = False
+    """One broken step was taken: its onset is exact, and it says nothing about the learning rate."""
+    did_not_hold: bool = False
+    """The restored state gives high losses again."""
+    nonfinite: bool = False
+    """Weights are not finite."""
+
+    @property
+    def first_seen(self) -> int:
+        """Return the first high loss, where the finding names it."""
+        facts = self.event.facts if self.event is not None else None
+        first = facts.first_high if isinstance(facts, DivergenceFacts | SizeFacts) else None
+        return self.onset if first is None else first
+
+    @property
+    def of_level(self) -> bool:
+        """Whether it is only a higher loss."""
+        return self.event is not None
+
+    @property
+    def is_absurd(self) -> bool:
+        """Whether the loss matters whatever it measures."""
+        return self.event is not None and rise_of(self.event) >= ABSURD_RISE
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the loss rose over many steps, so that states shortly before the finding may be no better."""
+        return self.event is not None and isinstance(self.event.facts, SlowRiseFacts)
+
+
+def rise_of(event: Finding) -> float:
+    """Return the loss as a multiple of its level; NaN if unknown."""
+    loss, level = levels_of(event)
+    return abs(loss / level) if level else math.nan
+
+
+def levels_of(event: Finding | None) -> tuple[float, float]:
+    """Return loss and level of a finding, or its size in the first steps; NaN if unknown."""
+    facts = event.facts if event is not None else None
+    if isinstance(facts, LossRiseFacts):
+        return facts.value, facts.baseline
+    return (facts.loss, facts.early) if isinstance(facts, SizeFacts) else (math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +167,8 @@ class RollbackHistory:
     rollbacks: tuple[PastRollback, ...] = ()
     unanswered: int = 0
     """Consecutive troubles without a state to restore."""
-    waiting: int | None = None
-    """Onset of a finding that waits until the restored state has settled."""
-    why_waiting: str = ""
+    waiting: Trouble | None = None
+    """Trouble that waits: until the restored state has settled, or while the loss falls back by itself."""
     limit: float | None = None
     """A higher mean loss soon after a rollback shows that the training diverged again."""
     losses: tuple[float, ...] = ()

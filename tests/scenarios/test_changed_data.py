@@ -96,6 +96,31 @@ def test_after_data_that_changed_for_good_the_training_goes_on_from_where_it_was
     assert last < 0.2
 
 
+@pytest.mark.parametrize("seed", [61, 63])
+def test_tasks_that_are_learnt_one_after_another_end_as_without_rollbacks(tmp_path: Path, seed: int) -> None:
+    def weights() -> Tensor:
+        torch.manual_seed(seed)
+        inputs, centers = torch.randn(2000, 12), 1.5 * torch.randn(6, 12)
+        classes = torch.randint(6, (2000,))
+        model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 6))
+        optimizer = Adam(model.parameters(), lr=2e-3)
+        for task in range(3):
+            of_task = torch.nonzero(classes // 2 == task)[:, 0]
+            for _ in range(120):
+                batch = of_task[torch.randint(len(of_task), (32,))]
+                loss = nn.functional.cross_entropy(model(inputs[batch] + centers[classes[batch]]), classes[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    bare = weights()
+    with flying(tmp_path, rollback=True) as flown:
+        watched = weights()
+    assert flown.events("divergence"), "each new task looks like one"
+    assert torch.equal(watched, bare)
+
+
 def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path) -> None:
     usual = RollbackPolicy(snapshot_share=1.0, on_give_up="raise")
     flown, last = trained(tmp_path, growing_term, steps=600, policy=usual)

@@ -287,6 +287,7 @@ class Decider:
             self._good_states(place),
             record.place,
             self._losses.last(record.step, self._policy.recovery_patience, place),
+            self._losses.last(record.step - self._policy.recovery_patience, self._policy.recovery_patience, place),
             self._states.step_set_aside,
             self._has_level(),
         )
@@ -303,8 +304,9 @@ class Decider:
             decision = self._give_up(decision, record.step, overflowed_in_half)
         elif decision.action != "nothing":
             decision = self._undo_rollback(decision, before, record.step)
-        # On trial, all processes keep the state that may be wanted back.
-        healthy = not (trouble or record.was_skipped_by or record.asked_for or self._history.on_trial)
+        # On trial, all processes keep the state that may be wanted back; while trouble waits, steps prove nothing.
+        unproven = self._history.on_trial or self._history.waiting is not None
+        healthy = not (trouble or record.was_skipped_by or record.asked_for or unproven)
         return replace(decision, trouble=trouble, healthy=healthy, is_counted=counted)
 
     def _count_down(self, countdown: RollbackCountdown, record: StepRecord) -> None:
