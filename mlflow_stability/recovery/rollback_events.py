@@ -12,8 +12,7 @@ from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, Dat
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, HeldRate, RollbackFacts
 from mlflow_stability.recovery.rollback_decisions import MAX_REVERTED
-from mlflow_stability.recovery.rollback_reasons import ABSURD_RISE
-from mlflow_stability.recovery.rollback_state import Decision
+from mlflow_stability.recovery.rollback_state import ABSURD_RISE, Decision
 from mlflow_stability.recovery.state.training_parts import SplitBy, StateSplit
 from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
