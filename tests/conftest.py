@@ -10,6 +10,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ _THEIRS = (
     "MLFLOW_HTTP_REQUEST_TIMEOUT",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT",
 )
+for name in (*_OURS, *_THEIRS):
+    os.environ.pop(name, None)
 # A busy machine takes longer for one example than for another.
 settings.register_profile("without a deadline", settings.default, deadline=None)
 settings.load_profile("without a deadline")
@@ -52,17 +55,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of one test is left for the next, and nothing in the checkout."""
-    for name in (*_OURS, *_THEIRS):
-        monkeypatch.setenv(name, "")  # so that it is taken away after the test, too
-        monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     if (counted := sys.modules.get("torch._dynamo.utils")) is not None:
         counted.counters.clear()  # where anything was compiled, operations are not counted
     if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
         compiled.cached_backends.clear()
         compiled.always_optimize_code_objects.clear()
+    yield
+    for name in (*_OURS, *_THEIRS):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -81,6 +84,15 @@ def forked_couriers(
         monkeypatch.setattr(processes, "_servers", None)
     elif fork_servers is not None and (link := sys.modules.get(LINK)):
         monkeypatch.setattr(link, "_LAUNCH", fork_servers)
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery in this process sends pictures under their names, without drawing: a dashboard takes a second."""
+    from mlflow_stability.courier.sinks import figure_sink
+
+    drawn = [replace(figure, draw=lambda _data: b"\x89PNG") for figure in figure_sink.run_figures()]
+    monkeypatch.setattr(figure_sink, "run_figures", lambda: drawn)
 
 
 @pytest.fixture

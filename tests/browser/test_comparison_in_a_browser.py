@@ -33,8 +33,7 @@ def boxes(browser: Chromium, selector: str) -> list[dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1200])
+@pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1200, "light")])
 def test_a_comparison_draws_its_pictures_without_further_requests(
     browser: Chromium, tmp_path: Path, width: int, scheme: str
 ) -> None:
@@ -67,8 +66,7 @@ def test_a_comparison_follows_the_colours_of_the_system(browser: Chromium, tmp_p
     assert len(boxes(browser, ".run-line")) == 2
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1200])
+@pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1200, "light")])
 def test_layers_are_side_by_side_on_wide_screens_and_stacked_on_narrow_ones(
     browser: Chromium, tmp_path: Path, width: int, scheme: str
 ) -> None:

@@ -39,8 +39,7 @@ def sizes_of(browser: Chromium, selector: str) -> list[tuple[float, float]]:
     return [(width, height) for width, height in browser.ask(f"{sizes}.map(each => [each.width, each.height])")]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1200])
+@pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1200, "light")])
 def test_a_report_draws_its_charts_without_further_requests(
     browser: Chromium, page: Path, width: int, scheme: str
 ) -> None:

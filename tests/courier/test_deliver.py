@@ -25,6 +25,8 @@ from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Gap, Note, Reset
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture
 def root(tmp_path):

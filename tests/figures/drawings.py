@@ -24,9 +24,10 @@ def curve(quantity: str, values: object, steps: object = None, attempts: object 
 
 
 def pixels(figure: Figure) -> NDArray[np.uint8]:
-    """The picture."""
-    with our_style():
-        figure.canvas.draw()
+    """The picture; drawn where it has changed since it was drawn last."""
+    if figure.stale:
+        with our_style():
+            figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[..., :3]  # type: ignore[attr-defined]
 
 

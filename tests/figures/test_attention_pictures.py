@@ -37,9 +37,7 @@ def is_legible(figure: Figure) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("heads", "shape"), [(1, (8, 8)), (2, (64, 64)), (3, (1, 1)), (8, (20, 64)), (8, (64, 7)), (32, (64, 64))]
-)
+@pytest.mark.parametrize(("heads", "shape"), [(1, (8, 8)), (3, (1, 1)), (8, (64, 7)), (32, (20, 64))])
 def test_heads_of_any_number_and_shape_are_legible(heads: int, shape: tuple[int, int]) -> None:
     kind = "self" if shape[0] == shape[1] else "cross"
     figure = attention_heatmap(attention(heads, *shape, kind=kind, layer=LONG, tokens=(2048, 2048)), "36 of 48 layers")
@@ -121,7 +119,7 @@ def test_the_file_has_three_hundred_dots_per_inch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("heads", "shape"), [(1, (8, 8)), (8, (64, 64)), (32, (20, 64))])
+@pytest.mark.parametrize(("heads", "shape"), [(1, (8, 8)), (32, (20, 64))])
 def test_two_runs_are_legible_side_by_side(heads: int, shape: tuple[int, int]) -> None:
     maps = [attention(heads, *shape, layer=LONG, seed=seed, step=500 * (seed + 1)) for seed in range(2)]
     figure = attention_comparison(maps[0], maps[1], ("a run with a long name that goes on", "3f2a9c0b" * 4))
@@ -168,9 +166,7 @@ def entropies(layers: int, heads: int, steps: int, low: float = 0.4) -> list[Lay
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layers", "heads", "steps"), [(1, 1, 1), (1, 2, 100), (1, 32, 100), (12, 8, 1), (12, 12, 100), (48, 32, 100)]
-)
+@pytest.mark.parametrize(("layers", "heads", "steps"), [(1, 1, 1), (1, 32, 20), (12, 8, 1), (48, 32, 20)])
 def test_the_entropy_of_any_number_of_heads_is_legible(layers: int, heads: int, steps: int) -> None:
     figure = attention_entropy(entropies(layers, heads, steps), "Entropy of attention heads", "gpt-small")
     assert is_legible(figure)
@@ -219,8 +215,8 @@ def test_a_collapsed_head_is_marked_among_many() -> None:
 
 @pytest.mark.slow
 def test_layers_that_are_left_out_are_counted_in_the_picture() -> None:
-    figure = attention_entropy(entropies(60, 2, 3), "x")
-    assert "12 layers left out" in " ".join(texts(figure))
+    figure = attention_entropy(entropies(50, 1, 2), "x")
+    assert "2 layers left out" in " ".join(texts(figure))
 
 
 def test_a_line_is_interrupted_where_the_training_was_rolled_back() -> None:

@@ -55,7 +55,7 @@ def plainly(*command: str, folder: Path, python: str = sys.executable) -> subpro
     return subprocess.run([python, *command], env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("how", ["", "thread", "error", "code", "killed"])
+@pytest.mark.parametrize("how", ["", "error", "killed"])
 def test_it_prints_and_ends_as_a_plain_process_does(script: Path, how: str, tmp_path: Path) -> None:
     process = started(script, how, tmp_path)
     printed, errors = process.communicate(timeout=60)

@@ -44,14 +44,15 @@ VARIANTS = (
 
 
 class Training:
-    """A GPT of 5 million parameters, trained in one of these ways."""
+    """A GPT of 5 million parameters, trained in one of these ways; in a quick run of 200 thousand."""
 
     def __init__(self, bench: Bench, variant: Variant, sequences: int = 8) -> None:
         if variant.needs_cuda and not bench.is_cuda:
             raise NotHereError(f"{variant.name} needs CUDA")
         torch.manual_seed(0)
         self.bench, self.variant = bench, variant
-        model: nn.Module = TinyGPT(length=LENGTH, vocabulary=VOCABULARY).to(bench.device)
+        layers, width = (3, 64) if bench.quick else (6, 256)
+        model: nn.Module = TinyGPT(layers, width, vocabulary=VOCABULARY, length=LENGTH).to(bench.device)
         self.optimizer = variant.optimizer(model.parameters())
         drawn = torch.randint(VOCABULARY, (sequences, LENGTH + 1), device=bench.device)
         self.batch = (drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous())

@@ -24,7 +24,7 @@ from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Source
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("blank_pictures")]
 
 SMALL, LARGE = "loss@track_critic", "loss"
 """The critic has the smaller model, and a name of its own."""

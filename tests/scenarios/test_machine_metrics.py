@@ -11,7 +11,7 @@ from waiting import wait_until
 
 from mlflow_stability import Options
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("blank_pictures"), pytest.mark.scenario, pytest.mark.slow]
 MEASURED = {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"}
 
 

@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 import mlflow_stability
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.usefixtures("blank_pictures")]
 
 
 def train(steps: int, lr: float = 0.1) -> list[float]:

@@ -18,7 +18,12 @@ from torch.optim import AdamW, Optimizer
 import mlflow_stability
 from mlflow_stability.tracking.read.run_history import read_run_history
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("blank_pictures"),
+    pytest.mark.scenario,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]
 STEPS = 12
 
 

@@ -17,7 +17,7 @@ from torch.optim import Adam, AdamW
 import mlflow_stability
 from mlflow_stability.tracking.read.run_history import read_run_history
 
-pytestmark = [pytest.mark.scenario, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.usefixtures("blank_pictures"), pytest.mark.scenario, pytest.mark.filterwarnings("ignore")]
 
 
 def one_run(store: MlflowClient) -> str:

@@ -11,8 +11,8 @@ from trainers.row import row_of, skipped
 from trainers.script import Mode, Trainer
 from trainers.trials import Noted, Series, run_trial
 
-SHOWN_BY_ANOTHER = {"Lightning, manual"}
-"""Rows of `python tests/trainers/table.py` alone: the GAN is optimized manually, too."""
+SHOWN_BY_ANOTHER = {"Lightning, manual", "compiled optimizer"}
+"""Rows of `python tests/trainers/table.py` alone: the GAN is optimized manually, too, and a train step compiled."""
 HERE = [
     trainer
     for trainer in trainers().values()

@@ -11,7 +11,7 @@ from mlflow_stability.demo.training_loop import Failure, Notes
 
 SEED = 0
 SLOW = {"scheduled_gpt", "plain_gpt", "half_precision_gpt", "gpt_in_half", "post_norm_transformer"}
-"""The trainings of seconds; the benchmark runs these to their end."""
+"""The trainings of seconds. The benchmark `rescue` runs all of them to their end, and shows what each failure costs."""
 QUICK = [each for each in ZOO if each.twin not in SLOW]
 
 
@@ -34,18 +34,10 @@ def ids(failure: Failure) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", QUICK, ids=ids)
-def test_a_failure_ruins_bare_training_and_its_twin_is_healthy(failure: Failure) -> None:
-    twin, ill = notes_of(failure.twin, ""), notes_of(failure.twin, failure.name)
-    assert all(math.isfinite(loss) for loss in twin.losses)
-    assert twin.final_loss < 0.5 * twin.losses[0] or failure.name == "heavy-tailed reward"
-    assert not ill.final_loss <= 1.05 * twin.final_loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("failure", QUICK, ids=ids)
 def test_nothing_is_wrong_before_the_onset_and_much_soon_after(failure: Failure) -> None:
-    twin, ill = notes_of(failure.twin, "").losses, notes_of(failure.twin, failure.name).losses
     before = failure.onset - 1
+    twin, ill = (notes_of(failure.twin, name, before + 20).losses for name in ("", failure.name))
+    assert all(math.isfinite(loss) for loss in twin)
     assert ill[:before] == twin[:before]
     assert any(not a <= 1.2 * abs(b) for a, b in zip(ill[before : before + 20], twin[before:], strict=False))
 

@@ -11,6 +11,8 @@ from mlflow_stability.cli.main import run
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.run import Closing
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 ROOT = Path(".mlflow-stability")
 
 

@@ -28,6 +28,8 @@ from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Reset
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 READ_BY_PEOPLE = {
     tag_names.VERDICT,
     tag_names.OUTCOME,

@@ -23,6 +23,8 @@ from mlflow_stability.tracking.client import run_page
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 SECRET = "hunter2-hunter2"
 
 

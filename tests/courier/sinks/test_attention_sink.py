@@ -297,11 +297,8 @@ def test_a_page_that_finds_no_room_keeps_the_maps(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["sqlite_uri", "rest_server"])
-def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(
-    tmp_path: Path, store: str, request: pytest.FixtureRequest
-) -> None:
-    uri = request.getfixturevalue(store)
+def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp_path: Path, rest_server: str) -> None:
+    uri = rest_server
     client = MlflowClient(tracking_uri=uri)
     run_id = client.create_run("0").info.run_id
     training = Training(tmp_path / ".mlflow-stability", uri, run_id=run_id, resumed=True)

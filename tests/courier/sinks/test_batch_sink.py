@@ -15,6 +15,8 @@ from mlflow_stability.courier.sinks.checkpoint_sink import BATCHES_FOLDER, Batch
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Closing, Note
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture
 def writer(sqlite_uri: str) -> RunWriter:

@@ -19,6 +19,8 @@ from mlflow_stability.tracking.run_files import RunCheckpoints
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Closing, Note
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 def keep(directory: Path, step: int, good: bool = True, content: bytes = b"weights") -> Path:
     meta = CheckpointMeta(step, 1.0, hashlib.sha256(content).hexdigest(), len(content), time.time(), good=good)

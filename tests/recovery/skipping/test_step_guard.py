@@ -50,9 +50,17 @@ BREAKS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaler"])
-@pytest.mark.parametrize("broken", BREAKS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+CASES = [
+    (name, broken, scaled)
+    for number, name in enumerate(OPTIMIZERS)
+    for place, broken in enumerate(BREAKS)
+    for scaled in (False, True)
+    if name in ("adam", "adamw fused") or (number + place) % 3 == scaled
+]
+"""All for two optimizers; two for each of the others, one of them with a scaler."""
+
+
+@pytest.mark.parametrize(("name", "broken", "scaled"), CASES)
 def test_a_broken_step_changes_nothing_and_training_continues_without_it(name: str, broken: str, scaled: bool) -> None:
     def train(plan: list[Callable[[nn.Module, Tensor], Tensor]]) -> list[object]:
         model = model_of()

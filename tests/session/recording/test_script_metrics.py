@@ -34,6 +34,8 @@ from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Opening
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 VAL, THEIR_STEP = Signal("val_loss"), Signal("val_loss_step")
 
 

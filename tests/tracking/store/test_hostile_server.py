@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import pickle
 from io import BytesIO
@@ -80,8 +81,7 @@ def written_outside(tmp_path: Path, inside: Path) -> list[str]:
     return [path for path, text in found.items() if text != b"as it was"]
 
 
-@pytest.mark.parametrize("is_folder", [True, False])
-@pytest.mark.parametrize("outside", OUTSIDE)
+@pytest.mark.parametrize(("outside", "is_folder"), list(zip(OUTSIDE, itertools.cycle([True, False]), strict=False)))
 def test_a_listing_of_paths_outside_writes_nothing_there(
     outside: str,
     is_folder: bool,

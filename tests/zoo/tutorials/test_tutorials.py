@@ -1,6 +1,7 @@
 """The benchmark `tutorials` runs all of them on three seeds, each beside bare training.
 
-Here are those that take few seconds. A few that reach into training in different ways run beside bare training, too.
+Here are one or two of each family that take few seconds. Those that reach into training in different ways run beside
+bare training, too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ from zoo.tutorials.trial import ACTIONS, Trial, tried
 from zoo.tutorials.tutorial import Tutorial
 
 SEED = 0
-LONG = (
-    *("double_dqn", "td3", "soft_actor_critic", "reinforce", "simclr", "siamese_triplets", "moco", "dino"),
-    *("dcgan", "wgan_gp", "vq_vae", "maml"),
-)
-QUICK = [tutorial for tutorial in TUTORIALS if tutorial.name not in LONG]
-BESIDE_BARE = (
-    *("ema_teacher", "names_rnn", "transfer_learning", "quantization_aware", "mixed_precision"),
-    *("style_transfer_lbfgs", "ddpm", "uneven_accumulation", "layer_by_layer", "swa"),
+BESIDE_BARE = ("mixed_precision", "style_transfer_lbfgs", "quantization_aware", "uneven_accumulation", "layer_by_layer")
+HERE = (
+    *BESIDE_BARE,
+    *("ppo", "ema_teacher", "word_language_model", "transfer_learning", "vae_warm_up", "reptile", "heat_equation"),
+    *("graph_convolution", "swa"),
 )
 
 
@@ -30,11 +28,11 @@ def observed_trial(tutorial: Tutorial) -> Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tutorial", QUICK, ids=lambda tutorial: tutorial.name)
-def test_a_healthy_training_with_rollbacks_enabled_learns_without_a_warning(tutorial: Tutorial) -> None:
-    observed = observed_trial(tutorial)
+@pytest.mark.parametrize("name", HERE)
+def test_a_healthy_training_with_rollbacks_enabled_learns_without_a_warning(name: str) -> None:
+    observed = observed_trial(tutorial_named(name))
     assert observed.error == ""
-    assert observed.learned, f"{tutorial.name} is no healthy training: it ends at {observed.score:.4g}"
+    assert observed.learned, f"{name} is no healthy training: it ends at {observed.score:.4g}"
     assert {kind: observed.actions(kind) for kind in ACTIONS} == dict.fromkeys(ACTIONS, 0)
     assert observed.warnings == []
 
