@@ -1,4 +1,4 @@
-"""Sixteen runs of a random search: which are unstable, since when, and which parameter goes with that.
+"""Ten runs of a random search: which are unstable, since when, and which parameter goes with that.
 
     python examples/08_compare_a_sweep.py
 
@@ -34,7 +34,7 @@ def train(lr: float, width: int, seed: int) -> None:
 
 
 dice, runs = random.Random(0), []
-for seed in range(16):
+for seed in range(10):
     setting = {"lr": round(10 ** dice.uniform(-2.5, 0), 5), "width": dice.choice((16, 32, 64)), "seed": seed}
     with mlflow.start_run() as run:
         mlflow.log_params(setting)

@@ -150,7 +150,7 @@ def actor_critic(steps: int, rate: float = 3e-2) -> object:
     for episode in range(steps):
         state, _ = env.reset(seed=episode)
         chances, values, rewards = [], [], []
-        for _ in range(100):
+        for _ in range(25):
             observed = torch.tensor(state)
             choice = Categorical(agent.actor(observed).softmax(-1))
             action = choice.sample()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,11 @@ for step in range(700 if trouble == "rollback" else 400):  # the loss has come d
 """
 PREFIX = "mlflow-stability: "
 BEGINNING = ("Recording ", "The run is ")
+
+
+@pytest.fixture(autouse=True)
+def database(template_database: Path, tmp_path: Path) -> None:
+    shutil.copy(template_database, tmp_path / "mlflow.db")
 
 
 def printed(folder: Path, *arguments: str) -> list[str]:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mlflow_stability import Options
 
-LOOKED_AT = (0, 1, 10, 100, 500)
+LOOKED_AT = (0, 1, 10, 100, 200)
 EVERYTHING: dict[str, Any] = {
     "rollback": True,
     "attention_every_n_steps": 10,
