@@ -186,9 +186,17 @@ def texts_of(room: str) -> list[tuple[str, int, str]]:
     return texts
 
 
+@cache
+def any_of(banned: tuple[Banned, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{rule.pattern})" for rule in banned), re.IGNORECASE)
+
+
 def faults_in(text: str, banned: tuple[Banned, ...] = BANNED) -> Iterator[str]:
+    text = " ".join(text.split())
+    if not any_of(banned).search(text):
+        return
     for rule in banned:
-        match = re.search(rule.pattern, " ".join(text.split()), re.IGNORECASE)
+        match = re.search(rule.pattern, text, re.IGNORECASE)
         if match:
             yield f"{match[0]!r}: write {rule.plain!r}"
 

@@ -37,8 +37,17 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert session.wait(120)
 
 
+FLOWN_TOO = {"torch.compile and dropout", "Lightning"}
+"""These take longest, and are flown with everything on in `test_flying_changes_nothing.py`."""
+
+
 @pytest.mark.parametrize(
-    "name", [name if name == "SGD" else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
+    "name",
+    [
+        name if name == "SGD" else pytest.param(name, marks=pytest.mark.slow)
+        for name in TRAININGS
+        if name not in FLOWN_TOO
+    ],
 )
 def test_losses_weights_buffers_and_random_states_are_bit_identical(session: Session, name: str) -> None:
     bare = TRAININGS[name]()

@@ -31,7 +31,11 @@ TRACKS = {
 @pytest.mark.slow
 @pytest.mark.scenario
 @pytest.mark.parametrize("trainer", HERE, ids=lambda each: each.name)
-def test_a_trainer_is_recorded_as_it_is_and_rescued(trainer: Trainer, template_database: Path, tmp_path: Path) -> None:
+def test_a_trainer_is_recorded_as_it_is_and_rescued(
+    trainer: Trainer, template_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A C++ compiler would take longer than all other rows; the scenarios have a training with the default backend.
+    monkeypatch.setenv("TRAINERS_COMPILE_WITH", "aot_eager")
     python = Path(sys.executable)
     row = row_of(
         trainer, {mode: run_trial(trainer, mode, python, tmp_path / mode, template_database) for mode in MODES}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 from trainers.script import STEPS, Script, Trainer, norm_of
@@ -32,7 +34,8 @@ def compiled(script: Script, *, whole: bool) -> None:
     script.autolog()
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    update = optimizer.step if whole else torch.compile(optimizer.step)
+    backend = os.environ.get("TRAINERS_COMPILE_WITH", "inductor")
+    update = optimizer.step if whole else torch.compile(optimizer.step, backend=backend)
 
     def train(inputs: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -41,7 +44,7 @@ def compiled(script: Script, *, whole: bool) -> None:
         update()
         return loss
 
-    train = torch.compile(train) if whole else train
+    train = torch.compile(train, backend=backend) if whole else train
     for step in range(STEPS):
         script.step(model)
         loss = train(script.batch(torch.randn(8, 6), step))
