@@ -1,9 +1,9 @@
 """Starts Python programs as processes; inside `forking()`, as forks of a process that has imported what they import.
 
 Input: a command line, an environment, a working directory. Output: a process, as `subprocess.Popen` has it. Importing
-torch and this package takes three seconds of CPU, MLflow two, and a program of a test runs for one. Each set of modules
-has two servers, used in turn, so that the ranks of a training have different hash seeds, as outside. Tests of how a
-process starts do not use this file.
+torch and this package takes three seconds of CPU, MLflow two, and a program of a test runs for one. Modules of trainings
+have two servers, used in turn, so that ranks have different hash seeds, as outside. Tests of how a process starts do not
+use this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forked.fork_server import COURIERS, PYTHON, ROOM_FOR_COMMAND_LINE, launcher
 
 HERE = Path(__file__).parent
 INTERPRETER = sys.executable
-SERVERS = 2
+SERVERS_OF_TRAININGS = 2
 STARTS_WITHIN = 120.0
 """Longest time in seconds for the import of the modules."""
 TRAINING = ("torch", "torch._dynamo", "mlflow_stability.session.autolog")
@@ -195,7 +195,8 @@ class ForkServers:
     def of(self, base: tuple[str, ...], more: tuple[str, ...] = ()) -> ForkServer:
         """A server that has imported these modules; one with `more` is a fork of one with the base alone."""
         if base not in self._bases:
-            self._bases[base] = [self._opened(base) for _ in range(SERVERS)]
+            count = SERVERS_OF_TRAININGS if "torch" in base else 1
+            self._bases[base] = [self._opened(base) for _ in range(count)]
         if base + more not in self._turns:
             servers = [self._opened(more, each) if more else each for each in self._bases[base]]
             self._turns[base + more] = itertools.cycle(servers)
@@ -207,7 +208,7 @@ class ForkServers:
         if key not in self._programs:
             self._programs[key] = path = self._folder / f"python-{len(self._programs)}"
             training = str(path if key == TRAINING else self.program(TRAINING))
-            addresses = [self.of(base, more).address for _ in range(SERVERS)]
+            addresses = [self.of(base, more).address for _ in range(SERVERS_OF_TRAININGS)]
             path.write_text(program(addresses, {COURIERS: self.of_couriers(), PYTHON: training}), encoding="utf-8")
             path.chmod(0o700)
         return self._programs[key]
@@ -215,7 +216,7 @@ class ForkServers:
     def of_couriers(self) -> str:
         """The address of the server of couriers."""
         if self._couriers is None:
-            self._couriers = self._opened(DELIVERY)
+            self._couriers = self.of(DELIVERY)
             self._couriers.connect().close()
         return self._couriers.address
 
