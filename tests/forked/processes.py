@@ -1,9 +1,9 @@
 """Starts Python programs as processes; inside `forking()`, as forks of a process that has imported what they import.
 
 Input: a command line, an environment, a working directory. Output: a process, as `subprocess.Popen` has it. Importing
-torch and this package takes three seconds of CPU, MLflow two, and a program of a test runs for one. Modules of trainings
-have two servers, used in turn, so that ranks have different hash seeds, as outside. Tests of how a process starts do not
-use this file.
+torch and this package takes three seconds of CPU, MLflow two, and a program of a test runs for one. Modules of
+trainings have two servers, used in turn, so that ranks have different hash seeds, as outside. Tests of how a process
+starts do not use this file.
 """
 
 from __future__ import annotations
