@@ -131,6 +131,5 @@ def test_after_ctrl_c_there_is_one_line_about_it(tmp_path: Path) -> None:
     assert findings(lines) == []
 
 
-@pytest.mark.parametrize("trouble", ["rollback", "nan"])
-def test_a_silent_training_prints_nothing_at_all(tmp_path: Path, trouble: str) -> None:
-    assert printed(tmp_path, trouble, "silent") == []
+def test_a_silent_training_prints_nothing_at_all(tmp_path: Path) -> None:
+    assert printed(tmp_path, "rollback", "silent") == []

@@ -11,7 +11,6 @@ from probes.ranks.odd_ranks import ODD_AT, STEPS
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
-MODES = pytest.mark.parametrize("mode", ["watched", "autopilot"])
 SECONDS = 400.0
 """A busy machine takes its time to start processes."""
 LONGEST_STEP = 60.0
@@ -34,9 +33,8 @@ def steps_with(quantity: str, rows: dict[int, dict[str, float]]) -> list[int]:
     return [step for step, row in rows.items() if quantity in row]
 
 
-@MODES
-def test_a_rank_whose_captures_fail_leaves_and_the_others_continue_alone(tmp_path: Path, mode: str) -> None:
-    first, second, rows = trained("failed", tmp_path, mode)
+def test_a_rank_whose_captures_fail_leaves_and_the_others_continue_alone(tmp_path: Path) -> None:
+    first, second, rows = trained("failed", tmp_path, "autopilot")
     assert second.code == 0
     assert len(second.printed.splitlines()) == STEPS
     assert steps_with("grad_norm", rows) == list(range(1, ODD_AT))
@@ -60,9 +58,8 @@ def test_a_rank_without_gradients_takes_part(tmp_path: Path) -> None:
     assert steps_with("param_norm", rows) == [2, 4, 10, 20]
 
 
-@MODES
-def test_a_rank_with_fewer_batches_does_not_block_the_others(tmp_path: Path, mode: str) -> None:
-    first, second, rows = trained("uneven", tmp_path, mode)
+def test_a_rank_with_fewer_batches_does_not_block_the_others(tmp_path: Path) -> None:
+    first, second, rows = trained("uneven", tmp_path, "autopilot")
     assert second.code == 0
     assert len(second.printed.splitlines()) == ODD_AT
     assert steps_with("grad_norm", rows) == list(rows)
@@ -78,9 +75,8 @@ def test_ranks_that_are_out_of_step_notice_it_and_continue_alone(tmp_path: Path)
     assert "processes make different steps" in first.errors
 
 
-@MODES
-def test_a_killed_rank_does_not_block_the_others(tmp_path: Path, mode: str) -> None:
-    first, second, rows = trained("killed", tmp_path, mode)
+def test_a_killed_rank_does_not_block_the_others(tmp_path: Path) -> None:
+    first, second, rows = trained("killed", tmp_path, "watched")
     assert second.code == -9
     assert steps_with("loss", rows) == list(rows)
     assert first.errors.count(NO_MORE) == 1

@@ -32,7 +32,6 @@ def trained(
     [
         ("alone", 0.2, "watched"),
         ("alone", 0.0, "autopilot"),
-        ("ddp", 0.2, "watched"),
         ("tensor", 0.2, "watched"),
         ("fsdp2", 0.0, "autopilot"),
     ],
