@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 
@@ -19,13 +20,16 @@ Floats = NDArray[np.float64]
 
 
 def readings(series: Mapping[str, Sequence[float] | Floats], first_step: int = 0) -> list[StepReading]:
-    """One reading a step; None leaves a value out."""
+    """One reading a step; None leaves a value out. As in a training, readings with the same signals share a tuple."""
+    signals = [Signal.parse(name) for name in series]
+    shared: dict[tuple[bool, ...], tuple[Signal, ...]] = {}
     found = []
     for offset, row in enumerate(zip(*series.values(), strict=True)):
-        pairs = [
-            (Signal.parse(name), float(value)) for name, value in zip(series, row, strict=True) if value is not None
-        ]
-        found.append(StepReading(first_step + offset, tuple(s for s, _ in pairs), tuple(v for _, v in pairs)))
+        there = tuple(value is not None for value in row)
+        if there not in shared:
+            shared[there] = tuple(itertools.compress(signals, there))
+        values = tuple(float(value) for value in row if value is not None)
+        found.append(StepReading(first_step + offset, shared[there], values))
     return found
 
 

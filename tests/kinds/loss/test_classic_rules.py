@@ -41,7 +41,8 @@ def test_twice_the_mean_itself_is_not_above_it() -> None:
 
 def test_its_thresholds_can_be_set() -> None:
     loss = at(np.ones(200), 100, 1.6, 4)
-    records = [StepReading(step, (Signal("loss"),), (float(value),)) for step, value in enumerate(loss)]
+    signals = (Signal("loss"),)
+    records = [StepReading(step, signals, (float(value),)) for step, value in enumerate(loss)]
     rule = DivergenceClassic(divergence_threshold=1.5, consecutive_steps=4)
     assert [event.step for event in replay(records, [rule])] == [103]
 

@@ -10,6 +10,8 @@ from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
+ONE, OTHER = (Signal("loss"),), (Signal("loss", "track_1"),)
+
 steps = np.arange(1000)
 
 
@@ -166,8 +168,8 @@ def taking_turns(first: Floats, second: Floats) -> list[Finding]:
     """The losses of two trainings that step one after the other."""
     rows = []
     for step, (loss, other) in enumerate(zip(first, second, strict=True)):
-        rows.append(StepReading(2 * step, (Signal("loss"),), (float(loss),)))
-        rows.append(StepReading(2 * step + 1, (Signal("loss", "track_1"),), (float(other),)))
+        rows.append(StepReading(2 * step, ONE, (float(loss),)))
+        rows.append(StepReading(2 * step + 1, OTHER, (float(other),)))
     return replay(rows, detectors_named(["divergence"]))
 
 

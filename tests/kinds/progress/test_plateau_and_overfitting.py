@@ -10,6 +10,8 @@ from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
+LOSS, VAL_LOSS = (Signal("loss"),), (Signal("val_loss"),)
+
 
 def test_a_loss_at_chance_is_a_plateau_and_is_named() -> None:
     (event,) = judged("plateau", loss=math.log(10) + noise(1, 3000, 0.02))
@@ -51,9 +53,9 @@ def test_a_small_gain_and_then_nothing_for_long_is_a_plateau() -> None:
 def run(train: Floats, validation: Floats, every: int = 50) -> list[Finding]:
     records = []
     for step, loss in enumerate(train):
-        records.append(StepReading(step, (Signal("loss"),), (float(loss),)))
+        records.append(StepReading(step, LOSS, (float(loss),)))
         if step % every == every - 1:
-            records.append(StepReading(step, (Signal("val_loss"),), (float(validation[step // every]),)))
+            records.append(StepReading(step, VAL_LOSS, (float(validation[step // every]),)))
     return [event for event in replay(records) if event.kind == "overfitting"]
 
 
@@ -86,7 +88,7 @@ def test_overfitting_is_seen_through_noise() -> None:
 
 
 def test_without_a_training_loss_there_is_no_overfitting() -> None:
-    records = [StepReading(step, (Signal("val_loss"),), (float(value),)) for step, value in enumerate(u_shape)]
+    records = [StepReading(step, VAL_LOSS, (float(value),)) for step, value in enumerate(u_shape)]
     assert [event for event in replay(records) if event.kind == "overfitting"] == []
 
 
