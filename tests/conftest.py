@@ -45,8 +45,6 @@ _THEIRS = (
     "MLFLOW_HTTP_REQUEST_TIMEOUT",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT",
 )
-for name in (*_OURS, *_THEIRS):
-    os.environ.pop(name, None)
 # A busy machine takes longer for one example than for another.
 settings.register_profile("without a deadline", settings.default, deadline=None)
 settings.load_profile("without a deadline")
@@ -57,6 +55,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of one test is left for the next, and nothing in the checkout."""
+    of_module = {name: os.environ.pop(name) for name in (*_OURS, *_THEIRS) if name in os.environ}
     monkeypatch.chdir(tmp_path)
     if (counted := sys.modules.get("torch._dynamo.utils")) is not None:
         counted.counters.clear()  # where anything was compiled, operations are not counted
@@ -66,6 +65,7 @@ def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     yield
     for name in (*_OURS, *_THEIRS):
         os.environ.pop(name, None)
+    os.environ.update(of_module)
 
 
 @pytest.fixture(autouse=True, scope="session")
