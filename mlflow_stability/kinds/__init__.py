@@ -27,6 +27,7 @@ from mlflow_stability.kinds.first_look.batches import (
     OneClass,
     SameInput,
     TargetsIgnored,
+    TargetsInInput,
     TargetsUnreachable,
 )
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
@@ -115,6 +116,7 @@ __all__ = [
     "StepSkipped",
     "StepTimeIncrease",
     "TargetsIgnored",
+    "TargetsInInput",
     "TargetsUnreachable",
     "ThroughputDrop",
     "UntiedWeights",

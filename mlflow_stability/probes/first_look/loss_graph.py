@@ -90,7 +90,7 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
 def is_over_other_dim(node: Any, classes_dim: int = CLASSES_DIM) -> bool:
     """Whether a node is the logarithm of a softmax over another dimension than that of the classes."""
     softmax = logarithm_of(node)
-    shape, given = _shape(softmax), _shape(node)
+    shape, given = shape_of(softmax), shape_of(node)
     if shape != given:  # flattened to rows and classes, which have to be the last dimension before, too
         if len(given) != 2 or classes_dim != CLASSES_DIM or shape[-1:] != given[-1:]:
             return False
@@ -101,22 +101,22 @@ def is_over_other_dim(node: Any, classes_dim: int = CLASSES_DIM) -> bool:
 def _picks_over_other_dim(node: Any, name: str) -> bool:
     """Whether a cross entropy that is written with an index has its softmax over another dimension than the index."""
     source = node.next_functions[0][0] if name in ("Gather", "Index") else None
-    softmax, shape = logarithm_of(source), _shape(source)
+    softmax, shape = logarithm_of(source), shape_of(source)
     if softmax is None or len(shape) < 2:
         return False
     normalised, picked = _dim_of(softmax, CLASSES_DIM), _dim_of(node, CLASSES_DIM) if name == "Gather" else CLASSES_DIM
-    if _shape(softmax)[normalised] == shape[picked]:
+    if shape_of(softmax)[normalised] == shape[picked]:
         return False  # of a square, such as the similarities of pairs, one value of each column may be meant
     if name == "Gather":  # of a softmax over the last dimension, positions may be picked first, and classes later
-        return normalised != len(_shape(softmax)) - 1 and is_over_other_dim(source, picked)
-    return len(shape) == 2 and _shape(node) == shape[:1] and is_over_other_dim(source)
+        return normalised != len(shape_of(softmax)) - 1 and is_over_other_dim(source, picked)
+    return len(shape) == 2 and shape_of(node) == shape[:1] and is_over_other_dim(source)
 
 
 def _dim_of(node: Any, default: int) -> int:
     """Return the dimension that a node saved, from 0 on."""
     dim: int = getattr(node, "_saved_dim", default)
     dim = dim - WRAPPED if dim >= WRAPPED // 2 else dim  # a negative number, as its node has it
-    return dim % max(1, len(_shape(node)))
+    return dim % max(1, len(shape_of(node)))
 
 
 def logarithm_of(node: Any) -> Any:
@@ -211,11 +211,11 @@ def chance_of(loss: Tensor) -> Chance | None:
     node, share = undivided(loss)
     if node_name(node) in PER_CLASS:
         source = node.next_functions[0][0] if node is not None else None
-        softmax, shape, dim = logarithm_of(source), _shape(source), CLASSES_DIM
+        softmax, shape, dim = logarithm_of(source), shape_of(source), CLASSES_DIM
         is_mean = getattr(node, "_saved_reduction", None) == MEAN
     else:
         softmax = _of_picked(node)
-        is_mean, shape, dim = softmax is not None, _shape(softmax), _dim_of(softmax, CLASSES_DIM)
+        is_mean, shape, dim = softmax is not None, shape_of(softmax), _dim_of(softmax, CLASSES_DIM)
     if softmax is None or not is_mean or len(shape) < 2:
         return None
     return Chance(shape[dim], share) if shape[dim] > 1 else None
@@ -297,7 +297,7 @@ def _values_of_sum(node: Any) -> int:
     name = node_name(node)
     source: Any = node.next_functions[0][0] if node.next_functions else None
     if name in PER_EXAMPLE and getattr(node, "_saved_reduction", None) == SUM:
-        shape = _shape(source)
+        shape = shape_of(source)
         if name in PER_CLASS and len(shape) > 1:
             shape = (shape[0], *shape[2:])
         return math.prod(shape) if shape else 0
@@ -307,7 +307,7 @@ def _values_of_sum(node: Any) -> int:
     is_loss = source_name in PER_EXAMPLE and getattr(source, "_saved_reduction", None) == NONE
     if source_name in OF_A_DIFFERENCE:
         is_loss = node_name(source.next_functions[0][0]) == "Sub"
-    shape = _shape(source)
+    shape = shape_of(source)
     return math.prod(shape) if is_loss and shape else 0
 
 
@@ -315,18 +315,18 @@ def _pairs(node: Any, name: str, inputs: list[Any]) -> LossBroadcastFacts | None
     if len([following for following in inputs if following is not None]) != 1:
         return None  # the target has a graph of its own
     source = next(following for following in inputs if following is not None)
-    whole = _shape(node) if name == "Sub" else _shape(source)
+    whole = shape_of(node) if name == "Sub" else shape_of(source)
     if name != "Sub":  # the loss function has broadcast both before
         if node_name(source) != "Expand":
             return None
         source = source.next_functions[0][0]
-    shape = _shape(source)
+    shape = shape_of(source)
     rows = whole[0] if len(whole) == 2 and whole[0] == whole[1] > 1 else 0
     if not rows or shape not in ((rows, 1), (rows,)) or node_name(source) in ON_PURPOSE:
         return None
     return LossBroadcastFacts(rows, is_column=len(shape) == 2)
 
 
-def _shape(node: Any) -> tuple[int, ...]:
+def shape_of(node: Any) -> tuple[int, ...]:
     metadata = getattr(node, "_input_metadata", None) if node is not None else None
     return tuple(metadata[0].shape) if metadata else ()

@@ -128,6 +128,7 @@ class Action(Enum):
     MAP_LABELS = "Map the labels to 0 and 1."
     CHECK_TARGETS = "Check that the targets belong to the inputs."
     CHECK_LEAKED_TARGETS = "If the model is untrained, check whether the inputs contain the targets."
+    SHIFT_TARGETS = "Shift the targets by one position: compare logits[:, :-1] with tokens[:, 1:]."
     STANDARDISE_TARGETS = "Standardise the targets, or start the last bias at their mean."
     LEAVE_OUT_BATCH = "Leave out the batch of {step}, and repair the data."
     LEAVE_OUT_BATCHES = "Leave out the batches around {step}."

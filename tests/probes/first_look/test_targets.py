@@ -99,3 +99,53 @@ def test_targets_that_the_last_activation_cannot_give_are_counted(activation: nn
     for function in (functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss):
         row = measured(function(activation(outputs(8, 1)), target))
         assert row.get("targets_unreachable") == share
+
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
+
+
+class Language(nn.Module):
+    """Tokens of 7 kinds to logits, with positions."""
+
+    def __init__(self, tables: int = 1) -> None:
+        super().__init__()
+        self.tokens = nn.ModuleList(nn.Embedding(7, 4) for _ in range(tables))
+        self.positions, self.head = nn.Embedding(5, 4), nn.Linear(4, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = self.positions(torch.arange(tokens.shape[1]))
+        logits: Tensor = self.head(torch.relu(sum(table(tokens) for table in self.tokens) + positions))
+        return logits
+
+
+def share_in_input(targets: Tensor, tables: int = 1, columns: bool = False) -> float | None:
+    logits = Language(tables)(TOKENS)
+    if columns:
+        loss = functional.cross_entropy(logits.transpose(1, 2), targets)
+    else:
+        loss = functional.cross_entropy(logits.reshape(-1, 7), targets.reshape(-1))
+    return measured(loss / 2).get("targets_in_input")
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_targets_that_are_the_input_are_counted(columns: bool) -> None:
+    assert share_in_input(TOKENS, columns=columns) == 1
+    masked = TOKENS.masked_fill(TOKENS == 5, -100)
+    assert share_in_input(masked, columns=columns) == 1, "of those that are used"
+    shifted = TOKENS.roll(-1, 1)
+    assert share_in_input(shifted, columns=columns) == pytest.approx((shifted == TOKENS).float().mean().item())
+
+
+def test_targets_of_another_number_or_of_several_inputs_are_not_compared_with_the_input() -> None:
+    assert share_in_input(TOKENS, tables=2) is None
+    loss = functional.cross_entropy(Language()(TOKENS)[:, :-1].reshape(-1, 7), TOKENS[:, 1:].reshape(-1))
+    assert "targets_in_input" not in measured(loss)
+
+
+def test_the_input_is_compared_once_a_step_in_the_first_five() -> None:
+    targets = Targets()
+    for step in range(8):
+        for _ in range(2):
+            targets.note(functional.cross_entropy(Language()(TOKENS).reshape(-1, 7), TOKENS.reshape(-1)))
+        measured_now = [signal.quantity for block in targets.blocks() for signal in block.signals]
+        assert measured_now.count("targets_in_input") == (step < 5)
