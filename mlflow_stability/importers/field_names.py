@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, TRAIN, split_words
+from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, LOSSES, TRAIN, metric_meanings, split_words
 
 _STEPS = (
     ("global step", "globalstep", "g step"),
@@ -164,11 +164,16 @@ def held_out_word(field: str, text: str) -> str:
     A data set called `val2017` and a phase `warmup` are no such words, nor is a stage `dev`, which may be a machine.
     """
     fields = {word.lower() for word in split_words(field)}
-    words = [_SPLIT_VERBS.get(word.lower(), word.lower()) for word in split_words(text[:_MAX_SPLIT_TEXT])]
+    words = [split_verb(word.lower()) for word in split_words(text[:_MAX_SPLIT_TEXT])]
     if not fields & _SPLIT_FIELDS:
         return _first_if_alone(words, HELD_OUT)
     is_split = bool(words) and words[0] in HELD_OUT and not ("stage" in fields and words[0] == "dev")
     return words[0] if is_split else ""
+
+
+def split_verb(word: str) -> str:
+    """Return the word for the data of an evaluation that a verb names: ``eval`` of ``evaluating``."""
+    return _SPLIT_VERBS.get(word, word)
 
 
 @lru_cache(maxsize=4096)
@@ -197,3 +202,10 @@ def with_split(split: str, name: str) -> str:
 @lru_cache(maxsize=4096)
 def _names_split(name: str) -> bool:
     return not _SPLIT_WORDS.isdisjoint(word.lower() for word in split_words(name))
+
+
+def loss_of_file(stem: str) -> str:
+    """Return the name of the loss that a file of nameless numbers holds by its name; empty for any other name."""
+    if LOSSES.isdisjoint(word.lower() for word in split_words(stem)):
+        return ""
+    return stem if metric_meanings([stem])[stem].quantity in ("loss", "val_loss") else "loss"

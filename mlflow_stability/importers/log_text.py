@@ -41,6 +41,8 @@ _MSVC_NON_FINITE = re.compile(r"(?<![\w.])([-+]?)1\.#(QNAN|SNAN|IND|INF|R|J)\d*\
 _CHINESE_ORDINAL = re.compile(r"第\s*(\d+)\s*(?:/\s*\d+\s*)?个?(轮|步|次迭代|epoch\b|iter\b|step\b)")
 _CHINESE_UNITS = {"轮": "epoch", "步": "step", "次迭代": "iteration", "epoch": "epoch", "iter": "iter", "step": "step"}
 
+_DARKNET = re.compile(r"^\s*(\d+): (\S+), \S+ avg(?: loss)?, (\S+) rate, ")
+
 _BEFORE = r"(?<![\w.,])(?<!\d:)"
 _COMMA = re.compile(_BEFORE + r"([-+]?\d+),(\d+(?:[eE][-+]?\d+)?)(?![\w.]|,\d)")
 _NO_THOUSANDS = re.compile(_BEFORE + r"[-+]?(?:\d+,(?!\d{3}\b)\d+|0\d*,\d+|\d{4,},\d+)(?:[eE][-+]?\d+)?(?![\w.]|,\d)")
@@ -145,7 +147,8 @@ def clean_line(line: str) -> str:
     """Return a line without its end, colours and overwritten text, its numbers as `float` takes them.
 
     NaN of C libraries (`-nan(ind)`, `1.#QNAN`) is `nan`, `tensor(0.5, device='cuda:0')` is 0.5, and the Chinese for
-    "the third epoch" is `epoch 3`.
+    "the third epoch" is `epoch 3`. Darknet's `12: 3.45, 3.50 avg loss, 0.001 rate` gets names, and so does the
+    evaluation of TensorFlow's estimators.
     """
     line = line.rstrip("\n").replace("\0", "")
     if "\x1b" in line:
@@ -160,6 +163,11 @@ def clean_line(line: str) -> str:
         line = _C_NAN.sub("nan", line)
     if "第" in line:
         line = _CHINESE_ORDINAL.sub(lambda match: f"{_CHINESE_UNITS[match[2]]} {match[1]} ", line)
+    if " avg" in line:
+        line = _DARKNET.sub(r"iteration \1: loss \2, lr \3, ", line)
+    if "[Losses: " in line:  # of YOLO in PyTorch: `[Losses: x 0.27, conf 4.3, total 5.1, recall: 0.1]`
+        line = line.replace(" total ", " total loss ")
+    line = line.replace("Saving dict for global step ", "eval at global step ")
     return _MSVC_NON_FINITE.sub(_inf_or_nan, line) if "1.#" in line else line
 
 

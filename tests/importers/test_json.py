@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric, steps
 
+from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.json_rows import json_line
 
 
@@ -132,3 +133,22 @@ def test_rows_that_are_no_objects_are_skipped_and_huge_numbers_are_infinite(tmp_
     for document in (rows, {"log_history": rows}):
         assert math.inf in dict(curve(history(tmp_path, json.dumps(document)), "loss")).values()
     assert curve(history(tmp_path, json.dumps({"loss": [10**400, 1]})), "loss") == [(0, math.inf), (1, 1.0)]
+
+
+def test_a_list_of_numbers_is_the_loss_that_its_file_is_named_after(tmp_path: Path) -> None:
+    assert curve(history(tmp_path, "[3.0, 2.0, 1.5]", "train_losses.json"), "train_losses") == [
+        (0, 3.0),
+        (1, 2.0),
+        (2, 1.5),
+    ]
+    with pytest.raises(UnreadableLogError, match="not a readable training log"):
+        history(tmp_path, "[3.0, 2.0, 1.5]", "split.json")
+    log = "[1, 2000] loss: 2.1\n[1, 4000] loss: 1.8\n[2, 2000] loss: 1.6\n"
+    assert [value for _, value in curve(history(tmp_path, log, "loss.txt"), "loss")] == [2.1, 1.8, 1.6]
+
+
+def test_splits_in_a_file_of_losses_are_losses_and_in_another_file_they_are_not(tmp_path: Path) -> None:
+    both = json.dumps({"train": [3, 2, 1], "val": [3, 3, 2], "seed": [1, 2]})
+    kinds = {each.name: each.meaning.quantity for each in history(tmp_path, both, "losses.json").metrics}
+    assert (kinds["train_loss"], kinds["val_loss"]) == ("loss", "val_loss")
+    assert {each.name for each in history(tmp_path, both, "accuracy.json").metrics} == {"train", "val", "seed"}

@@ -21,11 +21,11 @@ from mlflow_stability.importers.csv_rows import (
     numbers_columns,
     rows_of,
 )
-from mlflow_stability.importers.field_names import is_epoch, step_rank
+from mlflow_stability.importers.field_names import is_epoch, loss_of_file, step_rank
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import clean_line, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import LOSSES, metric_meanings, split_words
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 _SAMPLE_LINES = 30
 _MIN_NAMELESS_ROWS = 5
@@ -99,7 +99,7 @@ def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[s
     comments = [line for line in lines if line.startswith("#")]  # which may name the columns for the reader of text
     lines = [line for line in lines if not line.startswith("#")][:_SAMPLE_LINES]
     if len(lines) >= _MIN_NAMELESS_ROWS and all(is_number(line.strip()) for line in lines):
-        name = _loss_in(path.stem)
+        name = loss_of_file(path.stem)
         return ("," if name else None), [name]
     for mark in (*_SEPARATORS, *(() if comments else _ALSO_BETWEEN_NUMBERS)):
         rows = [cells_of(line, mark) for line in lines]
@@ -121,13 +121,6 @@ def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[s
             f"count steps. Add a first line that names them, such as `{mark.join(names)}`."
         )
     return None, None
-
-
-def _loss_in(stem: str) -> str:
-    """Return the name of the loss that a file of one column holds by its name; empty for any other name."""
-    if LOSSES.isdisjoint(word.lower() for word in split_words(stem)):
-        return ""
-    return stem if metric_meanings([stem])[stem].quantity in ("loss", "val_loss") else "loss"
 
 
 FORMAT = LogFormat("CSV", RecognisedBy.FIRST_LINES, read_table, frozenset({".csv", ".tsv"}))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.field_names import is_epoch, split_word, step_name, step_rank, with_split
+from mlflow_stability.importers.field_names import is_epoch, loss_of_file, split_word, step_name, step_rank, with_split
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import close_document, json_line, log_row, number_in, parse_value, row_lines
 from mlflow_stability.importers.log_content import LogContent, LogLine
@@ -31,6 +31,7 @@ _MAX_DEPTH = 4
 _SUMMARY_FIELDS = frozenset({"train_runtime", "total_flos"})
 _TRAINER_FACTS = ("max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_model_checkpoint")
 _DOCUMENT = re.compile(r"\{\s*(?:[uU]?['\"}]|\d+\s*:)|\[\s*[{\[]|(?:collections\.)?defaultdict\(<")
+_NUMBERS = re.compile(r"\[\s*[-+\d.]+(?:[eE][-+]?\d+)?\s*,")
 
 Rows = Sequence[Mapping[str, object]]
 _COUNTS: tuple[Callable[[LogLine, int], float], ...] = (
@@ -54,13 +55,19 @@ def read_json(log_file: LogFile) -> list[RunHistory] | None:
     if log_file.encoding is None:
         return None
     text = log_file.text.lstrip("\ufeff \t\r\n")
-    if not _DOCUMENT.match(text):
+    nameless = loss_of_file(log_file.path.stem) and _NUMBERS.match(text)
+    if not (nameless or _DOCUMENT.match(text)):
         return None
     first, _, rest = text.partition("\n")
     if rest.strip() and json_line(first):
         return None
     document = load_document(log_file.path, log_file.encoding)
-    return None if document is None else [document_history(log_file.path, document)]
+    if document is None:
+        return None
+    is_list = isinstance(document.value, list) and _all_numbers(document.value) and not document.truncated
+    if nameless and not is_list:  # `[1, 2000] loss: 2.1` begins like a list
+        return None
+    return [document_history(log_file.path, document)]
 
 
 def load_document(path: Path, encoding: str) -> Document | None:
@@ -93,8 +100,15 @@ def document_history(path: Path, document: Document, log_format: str = "json") -
     if lists:
         _add_parts(content, _splits_of(lists), document.text)
     elif isinstance(value, dict):
-        _add_lists(content, value)
+        _add_lists(content, {_name_in_file(str(name), path): part for name, part in value.items()})
+    elif loss := loss_of_file(path.stem):
+        _add_lists(content, {loss: value})
     return history_of(content, path, log_format)
+
+
+def _name_in_file(name: str, path: Path) -> str:
+    """Return the name of a list, which that of its file may complete: `losses.json` with `{"train": [2.3, 1.9]}`."""
+    return f"{name}_loss" if split_word(name) == name and loss_of_file(path.stem) else name
 
 
 def rows_history(rows: Rows, path: Path, log_format: str) -> RunHistory | None:

@@ -10,7 +10,7 @@ import math
 import re
 from functools import lru_cache
 
-from mlflow_stability.importers.field_names import BATCH_RANK, counts_episodes, is_epoch, step_rank
+from mlflow_stability.importers.field_names import BATCH_RANK, counts_episodes, is_epoch, split_verb, step_rank
 from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TOTAL, LineParts, number_of
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
@@ -18,7 +18,7 @@ from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, LOSS_LIKE, L
 
 MAX_CHARACTERS = 4000  # the rest of a longer line is ignored
 _PAIR = re.compile(
-    rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+)(?:\w+\(|[\[(])?\s*(?P<number>{NUMBER})"
+    rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+)(?:\w+\(|[\[(#])?\s*(?P<number>{NUMBER})"
     r"(?:(?P<many>(?-i:[kKMB]))(?=\s*/\s*\d))?(?:\s*/\s*(?P<of>\d+))?"
     r"(?:(?P<unit>ms|us|s|sec|h|m|k|M|B|G|GB|MB|GiB|MiB|x|%)(?![\w/]))?(?!\w|[.:]\w|[-/]\w|,\d)",
     re.IGNORECASE,
@@ -87,7 +87,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         if not name:
             continue
         start = begin + between.rfind(name)
-        read.label = read.label or line[begin:start].strip() or name
+        read.label = read.label or line[:start].strip() or name
         number = number_of(match["number"])
         if start >= begin:
             parts.name((start, start + len(name)))
@@ -236,12 +236,12 @@ def _has_known_word(name: str) -> bool:
 def held_out_in(words: str) -> str:
     """Return the first word for held-out data among these: `test` of `Test set:`."""
     stripped = (word.strip("[](){}:|,=-.").lower() for word in words[:200].split())
-    return next((word for word in stripped if word in HELD_OUT), "")
+    return next((word for word in map(split_verb, stripped) if word in HELD_OUT), "")
 
 
 def name_split(name: str, held_out: str) -> str:
-    """Return a metric's name with the word for held-out data, unless it has one."""
-    return name if any(word.lower() in HELD_OUT for word in split_words(name)) else f"{held_out} {name}"
+    """Return a metric's name with the word for held-out data, unless it names its data."""
+    return name if any(word.lower() in _DATA_SPLITS for word in split_words(name)) else f"{held_out} {name}"
 
 
 def _rename(read: LogLine, parts: LineParts, names: dict[str, str]) -> None:

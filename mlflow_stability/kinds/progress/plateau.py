@@ -238,9 +238,10 @@ class PlateauRule(Rule):
     within {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left}
     within the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or
     less than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout,
-    as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
-    A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have noise above {batch_noise:percent}
-    and that is not at chance level: it may have reached the noise of the targets.
+    as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start. A
+    loss that had fallen from its first value to its later ones, as where a point is the mean of an epoch, is INFO
+    unless it is at chance level. A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have
+    noise above {batch_noise:percent} and that is not at chance level: it may have reached the noise of the targets.
     Where an accuracy or another score rose by {risen_score:points} percentage points while the loss was flat, it is not
     a plateau.
 
@@ -371,15 +372,16 @@ class PlateauRule(Rule):
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
         learned = max(gain, rest) >= allowed or -_grown(last - lowest_start) >= allowed + margin + noise
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
-            return self._finding(curve, 0, first, last, edge, self.stuck_gain)
+            finding = self._finding(curve, 0, first, last, edge, self.stuck_gain)
+            fell_at_once = -_grown(last - float(x[0]) + 3 * noise) >= allowed + margin
+            return replace(finding, severity=Severity.INFO) if fell_at_once and not _at_chance(finding) else finding
         flat = self._flat_from(levels)
         untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
             return self._finding(curve, flat, lowest_start, last, edge)
         if collapsed := self._collapsed(curve, levels):
             finding = self._finding(curve, collapsed, max(float(x[0]), start), last, edge)
-            at_chance = isinstance(finding.facts, FlatCurveFacts) and finding.facts.classes is not None
-            converged = start - last >= self.mostly or (noise > self.batch_noise and not at_chance)
+            converged = start - last >= self.mostly or (noise > self.batch_noise and not _at_chance(finding))
             return replace(finding, severity=Severity.INFO) if converged else finding
         return None
 
@@ -451,6 +453,10 @@ class PlateauRule(Rule):
             classes=classes_at_chance(math.exp(last)) or None,
         )
         return self.finding(curve, Severity.WARNING, facts, steps[start], steps[-1])
+
+
+def _at_chance(finding: Finding) -> bool:
+    return isinstance(finding.facts, FlatCurveFacts) and finding.facts.classes is not None
 
 
 def _grown(nats: float) -> float:

@@ -24,7 +24,10 @@ HELD_OUT = word_set(
 TESTS = word_set("test testing tst te 测试 測試 teste")
 """Words for test data: used only where there is no validation of the same loss."""
 LOSSES = word_set("loss losses 损失 損失 손실 perda pérdida perdua pèrdua perdita perte verlust verlies")
-LIKEST = ("objective", "cost", "nll", "ce", "xent", "crossentropy", "bce", "bpb", "bpc", "bpd", "mse", "rmse", "mae")
+LIKEST = (
+    *("objective", "cost", "nll", "ce", "xent", "crossentropy", "bce", "bpb", "bpc", "bpd", "mse", "rmse", "mae"),
+    "l_",
+)
 LOSS_LIKE = frozenset(LIKEST)  # what is optimised in a run that logs nothing called a loss, most likely first
 ERRORS = ("perplexity", "ppl", "error", "err")
 """What falls with the loss, and replaces it where there is nothing else."""
@@ -55,6 +58,7 @@ COUNTER = word_set(
 )
 """A name of these words alone is a counter."""
 
+_TERM = re.compile(r"(?:[a-z]+[/ _])?L_[A-Za-z]")
 _CHUNK = re.compile(r"[^\W_]+|%")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _JOINED = re.compile("(训练|訓練|验证|驗證|検証|测试|測試|损失|損失)")  # words that are written without spaces
@@ -132,6 +136,8 @@ def read_name(name: str, losses: frozenset[str]) -> NameReading:
         return NameReading(name, *layer, ours=True)
     original_words = split_words(name)
     words = [word.lower() for word in original_words]
+    if _TERM.match(name):  # `L_recon`, as papers write the terms of a loss
+        words[words.index("l")] = "l_"
     role = next((word for word in words if word in HELD_OUT), "")
     held_out = "val_" if role else ""
     on_training = not role and not TRAIN.isdisjoint(words)

@@ -26,6 +26,35 @@ LOGS: dict[str, tuple[str, str, str, list[int]]] = {
         "loss",
         [n * 10 for n in N],
     ),
+    "Darknet": (
+        "".join(
+            f" {n}: {9 / n:.4f}, {9 / n:.4f} avg loss, 0.001000 rate, 2.10 seconds, {n * 64} images\n"
+            "Region 82 Avg IOU: 0.79, Class: 0.8, Obj: 0.7, No Obj: 0.005, .5R: 1.0, .75R: 0.5,  count: 3\n"
+            for n in N
+        ),
+        "loss",
+        "loss",
+        list(N),
+    ),
+    "an estimator of TensorFlow": (
+        "".join(
+            f"INFO:tensorflow:loss = {9 / n:.4f}, step = {n * 100 + 1} (3.2 sec)\n"
+            f"INFO:tensorflow:Saving dict for global step {n * 100}: acc = 0.9, global_step = {n * 100}, loss = 0.{n}\n"
+            for n in N
+        ),
+        "eval loss",
+        "val_loss",
+        [n * 100 for n in N],
+    ),
+    "YOLOv3 in PyTorch": (
+        "".join(
+            f"[Epoch 0/30, Batch {n}/7329] [Losses: x 0.27, total {9 / n:.4f}, recall: 0.1, precision: 0.2]\n"
+            for n in N
+        ),
+        "total loss",
+        "loss",
+        list(N),
+    ),
     "MMEngine": (
         "".join(
             f"2023/01/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][{n * 50}/1000]  lr: 2.0000e-02  eta: 1:00:00  "

@@ -114,6 +114,11 @@ LINES = [
     ("epoch:[  2/25 ] train step:100    loss: 3.04", 100, 2, {"loss": 3.04}),
     ("Train: [ 2/5] Step 050/335 Loss 45.8", 50, 2, {"Loss": 45.8}),
     ("Round 7: global loss 0.42", 7, NAN, {"global loss": 0.42}),
+    ("[NEW BEST] Epoch #3: train_loss=6.42, val_loss=6.5", NAN, 3, {"train_loss": 6.42, "val_loss": 6.5}),
+    ("INFO - EVALUATING - Epoch: [0][10/157]\tLoss 1.44 (1.38)", 10, 0, {"eval Loss": 1.44}),
+    ("INFO - TRAINING - Epoch: [0][10/781]\tLoss 1.44 (1.38)", 10, 0, {"Loss": 1.44}),
+    ("Test acc: 0.9, train loss: 0.1", NAN, NAN, {"Test acc": 0.9, "train loss": 0.1}),
+    ("The result of the residual network with Adam is test acc: 76.8%, loss: 0.68", NAN, NAN, {"test loss": 0.68}),
 ]
 
 

@@ -170,3 +170,12 @@ def test_a_hundred_noisy_steps_of_a_language_model_are_too_few_for_a_plateau(see
 def test_a_language_model_that_stopped_early_without_such_noise_is_a_plateau() -> None:
     steps = np.arange(100)
     assert found(noisy(4.7 + 0.45 * np.exp(-steps / 4), 0.004))
+
+
+def test_a_loss_whose_whole_fall_is_before_its_second_point_is_only_mentioned() -> None:
+    epochs = noisy(np.array([0.58, *[0.54] * 19]), 0.003)
+    assert [episode.severity for episode in found(epochs)] == [Severity.INFO]
+    at_chance = noisy(np.array([0.80, *[math.log(2)] * 19]), 0.001)
+    assert [episode.severity for episode in found(at_chance)] == [Severity.WARNING]
+    one_high_batch = noisy(np.array([0.58, *[0.54] * 19]), 0.08)
+    assert all(episode.severity is Severity.WARNING for episode in found(one_high_batch))

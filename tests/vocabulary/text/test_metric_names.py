@@ -196,3 +196,9 @@ def test_no_metric_replaces_a_loss_that_may_still_appear() -> None:
 @given(st.text(max_size=40))
 def test_splitting_a_name_drops_no_letter_and_no_digit(name: str) -> None:
     assert "".join(split_words(name)) == "".join(each for each in name if (each.isalnum()) or each == "%")
+
+
+def test_terms_that_papers_write_with_an_l_are_losses_where_nothing_else_is() -> None:
+    terms = metric_meanings(["L_vae", "train/L_recon", "L_max", "acc"])
+    assert [meaning.quantity for meaning in terms.values()] == ["loss", "loss", "L_max", "acc"]
+    assert metric_meanings(["loss", "L_recon"])["L_recon"].quantity == "L_recon"
