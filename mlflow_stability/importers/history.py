@@ -242,6 +242,11 @@ class Clock:
         numbers: _Ints = np.maximum(np.searchsorted(self.main, rows, "right") - 1 - first, 0).astype(np.int64)
         return numbers
 
+    def _of_main(self, rows: _Ints) -> _Floats:
+        """Return the step that the metric whose steps count for all had last before each row."""
+        before = np.maximum(np.searchsorted(self.main, rows, "right") - 1, 0)
+        return self.steps[np.searchsorted(self.rows, self.main[before])]
+
     def of(self, column: Column) -> tuple[_Ints, _Ints]:
         """Return steps and attempts of a metric's values, in the order of the log."""
         rows = np.frombuffer(column.rows, np.int64)
@@ -252,6 +257,8 @@ class Clock:
         numbers = self.steps[np.searchsorted(self.rows, rows)]
         if not self.recounted:
             numbers = np.where(np.isfinite(own) & (np.abs(own) <= _MAX_STEP), np.round(own), numbers)
+            if np.sum((np.diff(numbers) < 0) & (np.diff(attempts) == 0)) > 1:
+                numbers = self._of_main(rows)  # its lines count within an epoch, those of the loss do not
         steps = numbers.astype(np.int64)
         same_attempt = len(steps) > 2 and attempts[-1] == attempts[-2]
         if same_attempt and steps[-1] == 0 < steps[-2] and not _ends_as_it_began(column):

@@ -216,7 +216,7 @@ class NonFiniteRule(Rule):
     def find(self, curves: RunCurves) -> list[Finding]:
         """Return one finding for each series, earliest first."""
         reach = self.nearby * max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
-        merged = _merge_neighbours(self._series((*curves.losses, *curves.validations)), reach)
+        merged = _merge_neighbours(self._series((*curves.losses, *curves.validations), curves.validations), reach)
         for norm in self._series(curves.norms):
             index = next((index for index, loss in enumerate(merged) if _belongs_to(norm, loss, reach)), None)
             if index is None:
@@ -225,15 +225,15 @@ class NonFiniteRule(Rule):
                 merged[index] = _followed_by_loss(norm, merged[index])
         return sorted(_merge_neighbours(merged, reach), key=lambda series: (series.attempt, series.start))
 
-    def _series(self, curves: Iterable[Curve]) -> list[Finding]:
+    def _series(self, curves: Iterable[Curve], validations: Iterable[Curve] = ()) -> list[Finding]:
         findings = [
-            self._finding(curve, first, last)
+            self._finding(curve, first, last, validations)
             for curve in curves
             for first, last in _non_finite_stretches(~curve.finite)
         ]
         return sorted(findings, key=lambda series: (series.attempt, series.start, series.place != ""))
 
-    def _finding(self, curve: Curve, first: int, last: int) -> Finding:
+    def _finding(self, curve: Curve, first: int, last: int, validations: Iterable[Curve]) -> Finding:
         values, count = curve.values[first : last + 1], int((~curve.finite[first : last + 1]).sum())
         nan = np.isnan(values)
         recovered = last + 1 < len(curve.values)
@@ -249,7 +249,11 @@ class NonFiniteRule(Rule):
         )
         detector = NanDetected if nan.any() else InfDetected
         start, end = curve.steps[first], curve.steps[last]
-        placeholder = curve.quantity == "val_loss" and first == 0 and recovered  # logged before it was measured
+        # Logged before it was measured: a validation, or a training loss whose weights have a finite validation.
+        is_validated = any(
+            start in other.steps[other.finite] for other in validations if other.attempt == curve.attempt
+        )
+        placeholder = first == 0 and recovered and (curve.quantity == "val_loss" or (count == 1 and is_validated))
         severity = Severity.INFO if placeholder else Severity.CRITICAL
         return self.finding(curve, severity, facts, start, end, recovered=recovered, of=detector)
 

@@ -80,6 +80,21 @@ def test_a_validation_that_counts_its_own_batches_is_where_the_training_was() ->
     assert set(clock.of(loss)[1].tolist()) == {0}
 
 
+@pytest.mark.parametrize(
+    ("own", "steps"),
+    [
+        ([100, 200] * 3, [100, 200, 300, 400, 500, 600]),
+        ([100, 200, 300, 250, 500, 600], [100, 200, 300, 250, 500, 600]),
+    ],
+)
+def test_a_validation_that_counts_within_an_epoch_is_where_a_loss_with_steps_of_the_whole_training_was(
+    own: list[int], steps: list[int]
+) -> None:
+    loss = column([(2 * row, 100 * (row + 1), row // 2) for row in range(6)])
+    validation = column([(2 * row + 1, step, row // 2) for row, step in enumerate(own)])
+    assert clock_of({"loss": loss, "val": validation}, loss).of(validation)[0].tolist() == steps
+
+
 def test_epochs_are_the_steps_if_a_banner_repeats_the_same_step() -> None:
     only = column([(row, 1, 10.0 * row) for row in range(1, 8)])
     clock = clock_of({"loss": only}, only)

@@ -43,3 +43,16 @@ def test_a_training_loss_that_begins_non_finite_is_critical() -> None:
     losses = falling(40)
     losses[0] = np.inf
     assert diagnosis_of(run_named(loss=losses)).severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("at", "broken", "severity"),
+    [(0, False, Severity.INFO), (0, True, Severity.CRITICAL), (9, False, Severity.CRITICAL)],
+)
+def test_a_training_loss_that_begins_non_finite_beside_a_finite_validation_was_not_measured_yet(
+    at: int, broken: bool, severity: Severity
+) -> None:
+    losses, validations = falling(40), falling(40)
+    losses[at] = np.nan
+    validations[0] = np.nan if broken else validations[0]
+    assert diagnosis_of(run_named(loss=losses, val_loss=validations)).severity is severity
