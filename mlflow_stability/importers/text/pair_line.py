@@ -86,6 +86,8 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         name = _name(between, match["mark"])
         if not name:
             continue
+        if line[match.start("number") - 1] == "#" and not is_epoch(name) and step_rank(name) < 0:
+            continue  # `loss #2: 0.5`
         start = begin + between.rfind(name)
         read.label = read.label or line[:start].strip() or name
         number = number_of(match["number"])

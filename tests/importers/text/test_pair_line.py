@@ -115,6 +115,7 @@ LINES = [
     ("Train: [ 2/5] Step 050/335 Loss 45.8", 50, 2, {"Loss": 45.8}),
     ("Round 7: global loss 0.42", 7, NAN, {"global loss": 0.42}),
     ("[NEW BEST] Epoch #3: train_loss=6.42, val_loss=6.5", NAN, 3, {"train_loss": 6.42, "val_loss": 6.5}),
+    ("step #5 GPU 0 loss #2: lr 0.3", 5, NAN, {"lr": 0.3, "loss": None}),
     ("INFO - EVALUATING - Epoch: [0][10/157]\tLoss 1.44 (1.38)", 10, 0, {"eval Loss": 1.44}),
     ("INFO - TRAINING - Epoch: [0][10/781]\tLoss 1.44 (1.38)", 10, 0, {"Loss": 1.44}),
     ("Test acc: 0.9, train loss: 0.1", NAN, NAN, {"Test acc": 0.9, "train loss": 0.1}),
