@@ -240,8 +240,9 @@ class PlateauRule(Rule):
     less than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout,
     as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start. A
     loss that had fallen from its first value to its later ones, as where a point is the mean of an epoch, is INFO
-    unless it is at chance level. A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have
-    noise above {batch_noise:percent} and that is not at chance level: it may have reached the noise of the targets.
+    unless it is at chance level or {fewest_after} points or more are those of each step. A collapse to less than
+    {mostly:exp_left} is INFO, and so is one whose points have noise above {batch_noise:percent} and that is not at
+    chance level: it may have reached the noise of the targets.
     Where an accuracy or another score rose by {risen_score:points} percentage points while the loss was flat, it is not
     a plateau.
 
@@ -374,16 +375,25 @@ class PlateauRule(Rule):
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
             finding = self._finding(curve, 0, first, last, edge, self.stuck_gain)
             fell_at_once = -_grown(last - float(x[0]) + 3 * noise) >= allowed + margin
-            return replace(finding, severity=Severity.INFO) if fell_at_once and not _at_chance(finding) else finding
+            each_step = len(x) >= self.fewest_after and levels.raw_steps[1] - levels.raw_steps[0] == 1
+            if not fell_at_once or each_step or _at_chance(finding):
+                return finding
+            return self._collapse(curve, levels, start, last, noise, edge) or replace(finding, severity=Severity.INFO)
         flat = self._flat_from(levels)
         untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
             return self._finding(curve, flat, lowest_start, last, edge)
-        if collapsed := self._collapsed(curve, levels):
-            finding = self._finding(curve, collapsed, max(float(x[0]), start), last, edge)
-            converged = start - last >= self.mostly or (noise > self.batch_noise and not _at_chance(finding))
-            return replace(finding, severity=Severity.INFO) if converged else finding
-        return None
+        return self._collapse(curve, levels, start, last, noise, edge)
+
+    def _collapse(
+        self, curve: Curve, levels: Levels, start: float, last: float, noise: float, edge: int
+    ) -> Finding | None:
+        """Return the finding of a loss that fell at once and then stopped changing."""
+        if not (collapsed := self._collapsed(curve, levels)):
+            return None
+        finding = self._finding(curve, collapsed, max(float(levels.raw_x[0]), start), last, edge)
+        converged = start - last >= self.mostly or (noise > self.batch_noise and not _at_chance(finding))
+        return replace(finding, severity=Severity.INFO) if converged else finding
 
     def _collapsed(self, curve: Curve, levels: Levels) -> int:
         """Return the point at which a loss that fell at once stopped changing; 0 where it did not."""

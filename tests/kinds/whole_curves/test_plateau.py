@@ -177,5 +177,7 @@ def test_a_loss_whose_whole_fall_is_before_its_second_point_is_only_mentioned() 
     assert [episode.severity for episode in found(epochs)] == [Severity.INFO]
     at_chance = noisy(np.array([0.80, *[math.log(2)] * 19]), 0.001)
     assert [episode.severity for episode in found(at_chance)] == [Severity.WARNING]
+    each_step = np.array([0.49, *np.linspace(0.0886, 0.0874, 100)])
+    assert [episode.severity for episode in found(each_step)] == [Severity.WARNING]
     one_high_batch = noisy(np.array([0.58, *[0.54] * 19]), 0.08)
     assert all(episode.severity is Severity.WARNING for episode in found(one_high_batch))
