@@ -27,9 +27,9 @@ from mlflow_stability.kinds.first_look.batches import (
     OneClass,
     SameInput,
     TargetsIgnored,
-    TargetsInInput,
     TargetsUnreachable,
 )
+from mlflow_stability.kinds.first_look.language import TargetsInInput, TargetsInView
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.settings import EqualWeights, UntiedWeights
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
@@ -117,6 +117,7 @@ __all__ = [
     "StepTimeIncrease",
     "TargetsIgnored",
     "TargetsInInput",
+    "TargetsInView",
     "TargetsUnreachable",
     "ThroughputDrop",
     "UntiedWeights",

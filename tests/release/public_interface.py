@@ -79,7 +79,7 @@ DETECTORS = (
     *(kinds.RepresentationCollapse(), kinds.RouterCollapse(), kinds.SameInput(), kinds.SaturatedActivation()),
     *(kinds.SdrBitUsage(), kinds.SdrCollapse(), kinds.SdrLowDiversity(), kinds.SdrTemperature()),
     *(kinds.SlowProgress(), kinds.StepSkipped(), kinds.StepTimeIncrease(), kinds.TargetsIgnored()),
-    *(kinds.TargetsInInput(), kinds.TargetsUnreachable(), kinds.ThroughputDrop()),
+    *(kinds.TargetsInInput(), kinds.TargetsInView(), kinds.TargetsUnreachable(), kinds.ThroughputDrop()),
     *(kinds.UntiedWeights(), kinds.UpdateRatioHigh()),
     *(kinds.UpdateRatioLow(), kinds.UpdatesLost(), kinds.WeightImbalance(), kinds.WeightSpike()),
 )

@@ -6,19 +6,19 @@ Guarantees: no device is waited for; no hook for saved tensors runs, so that not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.first_look.input_tokens import InputTokens
 from mlflow_stability.probes.first_look.loss_graph import (
     loss_functions,
     mean_squared_error,
     node_name,
     saved,
-    shape_of,
     source_of,
     undivided,
 )
@@ -30,11 +30,6 @@ SIGNALS = signals(
     SignalType("class_low", "lowest class among the targets of a step; first steps, for cross entropy"),
     SignalType("class_high", "highest class among the targets of a step; first steps"),
     SignalType("targets_ignored", "share of targets with the value of `ignore_index`; first steps"),
-    SignalType(
-        "targets_in_input",
-        "share of targets that are the token at the same position of the input; first steps, for cross entropy over "
-        "the entries of one embedding",
-    ),
     SignalType("label_low", "lowest target of a binary cross entropy; first steps"),
     SignalType("label_high", "highest target of a binary cross entropy; first steps"),
     SignalType(
@@ -48,7 +43,6 @@ SIGNALS = signals(
     topic="loss_statistics",
 )
 CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
-IN_INPUT = (Signal("targets_in_input", ""),)
 LABELS = (Signal("label_low", ""), Signal("label_high", ""))
 UNREACHABLE = (Signal("targets_unreachable", ""),)
 RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}  # of activations
@@ -56,8 +50,6 @@ SLACK = 0.01  # of a target outside its range
 OF_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 VARIANCE = (Signal("target_variance", ""),)
 MIN_TARGETS = 8  # in a step
-LOOKS_AT_INPUT = 5  # steps, once in each: the whole graph is looked at
-MAX_NODES_TO_INPUT = 4096
 
 
 class Targets:
@@ -67,13 +59,12 @@ class Targets:
         self._labels: list[Tensor] = []
         self._unreachable: list[Tensor] = []
         self._variances: list[Tensor | None] = []
-        self._in_input: Tensor | None = None
-        self._looks_at_input = 0
+        self._tokens = InputTokens()
         self._counted = 0
 
     def clear(self) -> None:
         self._classes, self._labels, self._unreachable, self._variances, self._counted = [], [], [], [], 0
-        self._in_input = None
+        self._tokens.clear()
 
     def note(self, loss: Tensor) -> None:
         with untracked():
@@ -82,11 +73,10 @@ class Targets:
                 if target is None:
                     continue
                 if node_name(node).startswith("NllLoss"):
-                    self._classes.append(_of_classes(target, int(node._saved_ignore_index)))
+                    ignored = _signed(int(node._saved_ignore_index))
+                    self._classes.append(_of_classes(target, ignored))
                     self._counted += target.numel()
-                    if self._in_input is None and self._looks_at_input < LOOKS_AT_INPUT:
-                        self._looks_at_input += 1
-                        self._in_input = _share_in_input(node, target)
+                    self._tokens.note(node, target, ignored)
                 elif node_name(node).startswith("BinaryCrossEntropy"):
                     self._labels.append(torch.stack(torch.aminmax(target)).float())
             self._variances.append(_variance(loss))
@@ -101,8 +91,7 @@ class Targets:
                 rows = torch.stack(self._classes)
                 low, high = rows[:, 0].amin(), rows[:, 1].amax()
                 blocks.append(Block(CLASSES, torch.stack((low, high, rows[:, 2].sum() / rows[:, 3].sum()))))
-            if self._in_input is not None:
-                blocks.append(Block(IN_INPUT, self._in_input.reshape(1)))
+            blocks += self._tokens.blocks()
             if _same_device(self._labels):
                 rows = torch.stack(self._labels)
                 blocks.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
@@ -116,40 +105,11 @@ class Targets:
 
 
 def _of_classes(target: Tensor, ignored: int) -> Tensor:
-    is_ignored = target == _signed(ignored)
+    is_ignored = target == ignored
     low = target.masked_fill(is_ignored, torch.iinfo(target.dtype).max).amin()
     high = target.masked_fill(is_ignored, -1).amax()
     count = is_ignored.sum()
     return torch.stack((low, high, count, torch.full_like(count, target.numel()))).to(torch.float32)
-
-
-def _share_in_input(node: Any, target: Tensor) -> Tensor | None:
-    """Return the share of targets that are the token at the same position of the input, or None.
-
-    None as well where the loss depends on several embeddings of this vocabulary, as in translation, where the targets
-    may be the input of an encoder.
-    """
-    classes = shape_of(node.next_functions[0][0])[1:2]
-    tables = [table for table in _embeddings_behind(node) if (table._saved_weight_sym_argsize_0,) == classes]
-    tokens = saved(tables[0], "indices") if len(tables) == 1 else None
-    if tokens is None or tokens.numel() != target.numel() or target.numel() < MIN_TARGETS:
-        return None
-    if tokens.device != target.device:
-        return None
-    is_used = target.reshape(-1) != _signed(int(node._saved_ignore_index))
-    return ((target.reshape(-1) == tokens.reshape(-1)) & is_used).sum() / is_used.sum()
-
-
-def _embeddings_behind(node: Any) -> Iterator[Any]:
-    """Yield the nodes of embeddings behind this one."""
-    waiting, seen = [node], {node}
-    while waiting and len(seen) < MAX_NODES_TO_INPUT:
-        for following, _ in waiting.pop().next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-                if node_name(following) == "Embedding":
-                    yield following
 
 
 def _signed(number: int) -> int:

@@ -129,6 +129,9 @@ class Action(Enum):
     CHECK_TARGETS = "Check that the targets belong to the inputs."
     CHECK_LEAKED_TARGETS = "If the model is untrained, check whether the inputs contain the targets."
     SHIFT_TARGETS = "Shift the targets by one position: compare logits[:, :-1] with tokens[:, 1:]."
+    MASK_FOLLOWING_TOKENS = (
+        "Mask the positions that follow: is_causal=True in scaled_dot_product_attention, or a causal attn_mask."
+    )
     STANDARDISE_TARGETS = "Standardise the targets, or start the last bias at their mean."
     LEAVE_OUT_BATCH = "Leave out the batch of {step}, and repair the data."
     LEAVE_OUT_BATCHES = "Leave out the batches around {step}."

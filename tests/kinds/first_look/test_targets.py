@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from detectors.series import decaying, judged
+from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.batches import (
-    IgnoredFacts,
-    LabelRangeFacts,
-    OneClassFacts,
-    TargetsInInputFacts,
-    UnreachableFacts,
-)
-from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.kinds.first_look.batches import IgnoredFacts, LabelRangeFacts, OneClassFacts, UnreachableFacts
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_batches_of_one_class_each_are_found() -> None:
@@ -55,39 +49,3 @@ def test_targets_that_the_last_activation_cannot_give_are_found() -> None:
     assert (finding.severity, finding.facts) == (Severity.WARNING, UnreachableFacts(0.48))
     assert "48% of the targets at step 4" in finding.message
     assert judged("targets_unreachable", targets_unreachable=[0.02] * 9) == []
-
-
-def copying(steps: int, over: float = 40.0) -> list[float]:
-    """The loss of a model that learns to copy."""
-    return list(decaying(steps, low=0.01, high=3.0, over=over))
-
-
-def copies(shares: list[float], losses: list[float]) -> list[Finding]:
-    padded = [*shares, *[None] * (len(losses) - len(shares))]
-    return judged("targets_in_input", targets_in_input=padded, loss=losses)  # type: ignore[arg-type]
-
-
-def test_a_language_model_that_copies_its_input_is_found() -> None:
-    (finding,) = copies([1.0] * 5, copying(400))
-    assert finding.severity is Severity.WARNING
-    assert finding.step < 200
-    facts = finding.facts
-    assert isinstance(facts, TargetsInInputFacts)
-    assert facts.loss < 0.15
-    assert facts.first_loss == 3.0
-
-
-@pytest.mark.parametrize(
-    ("shares", "losses"),
-    [
-        ([1.0] * 5, list(decaying(2000, low=0.5, high=3.0))),
-        ([1.0] * 5, copying(3000, over=800.0)),
-        ([1.0, 1.0, 0.9, 1.0, 1.0], copying(400)),
-        ([0.05] * 5, copying(400)),
-        ([1.0] * 3, copying(400)),
-        ([], copying(400)),
-    ],
-    ids=["the loss stays", "it falls slowly, as of an autoencoder", "masked", "shifted", "few looks", "not compared"],
-)
-def test_other_language_models_are_not_reported(shares: list[float], losses: list[float]) -> None:
-    assert copies(shares, losses) == []
