@@ -120,7 +120,7 @@ def _metric(
             values = _step_means(values, moved)
         same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
         # A line that was printed twice counts once, as does a bar that is drawn before the value of its step is known.
-        kept = np.append(True, ~same | (moved & np.append(moved[1:], True)))
+        kept = np.append(True, ~same | (moved & np.append(moved[1:] | same[1:], True)))
         steps, attempts, values, times = steps[kept], attempts[kept], values[kept], times[kept]
         lines = None if lines is None else lines[kept]
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
