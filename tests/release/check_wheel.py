@@ -92,12 +92,12 @@ def main() -> None:
         assert place.is_relative_to(folder), place
         program = python.with_name("mlflow-stability")
         with ThreadPoolExecutor(2) as pool:
-            simulated = pool.submit(run, [program, "simulate", "learning-rate-too-high", "--steps", "40"], folder)
+            demo = pool.submit(run, [program, "demo"], folder)
             print(run([python, PUBLIC_INTERFACE], folder), end="")
             report = folder / "report.html"
             print(run([program, "diagnose", RUN, "--output", report], folder, exit_code=1), end="")
             assert "<svg" in report.read_text(encoding="utf-8")
-            print(simulated.result(), end="")
+            print(demo.result(), end="")
 
 
 if __name__ == "__main__":
