@@ -55,7 +55,7 @@ class InputTokens:
         behind = list(_nodes_behind(node))
         # Several embeddings, as in translation, may get the targets in one of them on purpose.
         tables = [table for table in behind if node_name(table) == "Embedding"]
-        tables = [table for table in tables if (table._saved_weight_sym_argsize_0,) == classes]
+        tables = [table for table in tables if (getattr(table, "_saved_weight_sym_argsize_0", None),) == classes]
         tokens = saved(tables[0], "indices") if len(tables) == 1 else None
         if tokens is None or tokens.dim() != 2 or tokens.device != target.device:
             return
