@@ -260,7 +260,8 @@ class AboveChanceRule(Rule):
     """The loss begins far above chance level, or never gets below it.
 
     What it sees: in a run of {fewest} steps or more, a loss whose medians over tenths of the run are all above {least}
-    times chance level; or a first loss of {far} times chance level or more.
+    times chance level; or a first loss of {far} times chance level or more. A loss that would be below {falling}
+    times chance level after half as many steps again, at the pace of its end, counts as falling.
 
     Why it matters: nothing was learnt, or the initial weights are too large.
 
@@ -281,6 +282,8 @@ class AboveChanceRule(Rule):
     """Minimum ratio to chance level."""
     far: float = 3.0
     """Minimum ratio of the first loss to chance level."""
+    falling: float = 0.8
+    """Ratio to chance level below which a loss is not stuck that falls on like this."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
         findings = []
@@ -300,7 +303,8 @@ class AboveChanceRule(Rule):
     def _judged(self, curve: Curve, chance: float, classes: int) -> Finding | None:
         finite = curve.values[curve.finite]
         levels = [float(np.median(part)) for part in np.array_split(finite, 10)]
-        is_stuck = min(levels) >= self.least * chance
+        soon = levels[-1] - 2.5 * (levels[-3] - levels[-1])  # after half as many steps again, at the pace of the end
+        is_stuck = min(levels) >= self.least * chance and soon >= self.falling * chance
         first = float(finite[0])
         if not chance > 0 or (not is_stuck and (first < self.far * chance or not classes)):
             return None

@@ -71,3 +71,11 @@ def test_a_squared_error_that_never_gets_below_the_variance_of_its_targets_is_a_
 
 def test_a_squared_error_that_falls_from_far_above_the_variance_of_its_targets_is_not_reported() -> None:
     assert found(falling(400, first=9.0, last=0.1), 0.5, "target_variance") == []
+
+
+def test_a_squared_error_that_is_still_falling_where_it_reaches_the_variance_of_its_targets_is_not_reported() -> None:
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.15, 400))
+    assert found(np.linspace(12.0, 4.4, 400) * noise, 4.4, "target_variance") == []
+    stuck = np.concatenate([np.linspace(12.0, 4.7, 200), np.full(200, 4.7)])
+    (finding,) = found(stuck * noise, 4.4, "target_variance")
+    assert finding.severity is Severity.WARNING
