@@ -128,3 +128,20 @@ def test_without_attention_nothing_is_in_view() -> None:
     assert share_in_view(lambda hidden: hidden, SHIFTED) is None, "the only attention is causal"
     loss = functional.cross_entropy(Language()(TOKENS).reshape(-1, 7), SHIFTED.reshape(-1))
     assert "targets_in_view" not in measured(loss)
+
+
+@pytest.mark.parametrize("attend", [product(), product(mask=CAUSAL), softmax(), softmax(CAUSAL)])
+def test_what_a_hook_packed_is_neither_unpacked_nor_taken_for_a_missing_mask(attend: Attention) -> None:
+    unpacked: list[object] = []
+
+    def unpack(packed: Tensor) -> Tensor:
+        unpacked.append(packed)
+        return packed
+
+    table, head = nn.Embedding(7, 4), nn.Linear(4, 7)
+    embedded = table(TOKENS)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        attended = attend(embedded)
+    loss = functional.cross_entropy(head(attended).reshape(-1, 7), SHIFTED.reshape(-1))
+    assert "targets_in_view" not in measured(loss)
+    assert unpacked == []
