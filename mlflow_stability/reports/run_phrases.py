@@ -106,7 +106,8 @@ def where(finding: Finding) -> str:
         parts.append(f"worst at {finding.peak:,}")
     if finding.attempt:
         parts.append(f"attempt {finding.attempt + 1}")
-    name = finding.metric or finding.place
+    metric = finding.metric if finding.metric != finding.kind else ""  # the line begins with the kind
+    name = metric or finding.place
     if name:
         parts.append(f"in {name}" + (f" ({finding.place})" if finding.place and finding.place not in name else ""))
     if finding.recovered is not None:

@@ -38,6 +38,8 @@ def test_what_a_run_shows_is_counted_by_how_bad_it_is_and_what_is_not_there_is_l
         (oscillation(), "steps 420 to 480, worst at 430, in train_loss, experimental"),
         (nan(), "steps 960 to 999, attempt 2, in train_loss (decoder), not recovered"),
         (changed(spike(), metric="", place="blocks.3", recovered=None), "step 300, in blocks.3"),
+        (changed(spike(), metric="loss_spike", recovered=None), "step 300"),
+        (changed(spike(), metric="loss_spike", place="blocks.3", recovered=None), "step 300, in blocks.3"),
     ],
 )
 def test_an_episode_is_placed_in_half_a_sentence(episode: Finding, said: str) -> None:
