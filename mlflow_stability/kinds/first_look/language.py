@@ -125,7 +125,7 @@ class TargetsInView(StreakDetector):
 
     What to try: give attention a causal mask.
 
-    When it is wrong: it should not be.
+    When it is wrong: a model that hides these tokens otherwise, such as by replacing their embeddings before attention.
 
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
