@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,22 +96,31 @@ def test_after_data_that_changed_for_good_the_training_goes_on_from_where_it_was
     assert last < 0.2
 
 
+TASK_STEPS = 120
+
+
+def three_tasks(seed: int) -> Iterator[nn.Module]:
+    """Train a classifier on one pair of classes after another; yield it after each step."""
+    torch.manual_seed(seed)
+    inputs, centers = torch.randn(2000, 12), 1.5 * torch.randn(6, 12)
+    classes = torch.randint(6, (2000,))
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 6))
+    optimizer = Adam(model.parameters(), lr=2e-3)
+    for task in range(3):
+        of_task = torch.nonzero(classes // 2 == task)[:, 0]
+        for _ in range(TASK_STEPS):
+            batch = of_task[torch.randint(len(of_task), (32,))]
+            loss = nn.functional.cross_entropy(model(inputs[batch] + centers[classes[batch]]), classes[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield model
+
+
 @pytest.mark.parametrize("seed", [61, 63])
 def test_tasks_that_are_learnt_one_after_another_end_as_without_rollbacks(tmp_path: Path, seed: int) -> None:
     def weights() -> Tensor:
-        torch.manual_seed(seed)
-        inputs, centers = torch.randn(2000, 12), 1.5 * torch.randn(6, 12)
-        classes = torch.randint(6, (2000,))
-        model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 6))
-        optimizer = Adam(model.parameters(), lr=2e-3)
-        for task in range(3):
-            of_task = torch.nonzero(classes // 2 == task)[:, 0]
-            for _ in range(120):
-                batch = of_task[torch.randint(len(of_task), (32,))]
-                loss = nn.functional.cross_entropy(model(inputs[batch] + centers[classes[batch]]), classes[batch])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        *_, model = three_tasks(seed)
         return nn.utils.parameters_to_vector(model.parameters()).detach()
 
     bare = weights()
@@ -119,6 +128,15 @@ def test_tasks_that_are_learnt_one_after_another_end_as_without_rollbacks(tmp_pa
         watched = weights()
     assert flown.events("divergence"), "each new task looks like one"
     assert torch.equal(watched, bare)
+
+
+def test_a_state_is_not_good_before_the_loss_is_back_from_its_rise(tmp_path: Path) -> None:
+    with flying(tmp_path, rollback=QUICK) as flown:
+        good = [flown.session.good_steps for _ in three_tasks(61)]
+    found = flown.events("divergence")[0].step
+    assert TASK_STEPS < found < 150
+    assert max(good[found + 2 * QUICK.snapshot_every]) <= TASK_STEPS, "twice as long as healthy steps would take"
+    assert max(good[2 * TASK_STEPS - 1]) > TASK_STEPS, "a state of the second task is good once its loss has fallen"
 
 
 def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path) -> None:
