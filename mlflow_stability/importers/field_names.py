@@ -29,7 +29,9 @@ _EPOCHS = frozenset(
 )
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
 _IGNORED_WORDS = frozenset(
-    {"trainer", "train", "training", "time", "valid", "val", "eval", "test", "rollout", "perf", "progress"}
+    TRAIN
+    | HELD_OUT
+    | {"trainer", "time", "rollout", "perf", "progress"}
     | {"completed", "finished", "current", "at", "this", "the"}
 )
 MIN_ABSOLUTE_TIME = 1e8

@@ -25,6 +25,8 @@ _RESTART = 4.0
 """Minimum ratio of the median moves after the first and after later values of an epoch, for means that restart."""
 _FEWEST_EPOCHS = 4  # with which a mean is known to restart
 _FEWEST_IN_EPOCH = 4  # values, on average
+_STEPS_OF_SEVERAL_RATES = 0.6
+"""Share of the values of a learning rate that are at another step than the one before, where two are logged at each."""
 
 
 def history_of(
@@ -121,6 +123,8 @@ def _metric(
         same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
         # A line that was printed twice counts once, as does a bar that is drawn before the value of its step is known.
         kept = np.append(True, ~same | (moved & np.append(moved[1:] | same[1:], True)))
+        if meaning.quantity == "learning_rate" and moved.mean() <= _STEPS_OF_SEVERAL_RATES:
+            kept = np.append(True, moved)  # those of several optimizers: the first one's
         steps, attempts, values, times = steps[kept], attempts[kept], values[kept], times[kept]
         lines = None if lines is None else lines[kept]
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
@@ -133,31 +137,40 @@ def _restarting_means(
     if clock is None or not clock.recounted:
         return {}
     losses = {name: column for name, column in columns.items() if meanings[name].quantity in ("loss", "val_loss")}
-    masks = {
-        name: _first_means(np.frombuffer(column.values), np.floor(np.frombuffer(column.epochs)))
-        for name, column in losses.items()
-    }
+    masks = {name: _first_means(np.frombuffer(column.values), _epoch_begins(column)) for name, column in losses.items()}
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 
-def _first_means(values: _Floats, epochs: _Floats) -> NDArray[np.bool_]:
-    """Return which values are the first of an epoch in a mean that begins again in each: those of a few batches.
+def _epoch_begins(column: Column) -> NDArray[np.bool_]:
+    """Return which values are the first of an epoch: where its steps begin again, else where the epoch is another."""
+    with np.errstate(invalid="ignore"):
+        again = np.append(False, np.diff(np.frombuffer(column.steps)) < 0)
+        another = np.append(False, np.diff(np.floor(np.frombuffer(column.epochs))) > 0)
+    return again if again.sum() >= another.sum() else another
 
-    Such a mean moves `_RESTART` times as far after its first value as after a later one. A value that is not finite is
-    never left out.
+
+def _first_means(values: _Floats, begins: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which values are in the first tenth of an epoch, one at least, of a mean that begins again in each.
+
+    They are means of a few batches. Such a mean moves `_RESTART` times as far after its first value as after a later
+    one. A value that is not finite is never left out.
     """
     none = np.zeros(len(values), np.bool_)
     if len(values) < 2:
         return none
-    begins = np.append(False, np.diff(epochs) > 0)
     with np.errstate(invalid="ignore"):
         moves = np.abs(np.diff(values, append=np.nan))
     finite = np.isfinite(moves)
     at_begin, later = moves[begins & finite], moves[~begins & ~np.append(begins[1:], True) & finite]
     if len(at_begin) < _FEWEST_EPOCHS or len(later) < _FEWEST_IN_EPOCH * len(at_begin):
         return none
-    restarts = float(np.median(at_begin)) > _RESTART * float(np.median(later))
-    return begins & np.isfinite(values) if restarts else none
+    if float(np.median(at_begin)) <= _RESTART * float(np.median(later)):
+        return none
+    starts = np.flatnonzero(begins)
+    early = none.copy()
+    for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
+        early[start : start + max(1, (end - start) // 10)] = True
+    return early & np.isfinite(values)
 
 
 def _placed(event: LogEvent, clock: Clock | None) -> Finding:
@@ -185,7 +198,7 @@ def _notes(content: LogContent, clock: Clock | None, restarts: Collection[str]) 
     notes = []
     if restarts:
         names = ", ".join(restarts)
-        notes.append(f"A mean that begins again in each epoch, whose first value there is left out: {names}.")
+        notes.append(f"A mean that begins again in each epoch, whose first values there are left out: {names}.")
     if clock is not None and clock.reason:
         notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):
@@ -351,7 +364,7 @@ def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[in
             return _RowSteps(_global_steps(steps, epoch, with_step, length), recounted=True, reason=reason)
         return _RowSteps(np.round(_filled(steps)))
     of_main = _filled(epochs)[main] if np.isfinite(epochs).any() else np.empty(0)
-    if len(of_main) > 1 and np.floor(of_main[0]) != np.floor(of_main[-1]) and _may_be_steps(of_main):
+    if len(of_main) > 1 and np.ptp(np.floor(of_main)) > 0 and _may_be_steps(of_main):
         reason = "the step does not change, so epochs are used as steps" if len(own) > 1 else ""
         return _RowSteps(epoch, recounted=True, reason=reason, unit="epoch")
     problem = "the log has no steps"

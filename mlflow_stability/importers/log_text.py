@@ -33,6 +33,7 @@ _CHINESE = re.compile(rb"(?:[\xa1-\xf7][\xa1-\xfe]){2,}|[\xa1-\xa3][\xa1-\xfe]")
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]")
 _OVERWRITE = re.compile(r"[\r\b]+")
+_EMPTY_BAR = re.compile(r"(?:^|\s)0%\|.*\| 0(?:\.0+)?/\d+ \[00:00<\?")
 _KERAS_BAR = re.compile(r"(?:^|\s)(\d+)/(\d+) +(?:\[[=>.-]+\]|━+) ")
 
 _TENSOR = re.compile(r"\btensor\(([^,()\[\]]+)[^()]*\)")
@@ -210,8 +211,19 @@ def all_states(text: str) -> Iterator[str]:
 
 
 def is_unfinished_bar(line: str) -> bool:
-    """Whether this is Keras's progress bar within an epoch: its values are means over a part of the epoch."""
+    """Whether this is Keras's progress bar within an epoch, or one of tqdm that has not begun.
+
+    Values of the former are means over a part of the epoch, those of the latter are left from the bar before.
+    """
+    if "[00:00<?" in line and _EMPTY_BAR.search(line):
+        return True
     if "ETA" not in line and "/step" not in line:
         return False
     bar = _KERAS_BAR.search(line)
     return bar is not None and ("ETA" in line or bar[1] != bar[2])
+
+
+def finished_bar(line: str) -> str:
+    """Return the number of batches of Keras's progress bar at its end; empty for any other line."""
+    bar = _KERAS_BAR.search(line)
+    return bar[2] if bar is not None and bar[1] == bar[2] else ""

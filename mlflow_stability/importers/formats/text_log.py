@@ -14,7 +14,7 @@ from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import json_line
 from mlflow_stability.importers.log_content import LogContent, LogLine
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
-from mlflow_stability.importers.log_text import is_unfinished_bar, lines_of, open_text, with_points
+from mlflow_stability.importers.log_text import finished_bar, is_unfinished_bar, lines_of, open_text, with_points
 from mlflow_stability.importers.text.line_pattern import LinePatterns
 from mlflow_stability.importers.text.messages import MessageReader, says_skipped
 from mlflow_stability.importers.text.pair_line import held_out_in, name_split, pair_line
@@ -57,6 +57,8 @@ class TextLog:
         self._step = self._epoch = _UNKNOWN
         self._line_number = 0
         self._fold = ""  # that of the last line that names one
+        self._epoch_begun = False  # whether an epoch was named since Keras's last bar at its end
+        self._bar_length = ""
         self._heading = ""  # word for held-out data in the heading above: `Test Error:`
         self._evaluated = ""  # the same, while steps are those of an evaluation
         self._trained = _UNKNOWN  # the last step before the evaluation
@@ -74,6 +76,8 @@ class TextLog:
         if read is not None and is_unfinished_bar(line):
             self._bars.add_row(self._line_number, read.values, read.step, self._epoch)
         elif read is not None:
+            if "/step" in line:
+                self._note_evaluation(line, read)
             self._keep(read)
         elif line.rstrip().endswith(":"):
             self._heading = held_out_in(line)
@@ -81,6 +85,14 @@ class TextLog:
             self._evaluated, self._trained = held_out_in(line), self._step
         if read is None or not read.has_step or is_sentence:
             self._messages.read(line, self._line_number)
+
+    def _note_evaluation(self, line: str, read: LogLine) -> None:
+        """Name the values of a Keras bar of another length than the epochs' for test data: `model.evaluate` drew it."""
+        length = finished_bar(line)
+        if self._epoch_begun or not self._bar_length or self._epoch != self._epoch:
+            self._bar_length, self._epoch_begun = length or self._bar_length, False
+        elif length and length != self._bar_length:
+            read.values = {name_split(name, "test"): value for name, value in read.values.items()}
 
     def _note_fold(self, line: str) -> None:
         """Note where a line names another fold than the one before."""
@@ -131,7 +143,7 @@ class TextLog:
         if not read.step < self._trained:  # a line without a step, or the training goes on
             self._evaluated = ""
         if read.epoch == read.epoch:
-            self._epoch = read.epoch
+            self._epoch, self._epoch_begun = read.epoch, True
         if read.has_step:
             self._step = read.step
         if not read.values:

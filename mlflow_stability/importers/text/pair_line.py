@@ -64,6 +64,7 @@ _DATA_SPLITS = HELD_OUT | {"train", "training"}
 """Words before a name that belong to it however tight the mark is: `Train Loss=0.07, Val Loss=0.08`."""
 _MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
 """A module or parameter in front of its numbers: `layer.3.weight grad_norm=0.52`."""
+_WORD_BREAK = re.compile(r"[\s:]+")  # a logger's name is in front of a colon: `INFO:root:Evaluation`
 _SOURCE_ENDINGS = (".py", ".cc", ".cpp", ".cu", ".rs")  # `trainer.py:120` is a place in a program
 _KNOWN_WORDS = (
     LOSSES
@@ -237,7 +238,7 @@ def _has_known_word(name: str) -> bool:
 
 def held_out_in(words: str) -> str:
     """Return the first word for held-out data among these: `test` of `Test set:`."""
-    stripped = (word.strip("[](){}:|,=-.").lower() for word in words[:200].split())
+    stripped = (word.strip("[](){}|,=-.").lower() for word in _WORD_BREAK.split(words[:200]))
     return next((word for word in map(split_verb, stripped) if word in HELD_OUT), "")
 
 

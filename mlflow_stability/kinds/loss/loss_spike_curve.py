@@ -93,7 +93,8 @@ class SpikeRule(Rule):
     count, nor does one point below {loss_fall.NOISY_RISE:percent} once a very noisy loss is below
     {loss_fall.NOISY_BELOW:percent}. The reported step is the first one above a quarter of the height. A log that ends
     in a single high point has a spike there, in several a divergence. A spike to {huge} times the level before is
-    critical. A single point that recovered is INFO. It is a warning where {fewest_after} points or more after it keep
+    critical. A single point is INFO where it is the last one before another training in the same log, and where it
+    recovered. The latter is a warning where {fewest_after} points or more after it keep
     {kept_rise:percent} of its rise, where it is one of {returns} spikes within {returns_within} points, or where it
     undid {lost_progress[0]:percent} of all progress made until then. From {lengths[1]} points on, it must be at
     {times_beyond_noise} times its threshold in σ and undo {lost_progress[1]:percent} of the progress, in nats, or all
@@ -258,7 +259,9 @@ class SpikeRule(Rule):
                 shared = np.isin(jumps.steps, others.steps[others.far(deviations, height)])
                 high |= jumps.far(max(deviations, tail) if is_gradient else deviations, height) & shared
             spikes = [spike for spike in self._spikes(jumps, high) if self._stands_out(curve, jumps, spike)]
-            findings += [self._finding(curve, jumps, spike, self._is_frequent(spike, spikes)) for spike in spikes]
+            of_curve = [self._finding(curve, jumps, spike, self._is_frequent(spike, spikes)) for spike in spikes]
+            goes_on = any(other.attempt > curve.attempt for other in losses) and bool(curve.finite[-1])
+            findings += [_as_last_value(finding) if goes_on else finding for finding in of_curve]
         return findings
 
     def judges(self, curve: Curve) -> bool:
@@ -374,6 +377,15 @@ class SpikeRule(Rule):
         )
         start, end, ended = steps[spike.first], steps[last], True if recovered else None
         return self.finding(curve, severity, facts, start, end, peak=steps[peak], recovered=ended, count=spike.points)
+
+
+def _as_last_value(finding: Finding) -> Finding:
+    """Return the finding as information where a single last value is high and another training follows in the log.
+
+    Whoever started that one has stopped this one: its last value is often that of a part of an epoch.
+    """
+    alone = finding.count == 1 and finding.recovered is None and finding.severity is Severity.WARNING
+    return replace(finding, severity=Severity.INFO) if alone else finding
 
 
 def _join_overlapping(spikes: list[Spike]) -> list[Spike]:

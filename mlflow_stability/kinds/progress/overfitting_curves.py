@@ -20,6 +20,7 @@ from mlflow_stability.detectors.sensitivity import factor_of, scale_thresholds
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting, training_beside, turn_is_real
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.text.metric_names import ERRORS, split_words
 
 _TRAINED = re.compile(r"(?:^|[^a-z])(?:train|training|tr)(?:$|[^a-z])")
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|test|dev)(?:$|[^a-z])")
@@ -138,6 +139,11 @@ def _errors(accuracy: Curve) -> Curve:
     return replace(accuracy, values=values)
 
 
+def _measures_errors(curve: Curve) -> bool:
+    """Whether a curve that stands for a loss is an error rate or a perplexity."""
+    return not set(ERRORS).isdisjoint(word.lower() for word in split_words(curve.name))
+
+
 def _is(split: re.Pattern[str], curve: Curve) -> bool:
     return "acc" in curve.name.lower() and split.search(curve.name.lower()) is not None
 
@@ -180,7 +186,7 @@ class GeneralisationGapRule(Rule):
     What it sees: {fewest_validations} validations or more, of losses above zero. At the end the validation loss is
     {ratio} times the training loss or more, and that ratio has grown by a factor of {grown:exp} since the first
     validations. In the second half of the validations the training loss fell to {smallest_fall:exp_left}, while the
-    validation loss fell by less than {improved:percent}.
+    validation loss fell by less than {improved:percent}. An error rate or perplexity is not compared with a loss.
 
     Why it matters: the model memorises its training data although the validation loss does not rise. More steps bring
     nothing.
@@ -219,6 +225,8 @@ class GeneralisationGapRule(Rule):
             training = training_beside(validation, curves)
             if training is None or not validation.has_level or not training.has_level:
                 continue
+            if _measures_errors(validation) and not _measures_errors(training):
+                continue  # a ratio of a percentage to a loss means nothing
             finding = self._judge(training, validation)
             if finding is not None:
                 return [finding]

@@ -26,6 +26,7 @@ TESTS = word_set("test testing tst te 测试 測試 teste")
 LOSSES = word_set("loss losses 损失 損失 손실 perda pérdida perdua pèrdua perdita perte verlust verlies")
 LIKEST = (
     *("objective", "cost", "nll", "ce", "xent", "crossentropy", "bce", "bpb", "bpc", "bpd", "mse", "rmse", "mae"),
+    "smoothl1",
     "l_",
 )
 LOSS_LIKE = frozenset(LIKEST)  # what is optimised in a run that logs nothing called a loss, most likely first

@@ -118,6 +118,10 @@ def test_epochs_are_steps_where_there_is_nothing_else() -> None:
     assert told([(row, NAN, row) for row in range(4)])[0] == [0, 1, 2, 3]
 
 
+def test_an_epoch_that_ends_as_it_began_has_begun_again() -> None:
+    assert told([(row, NAN, epoch) for row, epoch in enumerate([0, 1, 2, 3, 0])]) == ([0, 1, 2, 3, 0], [0, 0, 0, 0, 1])
+
+
 def test_parts_of_epochs_are_numbered() -> None:
     assert told([(row, NAN, row / 4) for row in range(8)])[0] == list(range(8))
 

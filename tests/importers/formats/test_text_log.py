@@ -59,18 +59,42 @@ def test_steps_that_restart_in_each_epoch_become_increasing_steps(tmp_path: Path
     assert "restart in each epoch" in run.notes[0]
 
 
-def test_the_first_value_of_a_mean_that_begins_again_in_each_epoch_is_left_out(tmp_path: Path) -> None:
+def test_the_first_values_of_a_mean_that_begins_again_in_each_epoch_are_left_out(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.5, (12, 50))
     means = 2 + noise.cumsum(axis=1) / np.arange(1, 51)
     lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
     run = history(tmp_path, "\n".join(lines))
     assert len(metric(run, "loss").series) == 12 * 10 - 11
-    assert "first value there is left out: loss." in " ".join(run.notes)
+    assert "first values there are left out: loss." in " ".join(run.notes)
     means[7, 0] = math.nan
     lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
     assert np.isnan(metric(history(tmp_path, "\n".join(lines)), "loss").series.values).sum() == 1
     lines = [f"epoch {e} step {s}/50 loss {2 + noise[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
     assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 120
+    lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(6) for s in range(50)]
+    assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 6 * 50 - 5 * 5
+
+
+def test_what_is_left_on_a_progress_bar_that_has_not_begun_is_no_value_of_its_epoch(tmp_path: Path) -> None:
+    lines = []
+    for epoch in range(1, 4):
+        lines += [
+            f"{n * 10:3d}%|###    | {n}/10 [00:0{n}<00:09, 1.0it/s, loss={5 / (10 * epoch + n):.4f}]"
+            for n in range(1, 10)
+        ]
+        lines.append(f"  0%|          | 0/10 [00:00<?, ?it/s, loss={5 / (10 * epoch + 9):.4f}]")
+    assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 27
+
+
+def test_a_bar_that_keras_draws_for_an_evaluation_is_no_point_of_the_training(tmp_path: Path) -> None:
+    bar = "{n}/{n} [==============================] - 1s 5ms/step - loss: {loss:.4f} - accuracy: 0.9{more}\n"
+    epochs = [
+        f"Epoch {epoch}/9\n" + bar.format(n=50, loss=1 / epoch, more=f" - val_loss: {2 / epoch:.4f}")
+        for epoch in range(1, 10)
+    ]
+    run = history(tmp_path, "".join(epochs) + bar.format(n=13, loss=0.9, more=""))
+    assert curve(run, "loss")[-1] == (9, 0.1111)
+    assert curve(run, "val_loss")[-1] == (9, 0.2222)
 
 
 def test_several_runs_in_one_file_are_several_attempts(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ def test_a_small_gap_is_healthy() -> None:
     assert diagnosis_of(with_validation(0.6, 1.0)).outcome == "healthy"
 
 
+def test_an_error_rate_is_not_compared_with_a_loss() -> None:
+    loss, validation = (metric.series.values for metric in with_validation(0.05, 1.0).metrics)
+    assert GeneralisationGapRule().find(run_curves(run_named(loss=loss, val_err=20 * validation))) == []
+
+
 @pytest.mark.parametrize("trap", ["validation levels off", "grokking", "double descent", "small validation"])
 def test_healthy_courses_of_a_validation_loss_have_no_such_gap(trap: str) -> None:
     assert trap in TRAPS

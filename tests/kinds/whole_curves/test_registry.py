@@ -100,6 +100,15 @@ def test_a_jump_of_the_first_steps_that_comes_back_is_only_mentioned() -> None:
     assert episode.severity is Severity.INFO
 
 
+def test_a_high_last_value_is_only_mentioned_where_the_log_begins_another_training() -> None:
+    losses, steps, attempts = np.tile(falling(30), 2), np.tile(np.arange(30), 2), np.repeat([0, 1], 30)
+    losses[29] *= 3
+    (alone,) = found(SpikeRule(), run_named(loss=losses[:30]))
+    assert (alone.start, alone.severity) == (29, Severity.WARNING)
+    (followed,) = found(SpikeRule(), run_of(metric_of("loss", losses, steps=steps, attempts=attempts)))
+    assert (followed.start, followed.severity) == (29, Severity.INFO)
+
+
 def test_a_jump_that_is_doubtful_alone_counts_when_the_gradient_jumps_with_it() -> None:
     losses, norms = falling(40, noise=0.05), np.full(40, 1.0) * np.exp(np.random.default_rng(3).normal(0, 0.1, 40))
     losses[20] *= 1.3

@@ -56,6 +56,7 @@ RUNS = {
     "people": "Training Loss: loss, Validation Loss: val_loss, Test Accuracy: -",
     "physics": "mean_loss: loss, Conductor_Copper_loss: loss@Conductor_Copper, heat_loss: loss@heat",
     "only parts": "dice_loss: loss, val_dice_loss: val_loss",
+    "one word": "Train-SmoothL1: loss, Train-Acc: -",
     "no loss": "train_mse: loss, val_mse: val_loss, r2: -",
     "not losses": (
         "loss: loss, loss_zscore: -, best_val_loss: book, loss_weight: -, lossless_ratio: -, packet_loss: -, "
