@@ -94,6 +94,8 @@ def counts_within_epochs(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_epoch(name: str) -> bool:
+    if name.lower().endswith("time"):  # the seconds that an epoch took
+        return False
     return _main_words(name).removeprefix("in ") in _EPOCHS  # not so with a step: `best accuracy 0.7 in batch 10`
 
 

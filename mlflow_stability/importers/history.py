@@ -219,6 +219,7 @@ _MAX_REPEATED_SHARE = 0.1
 """Share of values of a metric with one value per epoch that may repeat the epoch before."""
 _MAX_PER_EPOCH = 4  # values of one epoch that several processes print, or a progress bar that is drawn again
 _MAX_STEP = 2.0**53
+_MOVES_PER_STEP = 4  # moves of the epoch for one of the step, above which the step is not that of the training
 _FEWEST_OF_TRAINING = 4  # values of a training that the log announces, such as a fold
 
 
@@ -308,7 +309,7 @@ def clock_of(
     if counted.ordinal:
         longest = max(columns.values(), key=len)
         main_rows = main_rows if len(main) == len(longest) else np.frombuffer(longest.rows, np.int64)
-        begins = _announced(main_rows, starts)
+        begins = np.union1d(_announced(main_rows, starts), _begun_again(rows, epochs, main_rows))
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])
     return Clock(rows, main=main_rows, begins=begins, averaged=averaged, **counted._asdict())
@@ -321,6 +322,15 @@ def _announced(main: _Ints, starts: Sequence[int]) -> _Ints:
     inside = (places > 0) & (places < len(main))
     lengths = np.diff(places[inside], prepend=0, append=len(main))
     return rows[chosen[inside]] if float(np.median(lengths)) >= _FEWEST_OF_TRAINING else rows[:0]
+
+
+def _begun_again(rows: _Ints, epochs: _Floats, main: _Ints) -> _Ints:
+    """Return the rows at which epochs, which are parts of one where values are numbered, go back for good."""
+    places = np.searchsorted(rows, main)
+    if np.isfinite(epochs[places]).mean() < 0.5 or np.nanmax(np.abs(epochs)) > _MAX_STEP / 1e6:
+        return np.empty(0, np.int64)
+    parts = np.round(1e6 * _filled(epochs))
+    return _attempt_rows(rows, parts, main, parts[places])
 
 
 def _ends_as_it_began(column: Column) -> bool:
@@ -351,6 +361,8 @@ class _RowSteps(NamedTuple):
 def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[int]) -> _RowSteps:
     """Return the step of every row: the log's own where it has some, epochs where it has nothing else."""
     own = steps[main][np.isfinite(steps[main])]
+    if _MOVES_PER_STEP * np.count_nonzero(np.diff(own)) < np.count_nonzero(np.diff(_filled(epochs)[main])):
+        own = own[:0]  # that of something else, such as the last progress bar before the training
     epoch = np.floor(_filled(epochs))
     if len(own) > 1 and not (own == own[0]).all() and _are_integers(own):
         with_step = main[np.isfinite(steps[main])]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector, Point
@@ -63,12 +64,47 @@ class GroupRate:
     highest: float = 0.0
     smallest: float = math.inf
     """The smallest rate above zero."""
+    last_decimal: int = 0
+    """The place of the last digit of any rate above zero: -6 of 0.000125."""
+    changes: int = 0
+    is_held: bool = False
+    """Whether the smallest rate stayed for several steps: a schedule that reaches zero in equal steps does not."""
+
+    def note(self, rate: float) -> None:
+        """Note the rate of the next step."""
+        if rate > 0 and rate == self.last:
+            self.is_held = self.is_held or rate == self.smallest
+        elif rate > 0:
+            self.is_held = self.is_held and rate >= self.smallest
+            self.highest, self.smallest = max(self.highest, rate), min(self.smallest, rate)
+            self.changes, self.last_decimal = self.changes + 1, min(self.last_decimal, _last_decimal(rate))
+        self.last = rate
 
     def is_zero(self, nearly_zero: float) -> bool:
         """Return whether the rate is zero or vanishes, and is not a small rate that a log rounds to zero."""
         if self.last > 0 or self.highest == 0:
             return self.last <= RATE_LIMITS.vanished * self.highest
+        has_few_decimals = self.last_decimal == math.floor(math.log10(self.smallest) + 1e-9)
+        if has_few_decimals and self.is_held and self.changes >= FEWEST_RATES:
+            return False
         return not _may_be_rounded(self.smallest, self.highest, nearly_zero)
+
+
+def _group_of(rates: NDArray[np.float64]) -> GroupRate:
+    group = GroupRate()
+    for rate in rates.tolist():
+        group.note(rate)
+    return group
+
+
+FEWEST_RATES = 4
+"""Number of rates, the lowest of one digit, none of which has further decimals, that show how a log rounds."""
+
+
+def _last_decimal(rate: float) -> int:
+    """Return the place of the last of at most ten digits of a rate above zero."""
+    digits, exponent = f"{rate:.9e}".split("e")
+    return int(exponent) - len(digits.replace(".", "").rstrip("0")) + 1
 
 
 def _may_be_rounded(smallest: float, highest: float, nearly_zero: float) -> bool:
@@ -92,7 +128,8 @@ class LearningRateZero(Detector):
     What it sees: the learning rate of every parameter group has been zero, or a hundred-millionth of its highest value
     or less, after it was above, for {steps} steps and for {share:percent} of all steps so far. A zero that a log of few
     digits may have rounded does not count: where the smallest rate before has one digit, it must be below
-    {nearly_zero:percent} of the highest one. Whole curves: from some step to the end, likewise.
+    {nearly_zero:percent} of the highest one, and, if that rate stayed for several steps, one of {FEWEST_RATES} rates or
+    more must have further decimals. Whole curves: from some step to the end, likewise.
 
     Why it matters: no step changes a weight any more. The loss looks as if it had converged, and all further time is
     lost. Usually the schedule is shorter than the training, as one that counts epochs where the script steps it once a
@@ -133,9 +170,7 @@ class LearningRateZero(Detector):
         group = state.groups.get(point.place)
         if group is None:
             group = state.groups[point.place] = GroupRate()
-        group.last = point.value
-        if point.value > 0:
-            group.highest, group.smallest = max(group.highest, point.value), min(group.smallest, point.value)
+        group.note(point.value)
         if point.value > RATE_LIMITS.vanished * group.highest:  # nearly always: skip the check of all groups
             state.since, state.is_found = None, False
             return state, None
@@ -160,7 +195,8 @@ class LearningRateZeroRule(Rule):
 
     What it sees: at least {fewest} points and {share:percent} of the run, up to the end, at which the learning rate of
     every parameter group was zero, or a hundred-millionth of its highest value or less, after it was above. Of zeros,
-    where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one.
+    where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one, and,
+    if that rate stayed for several steps, one of {FEWEST_RATES} rates or more must have further decimals.
 
     Why it matters: these steps changed no weight.
 
@@ -189,8 +225,8 @@ class LearningRateZeroRule(Rule):
         used = [curve for curve in rates if len(curve.values) and curve.values.max() > 0]
         if not used or any(curve.values[-1] > RATE_LIMITS.vanished * curve.values.max() for curve in used):
             return []
-        at_zero = [curve.values[curve.values > 0] for curve in used if curve.values[-1] == 0]
-        if any(_may_be_rounded(float(rates.min()), float(rates.max()), self.nearly_zero) for rates in at_zero):
+        at_zero = [curve.values for curve in used if curve.values[-1] == 0]
+        if not all(_group_of(values).is_zero(self.nearly_zero) for values in at_zero):
             return []
         firsts = [
             int(np.flatnonzero(curve.values > RATE_LIMITS.vanished * curve.values.max())[-1]) + 1 for curve in used

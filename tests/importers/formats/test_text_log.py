@@ -86,6 +86,14 @@ def test_what_is_left_on_a_progress_bar_that_has_not_begun_is_no_value_of_its_ep
     assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 27
 
 
+def test_parts_of_epochs_that_begin_again_are_another_training(tmp_path: Path) -> None:
+    first = "".join(f"{{'loss': {2 / n:.3f}, 'epoch': {0.22 * n:.2f}}}\n" for n in range(1, 14))
+    evaluations = "{'eval_loss': 0.9, 'epoch': 0.1}\n{'eval_loss': 0.8, 'epoch': 0.2}\n"
+    run = history(tmp_path, first + evaluations + first)
+    assert metric(run, "loss").series.attempts.tolist() == [0] * 13 + [1] * 13
+    assert metric(run, "eval_loss").series.attempts.tolist() == [1, 1]
+
+
 def test_a_bar_that_keras_draws_for_an_evaluation_is_no_point_of_the_training(tmp_path: Path) -> None:
     bar = "{n}/{n} [==============================] - 1s 5ms/step - loss: {loss:.4f} - accuracy: 0.9{more}\n"
     epochs = [

@@ -117,6 +117,7 @@ LINES = [
     ("[NEW BEST] Epoch #3: train_loss=6.42, val_loss=6.5", NAN, 3, {"train_loss": 6.42, "val_loss": 6.5}),
     ("step #5 GPU 0 loss #2: lr 0.3", 5, NAN, {"lr": 0.3, "loss": None}),
     ("INFO - EVALUATING - Epoch: [0][10/157]\tLoss 1.44 (1.38)", 10, 0, {"eval Loss": 1.44}),
+    ("Epoch 007 | Train Loss: 1.9 | Epoch Time: 28.7 s", NAN, 7, {"Train Loss": 1.9}),
     ("INFO:root:Evaluation Epoch 3 - Average Loss: 4.5", NAN, 3, {"evaluation Average Loss": 4.5}),
     ("INFO - TRAINING - Epoch: [0][10/781]\tLoss 1.44 (1.38)", 10, 0, {"Loss": 1.44}),
     ("Test acc: 0.9, train loss: 0.1", NAN, NAN, {"Test acc": 0.9, "train loss": 0.1}),

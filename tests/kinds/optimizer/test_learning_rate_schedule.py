@@ -71,6 +71,13 @@ def test_a_learning_rate_that_a_log_rounds_to_zero_is_no_finding(tmp_path: Path,
     assert rounded.findings == ()
 
 
+def test_a_rate_that_is_halved_until_six_decimals_show_zeros_is_no_finding(tmp_path: Path) -> None:
+    halved = diagnosed(lambda step: round(0.001 * 0.5 ** (step // (STEPS // 15)), 6), tmp_path)
+    assert halved.findings == ()
+    exact = diagnosed(lambda step: 0.001 * 0.5 ** (step // (STEPS // 15)) * (step < 0.75 * STEPS), tmp_path)
+    assert [finding.kind for finding in exact.findings] == ["learning_rate_zero"]
+
+
 def test_in_a_long_training_a_hundred_steps_are_few() -> None:
     rates = [0.1] * 3999 + [0.0001] + [0.0] * 205
     assert judged("learning_rate_zero", learning_rate=rates) == []
