@@ -25,6 +25,7 @@ _RESTART = 4.0
 """Minimum ratio of the median moves after the first and after later values of an epoch, for means that restart."""
 _FEWEST_EPOCHS = 4  # with which a mean is known to restart
 _FEWEST_IN_EPOCH = 4  # values, on average
+_MANY_EPOCHS = 50  # of which the mean over each whole one is enough
 _STEPS_OF_SEVERAL_RATES = 0.6
 """Share of the values of a learning rate that are at another step than the one before, where two are logged at each."""
 
@@ -152,7 +153,8 @@ def _epoch_begins(column: Column) -> NDArray[np.bool_]:
 def _first_means(values: _Floats, begins: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which values are in the first tenth of an epoch, one at least, of a mean that begins again in each.
 
-    They are means of a few batches. Such a mean moves `_RESTART` times as far after its first value as after a later
+    Of many epochs, all but the last value of each. The first are means of a few batches, and the others are no
+    independent values. Such a mean moves `_RESTART` times as far after its first value as after a later
     one. A value that is not finite is never left out.
     """
     none = np.zeros(len(values), np.bool_)
@@ -170,6 +172,8 @@ def _first_means(values: _Floats, begins: NDArray[np.bool_]) -> NDArray[np.bool_
     early = none.copy()
     for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
         early[start : start + max(1, (end - start) // 10)] = True
+    if len(starts) >= _MANY_EPOCHS:
+        early = ~np.append(begins[1:], True)
     return early & np.isfinite(values)
 
 
@@ -198,7 +202,7 @@ def _notes(content: LogContent, clock: Clock | None, restarts: Collection[str]) 
     notes = []
     if restarts:
         names = ", ".join(restarts)
-        notes.append(f"A mean that begins again in each epoch, whose first values there are left out: {names}.")
+        notes.append(f"A mean that begins again in each epoch, whose early values there are left out: {names}.")
     if clock is not None and clock.reason:
         notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):

@@ -12,6 +12,8 @@ from mlflow_stability.importers.log_content import Column, LogContent, LogLine
 from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 MAX_SHAPES = 1000  # kinds of lines that are distinguished
+MANY_TIMES = 5
+"""How much more often lines with a step must log a metric for those without one to be summaries."""
 
 
 class LooseLines:
@@ -39,10 +41,12 @@ class LooseLines:
     def join(self, log: LogContent) -> None:
         """Add the lines that count to those that name their step."""
         has_loss = has_loss_curve(log)
+        with_step = {name: len(column) for name, column in log.columns.items()}
         for lines in self._shapes.values():
             longest = max(lines.columns.values(), key=len)
             only_loss = not has_loss and len(longest) >= 3 and _any_loss(lines.columns)
             if only_loss or _recurs(longest):
+                _leave_out_summaries(lines, with_step)
                 log.merge(lines)
 
     def _make_room(self) -> None:
@@ -55,6 +59,16 @@ class LooseLines:
         for lines in self._shapes.values():
             lines.thin()
         self._size = sum(lines.size for lines in self._shapes.values())
+
+
+def _leave_out_summaries(lines: LogContent, with_step: Mapping[str, int]) -> None:
+    """Leave out what lines that name their step log much more often by the same name: a summary or an evaluation.
+
+    Values that are not finite stay.
+    """
+    for name, column in list(lines.columns.items()):
+        if with_step.get(name, 0) >= MANY_TIMES * len(column) and np.isfinite(column.values).all():
+            del lines.columns[name]
 
 
 def _recurs(column: Column) -> bool:

@@ -93,8 +93,9 @@ class SpikeRule(Rule):
     count, nor does one point below {loss_fall.NOISY_RISE:percent} once a very noisy loss is below
     {loss_fall.NOISY_BELOW:percent}. The reported step is the first one above a quarter of the height. A log that ends
     in a single high point has a spike there, in several a divergence. A spike to {huge} times the level before is
-    critical. A single point is INFO where it is the last one before another training in the same log, and where it
-    recovered. The latter is a warning where {fewest_after} points or more after it keep
+    critical. One in a training of fewer than {lengths[0]} points is INFO in a log of {many_attempts} trainings or more.
+    A single point is INFO where it is the last one before another training in the same log, and where it recovered. The
+    latter is a warning where {fewest_after} points or more after it keep
     {kept_rise:percent} of its rise, where it is one of {returns} spikes within {returns_within} points, or where it
     undid {lost_progress[0]:percent} of all progress made until then. From {lengths[1]} points on, it must be at
     {times_beyond_noise} times its threshold in σ and undo {lost_progress[1]:percent} of the progress, in nats, or all
@@ -186,6 +187,8 @@ class SpikeRule(Rule):
     """Number of spikes within `returns_within` points that makes each further one a warning."""
     returns_within: int = _DETECTOR.returns_within
     """Number of points over which they are counted."""
+    many_attempts: int = 8
+    """Number of trainings in one log from which a spike in one of fewer points than a short curve is INFO."""
     threshold_alone: bool = False
     """Whether every spike is a warning, as for a threshold of your own."""
 
@@ -244,6 +247,7 @@ class SpikeRule(Rule):
         judged = [curve for curve in losses if not curve.part and curve.has_level and len(curve.steps)]
         jumps_of_curve = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
         findings: list[Finding] = []
+        attempts = {curve.attempt for curve in judged}
         for curve in judged:
             jumps = jumps_of_curve[id(curve)]
             if jumps is None:
@@ -261,8 +265,16 @@ class SpikeRule(Rule):
             spikes = [spike for spike in self._spikes(jumps, high) if self._stands_out(curve, jumps, spike)]
             of_curve = [self._finding(curve, jumps, spike, self._is_frequent(spike, spikes)) for spike in spikes]
             goes_on = any(other.attempt > curve.attempt for other in losses) and bool(curve.finite[-1])
-            findings += [_as_last_value(finding) if goes_on else finding for finding in of_curve]
+            of_curve = [_as_last_value(finding) if goes_on else finding for finding in of_curve]
+            findings += [self._of_many(finding, jumps, len(attempts)) for finding in of_curve]
         return findings
+
+    def _of_many(self, finding: Finding, jumps: Jumps, attempts: int) -> Finding:
+        """Return the finding as information where it may be chance: some of many short trainings have one."""
+        by_chance = attempts >= self.many_attempts and len(jumps.z) < self.lengths[0]
+        if not by_chance or finding.severity is not Severity.WARNING or self.threshold_alone:
+            return finding
+        return replace(finding, severity=Severity.INFO)
 
     def judges(self, curve: Curve) -> bool:
         values = curve.values[curve.finite]

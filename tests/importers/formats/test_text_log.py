@@ -65,7 +65,7 @@ def test_the_first_values_of_a_mean_that_begins_again_in_each_epoch_are_left_out
     lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
     run = history(tmp_path, "\n".join(lines))
     assert len(metric(run, "loss").series) == 12 * 10 - 11
-    assert "first values there are left out: loss." in " ".join(run.notes)
+    assert "early values there are left out: loss." in " ".join(run.notes)
     means[7, 0] = math.nan
     lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(12) for s in range(0, 50, 5)]
     assert np.isnan(metric(history(tmp_path, "\n".join(lines)), "loss").series.values).sum() == 1
@@ -73,6 +73,19 @@ def test_the_first_values_of_a_mean_that_begins_again_in_each_epoch_are_left_out
     assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 120
     lines = [f"epoch {e} step {s}/50 loss {means[e, s]:.4f}" for e in range(6) for s in range(50)]
     assert len(metric(history(tmp_path, "\n".join(lines)), "loss").series) == 6 * 50 - 5 * 5
+    lines = [f"epoch {e} step {s}/50 loss {means[e % 12, s]:.4f}" for e in range(60) for s in range(0, 50, 5)]
+    assert np.isfinite(metric(history(tmp_path, "\n".join(lines)), "loss").series.values).sum() == 60
+
+
+def test_a_line_without_a_step_is_no_point_of_what_lines_with_steps_log_by_the_same_name(tmp_path: Path) -> None:
+    lines = [
+        f"epoch {e} iter {i}/90, loss: {3 - e / 9 - i / 900:.3f}" + ("\nloss: 9.5, miou: 0.3" if i == 80 else "")
+        for e in range(9)
+        for i in range(0, 90, 10)
+    ]
+    run = history(tmp_path, "\n".join(lines))
+    assert max(value for _, value in curve(run, "loss")) == 3.0
+    assert len(metric(run, "miou").series) == 9
 
 
 def test_what_is_left_on_a_progress_bar_that_has_not_begun_is_no_value_of_its_epoch(tmp_path: Path) -> None:

@@ -109,6 +109,15 @@ def test_a_high_last_value_is_only_mentioned_where_the_log_begins_another_traini
     assert (followed.start, followed.severity) == (29, Severity.INFO)
 
 
+@pytest.mark.parametrize(("trainings", "severity"), [(2, Severity.WARNING), (8, Severity.INFO)])
+def test_a_spike_in_one_of_many_short_trainings_is_only_mentioned(trainings: int, severity: Severity) -> None:
+    losses, steps = np.tile(falling(12), trainings), np.tile(np.arange(12), trainings)
+    losses[6] *= 3
+    attempts = np.repeat(np.arange(trainings), 12)
+    (spike,) = found(SpikeRule(), run_of(metric_of("loss", losses, steps=steps, attempts=attempts)))
+    assert (spike.start, spike.severity) == (6, severity)
+
+
 def test_a_jump_that_is_doubtful_alone_counts_when_the_gradient_jumps_with_it() -> None:
     losses, norms = falling(40, noise=0.05), np.full(40, 1.0) * np.exp(np.random.default_rng(3).normal(0, 0.1, 40))
     losses[20] *= 1.3
