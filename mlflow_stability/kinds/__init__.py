@@ -29,6 +29,7 @@ from mlflow_stability.kinds.first_look.batches import (
     TargetsIgnored,
     TargetsUnreachable,
 )
+from mlflow_stability.kinds.first_look.dimensions import SameOutput
 from mlflow_stability.kinds.first_look.language import TargetsInInput, TargetsInView
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.settings import EqualWeights, UntiedWeights
@@ -107,6 +108,7 @@ __all__ = [
     "RepresentationCollapse",
     "RouterCollapse",
     "SameInput",
+    "SameOutput",
     "SaturatedActivation",
     "SdrBitUsage",
     "SdrCollapse",

@@ -31,6 +31,7 @@ from mlflow_stability.kinds.first_look.batches import (
     TargetsIgnored,
     TargetsUnreachable,
 )
+from mlflow_stability.kinds.first_look.dimensions import AttentionDim, BatchAsSequence, SameOutput
 from mlflow_stability.kinds.first_look.loss_function import (
     AboveChance,
     AboveChanceRule,
@@ -86,6 +87,8 @@ PREVENT_LEARNING = (
     TargetsIgnored,
     TargetsUnreachable,
     StrongDropout,
+    BatchAsSequence,
+    AttentionDim,
 )
 """Mistakes that keep a training from learning, the most direct first."""
 SUMS = frozenset((AccumulationSum.kind, LossSum.kind))
@@ -127,6 +130,11 @@ def rise_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that makes a loss or gradients grow."""
     findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
     return _first_mistake(context, (*filter(_lets_loss_grow, findings), *context.events_of(LintFacts.kind)))
+
+
+def same_output_check(context: EpisodeContext) -> CheckResult:
+    """Check for an output that does not depend on the data, where nothing says why."""
+    return _first_mistake(context, context.findings_of(SameOutput.kind))
 
 
 def inside_check(context: EpisodeContext) -> CheckResult:
@@ -372,9 +380,10 @@ CAUSES = (
         "setup",
         "A mistake in the set-up keeps the model from learning, or makes its loss unbounded.",
         "A finding about the set-up: an input that the loss does not expect, a loss over all pairs, inputs of an "
-        "unusual size or the same for each row, batches of one class, ignored targets, too strong a weight decay or "
-        "clipping, parameters without a gradient or without an optimizer, modules that are not registered, a learning "
-        "rate of zero, swapped betas of Adam, steps or gradients that precision takes away.",
+        "unusual size or the same for each row, the same output for each row, a batch that is taken for a sequence, "
+        "attention that is normalised over queries, batches of one class, ignored targets, too strong a weight decay "
+        "or clipping, parameters without a gradient or without an optimizer, modules that are not registered, a "
+        "learning rate of zero, swapped betas of Adam, steps or gradients that precision takes away.",
         "A mistake that costs little beside another one.",
         (Remedy(Action.CHECK_INTENTION),),
         helped_by_smaller_updates=False,
@@ -388,6 +397,7 @@ CHECKS = (
     Check(inside_check, {Symptom.INSIDE: 5}, frozenset({"setup"})),
     Check(unbounded_check, {Symptom.RISING: 6}, frozenset({"setup"})),
     Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
+    Check(same_output_check, {Symptom.STUCK: 50}, frozenset({"setup"})),
     Check(chance_check, {Symptom.STUCK: 60}),
     Check(overfitting_check, {Symptom.OVERFITTING: 10}),
     Check(end_check, {Symptom.ENDED: 10}),

@@ -178,12 +178,19 @@ class OneClassFacts(Facts):
     """Number of these batches."""
     classes: tuple[int, ...]
     """Their classes, each once."""
+    mixed: int = 0
+    """Number of the other batches, in which one class ends and the next begins."""
 
     def numbers(self) -> dict[str, float]:
         return {"batches": float(self.batches), "classes": float(len(self.classes))}
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         named = ", ".join(map(str, self.classes))
+        if self.mixed:
+            return (
+                f"The data are sorted by class: of {self.batches + self.mixed} {unit}s that were looked at, up to "
+                f"{unit} {step}, {self.batches} have targets of one class (classes {named}), and no class comes back."
+            )
         return (
             f"All targets of a {unit} are of one class (classes {named} in the {self.batches} {unit}s that were looked "
             f"at, up to {unit} {step}): the data are not shuffled."
@@ -193,10 +200,16 @@ class OneClassFacts(Facts):
 @dataclass(slots=True)
 class OneClassState:
     low: float | None = None
+    highest: float = 0.0
+    """Highest class so far."""
     batches: int = 0
     """Batches of one class."""
-    is_mixed: bool = False
-    """Whether a batch had several classes, or the finding was made."""
+    mixed: int = 0
+    """Batches of several classes."""
+    is_sorted: bool = True
+    """Whether no class was below one of an earlier batch."""
+    is_over: bool = False
+    """Whether the batches differ otherwise, or the finding was made."""
     classes: dict[int, None] = field(default_factory=dict)
 
 
@@ -206,7 +219,8 @@ class OneClass(Detector):
 
     What it sees: the lowest and the highest class among the targets of cross entropy in steps 2 to 10, 21, 101 and
     1,001, from 8 targets on. A WARNING after {batches} batches or more that are all of one class each, of two classes
-    or more.
+    or more. Where no class is below one of an earlier batch, up to half as many batches may have several: the data are
+    sorted, and a class ends within them.
 
     Why it matters: each step moves all outputs towards one class, and the next step towards another. The model learns
     which class came last, batch normalisation sees one class at a time, and the loss of a batch says little.
@@ -232,7 +246,7 @@ class OneClass(Detector):
     state_type = OneClassState
 
     def step(self, state: OneClassState, point: Point) -> tuple[OneClassState, Finding | None]:
-        if state.is_mixed or not point.finite:
+        if state.is_over or not point.finite:
             return state, None
         if point.quantity == "class_low":
             state.low = point.value
@@ -240,15 +254,19 @@ class OneClass(Detector):
         low, state.low = state.low, None
         if low is None or point.value < 0:  # all targets of this step are ignored
             return state, None
-        if low != point.value:
-            state.is_mixed = True
+        state.is_sorted = state.is_sorted and low >= state.highest
+        state.highest = max(state.highest, point.value)
+        if low == point.value:
+            state.batches += 1
+            state.classes[int(low)] = None
+        else:
+            state.mixed += 1
+        state.is_over = state.mixed > (self.batches // 2 if state.is_sorted else 0)
+        if state.is_over or state.batches < self.batches or len(state.classes) < 2:
             return state, None
-        state.batches += 1
-        state.classes[int(low)] = None
-        if state.batches < self.batches or len(state.classes) < 2:
-            return state, None
-        state.is_mixed = True
-        return state, self.finding(point, Severity.WARNING, OneClassFacts(state.batches, tuple(state.classes)))
+        state.is_over = True
+        facts = OneClassFacts(state.batches, tuple(state.classes), state.mixed)
+        return state, self.finding(point, Severity.WARNING, facts)
 
 
 @dataclass(frozen=True, slots=True)

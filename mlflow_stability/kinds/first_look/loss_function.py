@@ -220,7 +220,8 @@ class ChanceFacts(Facts):
         if not self.classes:
             level = f"the variance of the targets ({self.chance:.3g})"
         if not self.is_stuck:
-            return f"The loss is {self.first:.3g} at {unit} {step}, {self.first / self.chance:.2g} times {level}."
+            last = f"; it is {self.last:.3g} at the end" if self.last >= self.chance else ""
+            return f"The loss is {self.first:.3g} at {unit} {step}, {self.first / self.chance:.2g} times {level}{last}."
         far = f" It is {self.first:.3g} at {unit} {step}." if self.first >= 1.5 * self.chance else ""
         return f"The loss is {self.last:.3g} at the end, no better than {level}: nothing has been learnt.{far}"
 
@@ -232,7 +233,7 @@ class AboveChance(FindingType):
     What it sees: a loss that is cross entropy alone, beside the logarithm of its number of classes, which the graph of
     the first losses shows (`chance_loss`); or a mean squared error alone, beside the variance of its targets
     (`target_variance`). A WARNING where the whole curve never got clearly below chance level, for classes from three
-    on; INFO where only the first loss is many times chance level.
+    on, or where a cross entropy still is many times chance level at the end; INFO where only its first loss is.
 
     Why it matters: a model without knowledge gives each class the same probability, or the mean of the targets. A first
     loss far above that means large initial weights, or inputs or targets of a wrong scale. A last loss at chance level
@@ -260,8 +261,9 @@ class AboveChanceRule(Rule):
     """The loss begins far above chance level, or never gets below it.
 
     What it sees: in a run of {fewest} steps or more, a loss whose medians over tenths of the run are all above {least}
-    times chance level; or a first loss of {far} times chance level or more. A loss that would be below {falling}
-    times chance level after half as many steps again, at the pace of its end, counts as falling.
+    times chance level; or a first loss of {far} times chance level or more, which is a WARNING where all these medians
+    are as high. A loss that would be below {falling} times chance level after half as many steps again, at the pace of
+    its end, counts as falling.
 
     Why it matters: nothing was learnt, or the initial weights are too large.
 
@@ -308,7 +310,8 @@ class AboveChanceRule(Rule):
         first = float(finite[0])
         if not chance > 0 or (not is_stuck and (first < self.far * chance or not classes)):
             return None
-        severity = Severity.WARNING if is_stuck and (classes > 2 or not classes) else Severity.INFO
+        is_far = bool(classes) and min(first, *levels) >= self.far * chance  # however fast it falls
+        severity = Severity.WARNING if is_far or (is_stuck and classes != 2) else Severity.INFO
         facts = ChanceFacts(first, levels[-1], chance, classes, is_stuck)
         finding = self.finding(curve, severity, facts, int(curve.steps[0]), int(curve.steps[-1]))
         if is_stuck and not classes and levels[-1] >= self.far * chance:  # the predictions miss the mean of the targets

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.kinds.first_look.settings import LateClipping, LateClippingFacts
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.first_look.dimensions import AttentionScores, OutputRows, SequenceLayout
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import Chance, chance_of, loss_input, loss_over_pairs, loss_sum
 from mlflow_stability.probes.first_look.module_settings import (
@@ -104,6 +105,7 @@ class FirstLook(BaseProbe):
         self._weights: list[Block] = []  # of the first step
         self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
         self._left_out = LeftOut()
+        self._layout, self._scores, self._outputs = SequenceLayout(), AttentionScores(), OutputRows()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
         self._chances: list[Chance | None] = []  # of the losses of one step
@@ -116,10 +118,12 @@ class FirstLook(BaseProbe):
             self._until = max(self._until, step + FIRST_STEPS - 2)  # a resumed training has first losses as well
         if step > self._until:
             self._switch(False)
+            self._layout.close()
             return
         if step != self._loss_step:
             self._chances, self._looks, self._loss_step = [], 0, step
             self._targets.clear()
+            self._outputs.clear()
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for loss in losses:
             if isinstance(loss, Tensor) and loss.grad_fn is not None:
@@ -132,6 +136,9 @@ class FirstLook(BaseProbe):
                 self._emit(loss_sum(loss, step))
                 self._chances.append(chance_of(loss))
                 self._targets.note(loss)
+                self._outputs.note(loss)
+                self._emit(self._layout.note(loss, step))
+                self._emit(self._scores.note(loss, step))
                 if self._left_out.may_be_known:
                     self._left_out.note_loss(loss)
                 self._emit(self._accumulation.note(loss, step))
@@ -151,6 +158,7 @@ class FirstLook(BaseProbe):
             self._switch(True)
         if view.step == 1 and not self._optimizers:
             self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
+            self._layout.watch(self._models())
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
         if view.late_clips >= LATE_CLIPPING.least:
             facts = LateClippingFacts(view.late_clips)
@@ -173,7 +181,11 @@ class FirstLook(BaseProbe):
     def forget(self) -> None:
         self._chances = []
         self._targets.clear()
+        self._outputs.clear()
         self._precision.forget()
+
+    def close(self) -> None:
+        self._layout.close()
 
     def blocks(self, _step: int) -> Sequence[Block]:
         losses, self._chances = self._chances, []
@@ -183,7 +195,7 @@ class FirstLook(BaseProbe):
         is_one = is_mean and len({chance.classes for chance in chances}) == 1
         chance = [Block(CHANCE, (math.log(chances[0].classes),))] if is_one else []
         weights, self._weights = self._weights, []
-        return [*chance, *weights, *self._targets.blocks(), *self._precision.blocks()]
+        return [*chance, *weights, *self._targets.blocks(), *self._outputs.blocks(), *self._precision.blocks()]
 
     def _look_at_parameters(self, seen: Sequence[Optimizer], step: int) -> None:
         models = self._models()

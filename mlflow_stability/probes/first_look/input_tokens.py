@@ -5,14 +5,13 @@ Guarantees: no device is waited for; no hook for saved tensors runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.first_look.loss_graph import node_name, saved, shape_of
+from mlflow_stability.probes.first_look.loss_graph import node_name, nodes_behind, saved, shape_of
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
@@ -31,7 +30,6 @@ SIGNALS = signals(
 )
 IN_INPUT, IN_VIEW = (Signal("targets_in_input", ""),), (Signal("targets_in_view", ""),)
 LOOKS = 5  # steps, once in each: the whole graph is looked at
-MAX_NODES = 4096
 MIN_TARGETS = 8
 HIDDEN = -1e4  # what a mask adds to scores that attention must not see, or less
 MASKS = ("attn_mask", "attn_bias")
@@ -52,7 +50,7 @@ class InputTokens:
             return
         self._looks += 1
         classes = shape_of(node.next_functions[0][0])[1:2]
-        behind = list(_nodes_behind(node))
+        behind = list(nodes_behind(node))
         # Several embeddings, as in translation, may get the targets in one of them on purpose.
         tables = [table for table in behind if node_name(table) == "Embedding"]
         tables = [table for table in tables if (getattr(table, "_saved_weight_sym_argsize_0", None),) == classes]
@@ -70,16 +68,6 @@ class InputTokens:
     def blocks(self) -> list[Block]:
         blocks, self._blocks = self._blocks, []
         return blocks
-
-
-def _nodes_behind(node: Any) -> Iterator[Any]:
-    waiting, seen = [node], {node}
-    while waiting and len(seen) < MAX_NODES:
-        for following, _ in waiting.pop().next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-                yield following
 
 
 def _share_in_view(tokens: Tensor, target: Tensor, is_used: Tensor, behind: list[Any]) -> Tensor | None:

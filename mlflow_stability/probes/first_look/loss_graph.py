@@ -25,6 +25,7 @@ from mlflow_stability.probes.step.readback import value_on_host
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 MAX_NODES = 64  # from the loss on: enough for the sum of a few losses
+MAX_GRAPH = 4096  # nodes, where the whole graph is looked at
 MAX_RESHAPES = 8  # between an activation and the loss function
 # Nodes that combine values or losses to one loss.
 COMBINING = frozenset(
@@ -81,7 +82,7 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
             continue
         facts = LossInputFacts(function, activation, _module_of(activation, models))
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=remedies_for(facts))
-    if any(_picks_over_other_dim(node, name) for node, name, _ in _nodes_of(loss.grad_fn, COMBINING)):
+    if any(_picks_over_other_dim(node, name) for node, name, _ in nodes_of(loss.grad_fn, COMBINING)):
         facts = LossInputFacts(LossFunction.NLL, Activation.LOG_SOFTMAX)
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
     return None
@@ -89,30 +90,39 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
 
 def is_over_other_dim(node: Any, classes_dim: int = CLASSES_DIM) -> bool:
     """Whether a node is the logarithm of a softmax over another dimension than that of the classes."""
-    softmax = logarithm_of(node)
+    return _is_over_other_dim(logarithm_of(node), node, classes_dim)
+
+
+def _is_over_other_dim(softmax: Any, node: Any, classes_dim: int = CLASSES_DIM) -> bool:
     shape, given = shape_of(softmax), shape_of(node)
     if shape != given:  # flattened to rows and classes, which have to be the last dimension before, too
         if len(given) != 2 or classes_dim != CLASSES_DIM or shape[-1:] != given[-1:]:
             return False
         classes_dim = len(shape) - 1
-    return len(shape) > 1 and _dim_of(softmax, classes_dim) != classes_dim
+    return len(shape) > 1 and dim_of(softmax, classes_dim) != classes_dim
 
 
 def _picks_over_other_dim(node: Any, name: str) -> bool:
     """Whether a cross entropy that is written with an index has its softmax over another dimension than the index."""
+    is_picked_first = name == "Log"  # the logarithm is taken of what the index picks
+    if is_picked_first:
+        node = _behind_logarithm(node)
+        name = node_name(node)
     source = node.next_functions[0][0] if name in ("Gather", "Index") else None
     softmax, shape = logarithm_of(source), shape_of(source)
+    if is_picked_first:
+        softmax = source_of(source) if node_name(source_of(source)) == "Softmax" else None
     if softmax is None or len(shape) < 2:
         return False
-    normalised, picked = _dim_of(softmax, CLASSES_DIM), _dim_of(node, CLASSES_DIM) if name == "Gather" else CLASSES_DIM
+    normalised, picked = dim_of(softmax, CLASSES_DIM), dim_of(node, CLASSES_DIM) if name == "Gather" else CLASSES_DIM
     if shape_of(softmax)[normalised] == shape[picked]:
         return False  # of a square, such as the similarities of pairs, one value of each column may be meant
     if name == "Gather":  # of a softmax over the last dimension, positions may be picked first, and classes later
-        return normalised != len(shape_of(softmax)) - 1 and is_over_other_dim(source, picked)
-    return len(shape) == 2 and shape_of(node) == shape[:1] and is_over_other_dim(source)
+        return normalised != len(shape_of(softmax)) - 1 and _is_over_other_dim(softmax, source, picked)
+    return len(shape) == 2 and shape_of(node) == shape[:1] and _is_over_other_dim(softmax, source)
 
 
-def _dim_of(node: Any, default: int) -> int:
+def dim_of(node: Any, default: int) -> int:
     """Return the dimension that a node saved, from 0 on."""
     dim: int = getattr(node, "_saved_dim", default)
     dim = dim - WRAPPED if dim >= WRAPPED // 2 else dim  # a negative number, as its node has it
@@ -127,16 +137,21 @@ def logarithm_of(node: Any) -> Any:
         return node
     if node_name(node) != "Log":
         return None
-    node = node.next_functions[0][0]
-    if node_name(node) in ("Add", "Clamp", "ClampMin"):
-        node = node.next_functions[0][0]
+    node = _behind_logarithm(node)
     return node if node_name(node) == "Softmax" else None
+
+
+def _behind_logarithm(node: Any) -> Any:
+    node = node.next_functions[0][0]
+    while node_name(node) in ("Add", "Clamp", "ClampMin", "Squeeze"):
+        node = node.next_functions[0][0]
+    return node
 
 
 def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
     """Yield the loss functions in the graph, with their node and that of their input."""
     # Not through `Addmm`, which is a layer of the model.
-    for node, name, inputs in _nodes_of(loss.grad_fn, COMBINING):
+    for node, name, inputs in nodes_of(loss.grad_fn, COMBINING):
         if name in LOSSES:
             source = inputs[0] if inputs else None
             softmax = logarithm_of(source)
@@ -148,7 +163,7 @@ def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
             yield LossFunction.CROSS_ENTROPY, node, inputs[0]
 
 
-def _nodes_of(first: Any, through: Container[str]) -> Iterator[tuple[Any, str, list[Any]]]:
+def nodes_of(first: Any, through: Container[str]) -> Iterator[tuple[Any, str, list[Any]]]:
     """Yield a node and those behind nodes `through`, the nearest first, with their names and inputs."""
     waiting, looked_at = [first], 0
     while waiting and looked_at < MAX_NODES:
@@ -160,6 +175,17 @@ def _nodes_of(first: Any, through: Container[str]) -> Iterator[tuple[Any, str, l
         yield node, name, inputs
         if name in through:
             waiting += inputs
+
+
+def nodes_behind(node: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph, without the given one; of a large graph the first ones."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < MAX_GRAPH:
+        for following, _ in waiting.pop().next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+                yield following
 
 
 def mean_squared_error(loss: Tensor) -> tuple[Any, float] | None:
@@ -215,7 +241,7 @@ def chance_of(loss: Tensor) -> Chance | None:
         is_mean = getattr(node, "_saved_reduction", None) == MEAN
     else:
         softmax = _of_picked(node)
-        is_mean, shape, dim = softmax is not None, shape_of(softmax), _dim_of(softmax, CLASSES_DIM)
+        is_mean, shape, dim = softmax is not None, shape_of(softmax), dim_of(softmax, CLASSES_DIM)
     if softmax is None or not is_mean or len(shape) < 2:
         return None
     return Chance(shape[dim], share) if shape[dim] > 1 else None
@@ -269,7 +295,7 @@ ON_PURPOSE = frozenset(("Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Slic
 
 def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
     """Return a finding if a difference in the graph of this loss has a value for each pair of rows."""
-    for node, name, inputs in _nodes_of(loss.grad_fn, COMBINING | OF_A_DIFFERENCE):
+    for node, name, inputs in nodes_of(loss.grad_fn, COMBINING | OF_A_DIFFERENCE):
         facts = _pairs(node, name, inputs) if name in DIFFERENCES else None
         if facts is not None:
             return Finding.at(facts, step, Severity.WARNING, remedies=LossBroadcast.remedies)
@@ -285,7 +311,7 @@ PER_EXAMPLE = frozenset((*LOSSES, "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss
 def loss_sum(loss: Tensor, step: int) -> Finding | None:
     """Return a finding if this loss, or a term of it, is a sum over many values that nothing divides."""
     node, share = undivided(loss)
-    for term, _, _ in _nodes_of(node, ADDING):
+    for term, _, _ in nodes_of(node, ADDING):
         values = _values_of_sum(term)
         if values * share >= LossSum().least:
             return Finding.at(LossSumFacts(values), step, Severity.INFO, remedies=LossSum.remedies)

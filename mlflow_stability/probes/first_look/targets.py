@@ -15,10 +15,12 @@ from torch import Tensor
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.input_tokens import InputTokens
 from mlflow_stability.probes.first_look.loss_graph import (
+    RESHAPING,
     loss_functions,
     mean_squared_error,
     node_name,
     saved,
+    shape_of,
     source_of,
     undivided,
 )
@@ -127,13 +129,34 @@ def _variance(loss: Tensor) -> Tensor | None:
 
 def _unreachable(loss: Tensor) -> Tensor | None:
     node, _ = undivided(loss)
-    if node_name(node) not in OF_NUMBERS:
+    if node_name(node) == "Mean":
+        prediction, target = _of_difference(node.next_functions[0][0])
+    elif node_name(node) in OF_NUMBERS:
+        prediction, target = _prediction_and_target(node)
+    else:
         return None
-    prediction, target = _prediction_and_target(node)
     limits = RANGES.get(node_name(source_of(prediction)))
     if limits is None or target is None:
         return None
     return ((target < limits[0] - SLACK) | (target > limits[1] + SLACK)).float().mean()
+
+
+# The target of an absolute or squared error that is written out: what the activation gave, less the difference.
+def _of_difference(node: Any) -> tuple[Any, Tensor | None]:
+    sub: Any = node.next_functions[0][0] if node_name(node) in ("Abs", "Pow") else None
+    if node_name(sub) != "Sub" or sub._saved_alpha != 1 or len(sub.next_functions) != 2:
+        return None, None
+    (first, _), (second, _) = sub.next_functions
+    if (first is None) == (second is None):
+        return None, None
+    prediction, sign = (first, 1) if second is None else (second, -1)
+    activation = prediction
+    while node_name(activation) in (*RESHAPING, "Squeeze", "Unsqueeze"):
+        activation = activation.next_functions[0][0]
+    difference, given = saved(node, "self"), saved(activation, "result")
+    if difference is None or given is None or difference.shape != shape_of(prediction):
+        return None, None
+    return activation, given.reshape(difference.shape) - sign * difference
 
 
 # The target is the argument without a gradient.

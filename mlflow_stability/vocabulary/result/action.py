@@ -124,6 +124,12 @@ class Action(Enum):
     CHECK_BATCH_SHAPES = "Check the shapes and types of the batch against the model."
     STANDARDISE_INPUTS = "Scale the inputs once: divide bytes by 255, or standardise each feature."
     INSPECT_INPUT_PATH = "Look for inputs that are multiplied by zero, masked or overwritten before the first layer."
+    FIND_WHERE_ROWS_MEET = (
+        "Follow the outputs of two rows back to where they become equal: a mean or softmax over the batch, equal "
+        "inputs, or dead units."
+    )
+    SET_BATCH_FIRST = "Set batch_first=True, or transpose the input to (sequence, batch, features)."
+    SOFTMAX_OVER_KEYS = "Take the softmax of attention scores over their last dimension, that of the keys."
     CHECK_MASKING = "Check how targets are masked and padded; pack short sequences together."
     MAP_LABELS = "Map the labels to 0 and 1."
     CHECK_TARGETS = "Check that the targets belong to the inputs."

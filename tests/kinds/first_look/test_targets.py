@@ -20,6 +20,18 @@ def test_batches_of_one_class_each_are_found() -> None:
     )
 
 
+def test_sorted_data_are_found_though_classes_end_within_batches() -> None:
+    low, high = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    (finding,) = judged("one_class", class_low=low, class_high=high)
+    assert (finding.severity, finding.facts) == (Severity.WARNING, OneClassFacts(6, (0, 1, 2), 2))
+    assert finding.message == (
+        "The data are sorted by class: of 8 steps that were looked at, up to step 7, 6 have targets of one class "
+        "(classes 0, 1, 2), and no class comes back."
+    )
+    many = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 5.0, 6.0]
+    assert judged("one_class", class_low=many, class_high=[*many[1:], 7.0]) == []
+
+
 @pytest.mark.parametrize(
     ("low", "high"),
     [([0.0] * 8, [0.0] * 8), ([0.0, 1.0] * 4, [0.0, 1.0, 0.0, 3.0] * 2), ([9.0] * 8, [-1.0] * 8)],

@@ -51,6 +51,14 @@ def test_a_first_loss_far_above_chance_level_is_only_mentioned_where_the_model_l
     assert finding.message.endswith("times chance level (4.16 for 64 classes).")
 
 
+def test_a_loss_that_stays_far_above_chance_level_is_a_warning_however_fast_it_falls() -> None:
+    (finding,) = found(falling(400, first=9000.0, last=20.0))
+    assert finding.severity is Severity.WARNING
+    assert "times chance level (4.16 for 64 classes); it is 50.1 at the end" in finding.message
+    (finding,) = found(np.geomspace(9000.0, 5.0, 400))
+    assert finding.severity is Severity.INFO
+
+
 def test_two_classes_at_chance_level_are_only_mentioned() -> None:
     (finding,) = found(falling(400, first=0.7, last=0.69, noise=0.005), math.log(2))
     assert finding.severity is Severity.INFO

@@ -83,6 +83,14 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
         lambda: -outputs(2, 2, CLASSES).log_softmax(1).gather(-1, LABELS.view(2, 2, 1)).mean(),
         *(LossFunction.NLL, Activation.LOG_SOFTMAX),
     ),
+    "softmax over the batch, and the logarithm of what an index picks": (
+        lambda: -(outputs().softmax(0)[torch.arange(4), LABELS] + 1e-8).log().mean(),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+    "softmax over the batch, and the logarithm of what gather picks": (
+        lambda: -outputs().softmax(0).gather(1, LABELS[:, None]).squeeze(1).clamp(min=1e-8).log().mean(),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
     "logarithm of a softmax of probabilities": (
         lambda: functional.nll_loss((outputs().softmax(1).softmax(1) + 1e-8).log(), LABELS),
         *(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX),
@@ -142,6 +150,8 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
     "log-probabilities over the last dimension": lambda: functional.nll_loss(outputs().log_softmax(-1), LABELS),
     "a bounded answer": lambda: functional.binary_cross_entropy_with_logits(outputs().tanh(), SHARES),
     "logarithm of probabilities": lambda: functional.nll_loss(outputs().softmax(1).log(), LABELS),
+    "logarithm of what an index picks": lambda: -outputs().softmax(1)[torch.arange(4), LABELS].log().mean(),
+    "what an index picks of a softmax over the batch": lambda: -outputs().softmax(0)[torch.arange(4), LABELS].mean(),
     "log-probabilities": lambda: functional.nll_loss(outputs().log_softmax(1), LABELS),
     "log-probabilities again": lambda: functional.cross_entropy(outputs().log_softmax(1), LABELS),
     "scaled sigmoid": lambda: functional.cross_entropy(outputs().sigmoid() * 5, LABELS),

@@ -99,3 +99,22 @@ def test_targets_that_the_last_activation_cannot_give_are_counted(activation: nn
     for function in (functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss):
         row = measured(function(activation(outputs(8, 1)), target))
         assert row.get("targets_unreachable") == share
+
+
+def test_targets_of_an_error_that_is_written_out_are_compared_with_the_last_activation() -> None:
+    output, target = outputs(8, 1), torch.tensor([-2.0, -1.0, 0.5, 0.5, 0.5, 0.5, 2.0, 2.0])
+    relu, sigmoid = output.relu().squeeze(1), output.sigmoid().squeeze(1)
+    losses = {
+        functional.l1_loss(relu, target): 0.25,
+        (target - relu).abs().mean() / 2: 0.25,
+        ((sigmoid - target) ** 2).mean(): 0.5,
+        ((target - sigmoid) ** 2).mean(): 0.5,
+    }
+    assert [measured(loss)["targets_unreachable"] for loss in losses] == pytest.approx(list(losses.values()))
+    others = (
+        functional.l1_loss(output.squeeze(1), target),
+        (output.relu() - target).abs().mean(),  # all pairs
+        (relu - 2 * output.squeeze(1)).abs().mean(),
+        (relu - 0.5).abs().sum(),
+    )
+    assert [measured(loss) for loss in others] == [{}] * len(others)
