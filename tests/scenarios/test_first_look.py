@@ -61,6 +61,10 @@ MISTAKES = {
     "gradients, weights halve in 14 steps.",
     "loss_broadcast": "The prediction has shape (16, 1) and the target (16,): the loss compares all 16 x 16 pairs, not "
     "each prediction with its own target.",
+    "optimizer_recreated": "Each of 5 steps that were looked at, up to step 20, has another AdamW of the same "
+    "parameters: its averages of gradients begin again at zero each time.",
+    "group_rate_zero": "Parameter group 0 (94% of the values of its optimizer) has gradients and a learning rate of 0 "
+    "up to step 100; other groups have up to 0.01. No step changes it.",
 }
 
 
@@ -70,8 +74,14 @@ def train_body(mistake: str) -> None:
     trained = model.blocks if mistake == "not_optimized" else model
     assert isinstance(trained, nn.Module)
     decay = 5.0 if mistake == "weight_decay_strong" else 0.01
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01, weight_decay=decay)
+    groups = [{"params": list(trained.parameters())}]
+    if mistake == "group_rate_zero":
+        held = [model.blocks, model.head]
+        groups = [{"params": list(part.parameters()), "lr": rate} for part, rate in zip(held, (0.0, 0.01), strict=True)]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=decay)
     for _ in range(105):
+        if mistake == "optimizer_recreated":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
         x = torch.randn(16, 8)
         target = x[:, 0] if mistake == "loss_broadcast" else x[:, :1]
         optimizer.zero_grad()

@@ -52,6 +52,7 @@ from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUn
 from mlflow_stability.kinds.first_look.settings import (
     AccumulationSum,
     EqualWeights,
+    GroupRateZero,
     LateClipping,
     OptimizedTwice,
     StrongDropout,
@@ -89,6 +90,7 @@ PREVENT_LEARNING = (
     StrongDropout,
     BatchAsSequence,
     AttentionDim,
+    GroupRateZero,
 )
 """Mistakes that keep a training from learning, the most direct first."""
 SUMS = frozenset((AccumulationSum.kind, LossSum.kind))
@@ -111,8 +113,12 @@ def standstill_check(context: EpisodeContext) -> CheckResult:
 
 def _misses_mean(finding: Finding) -> bool:
     """Whether the loss stayed far above the variance of its targets, so that their mean would be a better answer."""
-    facts, far = finding.facts_as(ChanceFacts), AboveChanceRule().far
-    return facts is not None and facts.is_stuck and not facts.classes and facts.last >= far * facts.chance
+    facts = finding.facts_as(ChanceFacts)
+    return facts is not None and facts.is_stuck and not facts.classes and facts.last >= _far_level(facts)
+
+
+def _far_level(facts: ChanceFacts) -> float:
+    return AboveChanceRule().far * facts.chance
 
 
 def without_gradient_check(context: EpisodeContext) -> CheckResult:
@@ -129,7 +135,14 @@ def _holds_for_all(mistake: Finding) -> bool:
 def rise_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that makes a loss or gradients grow."""
     findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
-    return _first_mistake(context, (*filter(_lets_loss_grow, findings), *context.events_of(LintFacts.kind)))
+    far = filter(_was_always_far, context.findings_of(AboveChance.kind))
+    return _first_mistake(context, (*filter(_lets_loss_grow, findings), *far, *context.events_of(LintFacts.kind)))
+
+
+def _was_always_far(finding: Finding) -> bool:
+    """Whether the loss began far above the variance of its targets, and has not doubled since."""
+    facts = finding.facts_as(ChanceFacts)
+    return facts is not None and _misses_mean(finding) and facts.first >= max(facts.last / 2, _far_level(facts))
 
 
 def same_output_check(context: EpisodeContext) -> CheckResult:

@@ -190,9 +190,13 @@ def _batch_undecided(event: Finding | None) -> BrokenBatchFacts | None:
     return None
 
 
+OPTIMIZER_STATE_REMEDIES = (Remedy(Action.RESTART_BEFORE_STEP), Remedy(Action.LOWER_BETA2_OR_CLIP))
+
+
 def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:
     facts, since, repeats = origin_of(event), event.step, ((NAN_ORIGIN, event.step),)
     inputs = f"inputs range {input_range(facts)}" if facts.value_range is not None else ""
+    remedies: tuple[Remedy, ...] = ()
     was_normal = not abnormal_before(context)
     largest = None if facts.value_range is None else max(map(abs, facts.value_range))
     name, certainty, place = CAUSE_BY_SOURCE.get(facts.source, ""), "likely", event.place
@@ -200,6 +204,9 @@ def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:
         name, certainty, place = "bad_batch", "certain", ""
     elif facts.source is NanSource.OPTIMIZER:
         name, certainty = "optimizer_state", "certain" if was_normal else "likely"
+        if facts.output is not None and facts.output.dtype == "float16":
+            inputs = "the weights are float16, in which squares of small gradients and an eps below 3e-8 are zero"
+            remedies = (Remedy(Action.KEEP_WEIGHTS_IN_FLOAT32), *OPTIMIZER_STATE_REMEDIES)
     elif facts.source is NanSource.LOSS:
         loss = None if context.loss is None else value_at(context.loss, event.step)
         # With a finite loss, the backward pass broke: a derivative, a hook, a loss scale.
@@ -220,7 +227,14 @@ def _result_of_origin(context: EpisodeContext, event: Finding) -> CheckResult:
                 repeats=repeats,
             )
         name = "overflow" if overflowed(facts) else "invalid_operation"
-    return cause_found(name, facts.statement, inputs, since=since, certainty=certainty, place=place, repeats=repeats)
+    return cause_found(
+        *(name, facts.statement, inputs),
+        since=since,
+        certainty=certainty,
+        place=place,
+        remedies=remedies,
+        repeats=repeats,
+    )
 
 
 def _moderate_batch(context: EpisodeContext) -> str:
@@ -407,7 +421,7 @@ CAUSES = (
         "The optimizer state was non-finite or extremely large.",
         "The weights became non-finite in an update with finite gradients.",
         "Weights that other code wrote to.",
-        (Remedy(Action.RESTART_BEFORE_STEP), Remedy(Action.LOWER_BETA2_OR_CLIP)),
+        OPTIMIZER_STATE_REMEDIES,
     ),
     CauseDocumentation(
         "broken_from_start",

@@ -105,10 +105,10 @@ class NoGradient(FindingType):
     """A large part of what the optimizer holds never had a gradient.
 
     What it sees: parameters in an optimizer that require a gradient and had none in any look at steps 1, 10, 20 and
-    100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on;
-    fewer are not reported, such as an unused head. All of them count only where nothing wrote to them: then nothing
-    of the model reaches the loss, or it is the optimizer of another model, or gradients are cleared before the step.
-    The graph of a loss shows which, and it is reported at step 10.
+    100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on,
+    INFO from {mentioned:percent} on, as for an unused head. All of them count only where nothing wrote to them: then
+    nothing of the model reaches the loss, or it is the optimizer of another model, or gradients are cleared before the
+    step. The graph of a loss shows which, and it is reported at step 10.
 
     Why it matters: these parameters keep their initial values. The usual reason is a `detach()` or a `no_grad()`
     between them and the loss, or a module that `forward` does not use.
@@ -124,12 +124,14 @@ class NoGradient(FindingType):
 
     share: float = 0.25
     """Minimum share of the values of the optimizers."""
+    mentioned: float = 0.01
+    """Minimum share for INFO."""
 
     kind = "no_gradient"
     of_setup = True
     noun = "parameters without a gradient"
     order = 1131
-    severities = (Severity.WARNING,)
+    severities = (Severity.INFO, Severity.WARNING)
     question = "Do all trained parameters have a gradient?"
     check_by_hand = "After backward(), print the names of the parameters whose grad is None."
     remedies = (Remedy(Action.LOOK_FOR_DETACH),)

@@ -328,3 +328,99 @@ class LateClipping(FindingType):
     question = "Are gradients clipped before the optimizer step?"
     check_by_hand = "clip_grad_norm_ belongs between loss.backward() and optimizer.step()."
     remedies = (Remedy(Action.CLIP_BEFORE_STEP),)
+
+
+@dataclass(frozen=True, slots=True)
+class RecreatedFacts(Facts):
+    """An optimizer that is made again for each step."""
+
+    kind: ClassVar[str] = "optimizer_recreated"
+
+    name: str
+    """Its class."""
+    looks: int
+    """Number of steps that were looked at, each with an optimizer of its own."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"Each of {self.looks} {unit}s that were looked at, up to {unit} {step}, has another {self.name} of the "
+            "same parameters: its averages of gradients begin again at zero each time."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRecreated(FindingType):
+    """An optimizer with averages of gradients is made again for each step.
+
+    What it sees: at steps 1, 2, 3, 10 and 20, {looks} optimizers of the same parameters, each of them new. Only those
+    of PyTorch that keep averages count, and SGD with momentum.
+
+    Why it matters: the first step of Adam changes each weight by the learning rate, however small its gradient is, and
+    there are only first steps. Momentum has no effect, and schedules of the first optimizer change nothing.
+
+    What to try: make the optimizer once, before the loop.
+
+    When it is wrong: a task of one step that begins again each time, as in some meta-learning.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html
+    """
+
+    looks: int = 5
+    """Number of looks."""
+
+    kind = "optimizer_recreated"
+    of_setup = True
+    noun = "an optimizer for each step"
+    order = 1158
+    question = "Is there one optimizer for all steps?"
+    check_by_hand = "Print id(optimizer) in two steps: it must be the same."
+    remedies = (Remedy(Action.MAKE_OPTIMIZER_ONCE),)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroGroupFacts(Facts):
+    """A parameter group whose learning rate is zero, though others are trained."""
+
+    kind: ClassVar[str] = "group_rate_zero"
+
+    group: int
+    """Number of the group in its optimizer, from 0 on."""
+    share: float
+    """Its share of the values of the optimizer."""
+    highest: float
+    """The highest learning rate of the other groups."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"Parameter group {self.group} ({self.share:.0%} of the values of its optimizer) has gradients and a "
+            f"learning rate of 0 up to {unit} {step}; other groups have up to {self.highest:.3g}. No step changes it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRateZero(FindingType):
+    """The learning rate of a parameter group is zero, and other groups are trained.
+
+    What it sees: at steps 10, 20 and 100, a group with gradients, {share:percent} of the values of its optimizer or
+    more, whose learning rate is exactly 0, and another one whose rate is not. A WARNING where no schedule can raise it:
+    none was made for this optimizer, or it multiplies an initial rate of 0.
+
+    Why it matters: these parameters keep their values, and computing their gradients costs time.
+
+    What to try: give the group a rate; to freeze it, set `requires_grad` to False.
+
+    When it is wrong: a group whose rate the script sets later.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options
+    """
+
+    share: float = 0.01
+    """Minimum share of the values of the optimizer."""
+
+    kind = "group_rate_zero"
+    of_setup = True
+    noun = "a parameter group that is not trained"
+    order = 1159
+    question = "Has each parameter group a learning rate above zero?"
+    check_by_hand = 'Print [group["lr"] for group in optimizer.param_groups].'
+    remedies = (Remedy(Action.SET_RATE_OF_GROUP),)

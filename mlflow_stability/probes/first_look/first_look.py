@@ -23,8 +23,10 @@ from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import Chance, chance_of, loss_input, loss_over_pairs, loss_sum
 from mlflow_stability.probes.first_look.module_settings import (
     Accumulation,
+    Recreated,
     SameLoss,
     SharedParameters,
+    ZeroGroups,
     strong_decay,
     strong_dropout,
 )
@@ -83,6 +85,7 @@ STEPS = (1, 2, 3, 10, 20, 100, 1000)  # before which parameters and settings are
 _DUE = tuple(sorted({*range(1, FIRST_STEPS + 1), *STEPS, *(step + 1 for step in STEPS)}))
 LATE_CLIPPING = LateClipping()
 SETTLED_STEP = 10  # by then all optimizers have stepped, and a warm-up has begun
+ZERO_LOOKS = 3  # from `SETTLED_STEP` on
 NO_GRADIENT_STEP = 100  # by then a parameter without a gradient never gets one
 
 
@@ -104,6 +107,7 @@ class FirstLook(BaseProbe):
         self._targets, self._precision = Targets(), Precision()
         self._weights: list[Block] = []  # of the first step
         self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
+        self._recreated, self._zero_groups = Recreated(), ZeroGroups()
         self._left_out = LeftOut()
         self._layout, self._scores, self._outputs = SequenceLayout(), AttentionScores(), OutputRows()
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -163,7 +167,9 @@ class FirstLook(BaseProbe):
         if view.late_clips >= LATE_CLIPPING.least:
             facts = LateClippingFacts(view.late_clips)
             self._emit(Finding.at(facts, view.step, Severity.INFO, remedies=LATE_CLIPPING.remedies))
+        self._emit(self._recreated.look(view.optimizer, view.step))
         if view.step >= SETTLED_STEP:
+            self._emit(self._zero_groups.look(view.optimizer, view.step, ZERO_LOOKS))
             self._emit(strong_decay(view.optimizer, view.step))
             self._emit(self._shared.look(view.optimizer, view.step))
             if self._looked_at != view.step:

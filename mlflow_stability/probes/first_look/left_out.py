@@ -30,7 +30,7 @@ from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.probes.module_names import owners_of_parameters, plain_name
 from mlflow_stability.vocabulary.result import Finding, Severity
 
-OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient().share
+OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient()
 MAX_NAMES = 3
 MAX_GRAPH = 4096  # nodes of the graph of a loss
 _OF_TORCH = frozenset(vars(Module()))
@@ -114,12 +114,15 @@ class LeftOut:
         is_idle = len(never) == len(held)
         if only_all and not is_idle:
             return None
-        if share < NO_GRADIENT or (is_idle and any(self._first_versions.get(id(t)) != t._version for t in never)):
+        if share < NO_GRADIENT.mentioned or (
+            is_idle and any(self._first_versions.get(id(t)) != t._version for t in never)
+        ):
             return None  # what changes without a gradient is trained in another way
         names, reached = _modules_of([("", tensor) for tensor in never], models), self._reached
         facts = NoGradientFacts(len(never), share, names, step, reached if is_idle else Reached.UNKNOWN)
         remedies = NO_GRADIENT_AT_ALL[reached] if is_idle else NoGradient.remedies
-        return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
+        severity = Severity.WARNING if share >= NO_GRADIENT.share else Severity.INFO
+        return Finding.at(facts, step, severity, remedies=remedies)
 
     def _is_unchanged(self, tensor: Tensor) -> bool:
         reference, version = self._versions.get(id(tensor), (lambda: None, -1))

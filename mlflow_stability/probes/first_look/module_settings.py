@@ -8,17 +8,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import Module
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from mlflow_stability.kinds.first_look.settings import (
     AccumulationFacts,
     AccumulationSum,
+    GroupRateZero,
     OptimizedTwice,
     OptimizedTwiceFacts,
+    OptimizerRecreated,
+    RecreatedFacts,
     RepeatedBackward,
     RepeatedBackwardFacts,
     StrongDropout,
     StrongDropoutFacts,
+    ZeroGroupFacts,
 )
 from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
@@ -183,3 +187,62 @@ class Accumulation:
             return None
         facts = AccumulationFacts(len(self._names))
         return Finding.at(facts, step - 1, Severity.INFO, remedies=AccumulationSum.remedies)
+
+
+WITH_AVERAGES = (Adam, AdamW, NAdam, RAdam, Adamax, RMSprop)
+MAX_RECREATED = 64  # sets of parameters
+
+
+class Recreated:
+    """Optimizers of the same parameters, at looks at different steps."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, ...], list[weakref.ref[Optimizer]]] = {}
+        self._kept: set[tuple[int, ...]] = set()  # parameters of an optimizer that was seen twice
+
+    def look(self, optimizer: Optimizer, step: int) -> Finding | None:
+        """Return a finding if each look at its parameters met an optimizer that had not been there before."""
+        if not _averages(optimizer) or len(self._seen) > MAX_RECREATED:
+            return None
+        key = tuple(id(held) for held in parameters_of(optimizer))
+        seen = self._seen.setdefault(key, [])
+        if key in self._kept or any(reference() is optimizer for reference in seen):
+            self._kept.add(key)
+            return None
+        seen.append(weakref.ref(optimizer))
+        if len(seen) != OptimizerRecreated().looks:
+            return None
+        facts = RecreatedFacts(type(optimizer).__name__, len(seen))
+        return Finding.at(facts, step, Severity.WARNING, remedies=OptimizerRecreated.remedies)
+
+
+def _averages(optimizer: Optimizer) -> bool:
+    if type(optimizer) is SGD:
+        return any(group.get("momentum") for group in optimizer.param_groups)
+    return type(optimizer) in WITH_AVERAGES
+
+
+class ZeroGroups:
+    """Parameter groups with a learning rate of zero at all looks."""
+
+    def __init__(self) -> None:
+        self._looks: dict[tuple[int, int], int] = {}  # by identity of a parameter and of the group's list
+
+    def look(self, optimizer: Optimizer, step: int, needed: int) -> Finding | None:
+        """Return a finding about a group at whose looks, `needed` or more, the rate was zero."""
+        groups = optimizer.param_groups
+        rates = [float(rate) for group in groups if isinstance(rate := group.get("lr"), float | int)]
+        if len(rates) < len(groups) or not any(rates):
+            return None
+        for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
+            held = [tensor for tensor in group["params"] if tensor.grad is not None]
+            share = _values(held) / max(1, _values(parameters_of(optimizer)))
+            if rate or share < GroupRateZero().share:
+                continue
+            key = id(held[0]), len(held)
+            self._looks[key] = self._looks.get(key, 0) + 1
+            if self._looks[key] == needed:
+                severity = Severity.INFO if group.get("initial_lr") else Severity.WARNING
+                facts = ZeroGroupFacts(number, share, max(rates))
+                return Finding.at(facts, step, severity, remedies=GroupRateZero.remedies)
+        return None

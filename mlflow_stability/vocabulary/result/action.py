@@ -128,6 +128,8 @@ class Action(Enum):
         "Follow the outputs of two rows back to where they become equal: a mean or softmax over the batch, equal "
         "inputs, or dead units."
     )
+    MAKE_OPTIMIZER_ONCE = "Make the optimizer once, before the training loop."
+    SET_RATE_OF_GROUP = "Give the parameter group a learning rate, or freeze it: requires_grad_(False)."
     SET_BATCH_FIRST = "Set batch_first=True, or transpose the input to (sequence, batch, features)."
     SOFTMAX_OVER_KEYS = "Take the softmax of attention scores over their last dimension, that of the keys."
     CHECK_MASKING = "Check how targets are masked and padded; pack short sequences together."

@@ -9,7 +9,13 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, Rerun, TensorFacts
+from mlflow_stability.kinds.reported.broken_steps import (
+    BrokenBatchFacts,
+    NanOriginFacts,
+    NanSource,
+    Rerun,
+    TensorFacts,
+)
 from mlflow_stability.vocabulary.result import Action, Cause, Finding, Remedy, Severity, read_remedies
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
@@ -66,6 +72,17 @@ def test_the_source_of_the_first_non_finite_value_is_the_cause(source: str, name
     assert (cause.name, cause.certainty) == (name, certainty)
     assert cause.statement.startswith("The first non-finite value comes from log in blocks.1.norm (model.py:41)")
     assert cause.place == ("" if source in ("loss", "input") else "blocks.1.norm")
+
+
+@pytest.mark.parametrize(("dtype", "is_half"), [("float16", True), ("float32", False)])
+def test_weights_in_float16_that_an_optimizer_broke_are_to_be_kept_in_float32(dtype: str, is_half: bool) -> None:
+    weight = TensorFacts("2.bias", (64,), dtype, -0.1, 0.1, 0.0, 5, 29)
+    facts = NanOriginFacts(NanSource.OPTIMIZER, "2", ("Adam",), name="update", output=weight)
+    diagnosis = diagnosis_of(broken(Finding.at(facts, AT, Severity.INFO)))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "optimizer_state"
+    assert any("an eps below 3e-8 are zero" in sentence for sentence in diagnosis.cause.evidence) is is_half
+    assert (diagnosis.remedies[0].action is Action.KEEP_WEIGHTS_IN_FLOAT32) is is_half
 
 
 @pytest.mark.parametrize(("norm", "slope"), [(math.inf, True), (1e30, False)])

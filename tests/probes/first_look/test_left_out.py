@@ -18,7 +18,7 @@ from mlflow_stability.kinds.first_look.not_trained import (
 )
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action
+from mlflow_stability.vocabulary.result import Action, Severity
 
 
 class Net(nn.Module):
@@ -141,13 +141,28 @@ def test_a_single_parameter_is_one() -> None:
     assert "(3% of the values) is in the optimizer and had" in NoGradientFacts(1, 0.03, ("head",), 9).sentence(20)
 
 
-def test_a_small_part_without_a_gradient_or_with_an_earlier_gradient_is_not_reported() -> None:
-    model = Net(unused=nn.Linear(2, 2))
+@pytest.mark.parametrize(("unused", "is_mentioned"), [(nn.Linear(2, 2), True), (nn.Linear(1, 1, bias=False), False)])
+def test_a_small_part_without_a_gradient_is_information_from_one_percent_on(
+    unused: nn.Module, is_mentioned: bool
+) -> None:
+    model = Net(unused=unused)
+    if not is_mentioned:
+        model.body = nn.Linear(4, 40)
+        model.head = nn.Linear(40, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     look = LeftOut()
     model(torch.ones(3, 4)).sum().backward()
     look.note_gradients(optimizer)
-    assert look.without_gradient([model], [optimizer], 100) is None
+    finding = look.without_gradient([model], [optimizer], 100)
+    assert (None if finding is None else finding.severity) == (Severity.INFO if is_mentioned else None)
+
+
+def test_a_part_with_an_earlier_gradient_is_not_reported() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    look = LeftOut()
+    model(torch.ones(3, 4)).sum().backward()
+    look.note_gradients(optimizer)
     optimizer.zero_grad()
     assert look.without_gradient([model], [optimizer], 100) is None
 

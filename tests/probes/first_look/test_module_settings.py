@@ -13,9 +13,18 @@ from torch.nn import functional
 from mlflow_stability.kinds.first_look.settings import (
     AccumulationFacts,
     OptimizedTwiceFacts,
+    RecreatedFacts,
     StrongDropoutFacts,
+    ZeroGroupFacts,
 )
-from mlflow_stability.probes.first_look.module_settings import Accumulation, SameLoss, SharedParameters, strong_dropout
+from mlflow_stability.probes.first_look.module_settings import (
+    Accumulation,
+    Recreated,
+    SameLoss,
+    SharedParameters,
+    ZeroGroups,
+    strong_dropout,
+)
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
@@ -124,3 +133,74 @@ def test_a_loss_that_the_script_adds_to_is_another_one() -> None:
         assert same.note(loss, step) is None
         loss += mean()
         assert same.note(loss, step) is None
+
+
+STEPS = (1, 2, 3, 10, 20, 100)
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters())
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(("make", "name"), [(adam, "Adam"), (momentum, "SGD"), (sgd, "")])
+def test_an_optimizer_that_is_made_for_each_step_is_found_where_it_keeps_averages(make: Make, name: str) -> None:
+    model, look = nn.Linear(4, 4), Recreated()
+    found = [look.look(make(model), step) for step in STEPS]
+    assert [None if finding is None else finding.facts for finding in found] == [
+        *[None] * 4,
+        RecreatedFacts(name, 5) if name else None,
+        None,
+    ]
+
+
+def test_optimizers_that_stay_or_have_other_parameters_are_not_reported() -> None:
+    model, other, look = nn.Linear(4, 4), nn.Linear(4, 4), Recreated()
+    first, second = adam(model), adam(model)  # of the same parameters, by turns
+    assert [look.look((first, second)[step % 2], step) for step in STEPS] == [None] * 6
+    assert [look.look(adam(other), step) for step in STEPS[:3]] == [None] * 3  # a new one in each of three steps
+    kept = adam(other)
+    assert [look.look(kept, step) for step in STEPS[3:]] == [None] * 3
+    tasks = [nn.Linear(2, 2) for _ in STEPS]
+    assert [look.look(adam(task), step) for task, step in zip(tasks, STEPS, strict=True)] == [None] * 6
+
+
+def groups(*rates: float) -> torch.optim.Optimizer:
+    layers = [with_gradients(nn.Linear(4, 4)) for _ in rates]
+    held = [{"params": list(layer.parameters()), "lr": rate} for layer, rate in zip(layers, rates, strict=True)]
+    return torch.optim.SGD(held, lr=0.1)
+
+
+def zero_groups(optimizer: torch.optim.Optimizer) -> list[Finding]:
+    look = ZeroGroups()
+    found = [look.look(optimizer, step, 3) for step in STEPS[3:]]
+    return [finding for finding in found if finding is not None]
+
+
+def test_a_group_with_a_learning_rate_of_zero_is_found_at_the_third_look() -> None:
+    (finding,) = zero_groups(groups(0.02, 0.0))
+    assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, 100, ZeroGroupFacts(1, 0.5, 0.02))
+    scheduled = groups(0.02, 0.0)
+    torch.optim.lr_scheduler.StepLR(scheduled, 100)
+    assert [finding.severity for finding in zero_groups(scheduled)] == [Severity.WARNING]
+
+
+def test_a_group_that_a_schedule_raises_later_is_information() -> None:
+    optimizer = groups(0.1, 0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda _: 1.0, lambda step: float(step > 500)])
+    assert [finding.severity for finding in zero_groups(optimizer)] == [Severity.INFO]
+
+
+def test_groups_without_gradients_and_a_rate_of_zero_for_all_are_not_reported() -> None:
+    frozen = groups(0.1, 0.0)
+    for parameter in frozen.param_groups[1]["params"]:
+        parameter.grad = None
+    assert zero_groups(frozen) == zero_groups(groups(0.0, 0.0)) == zero_groups(groups(0.1, 0.1)) == []
