@@ -27,10 +27,11 @@ from mlflow_stability.kinds.first_look.batches import (
     OneClass,
     SameInput,
     TargetsIgnored,
+    TargetSum,
     TargetsUnreachable,
 )
 from mlflow_stability.kinds.first_look.dimensions import SameOutput
-from mlflow_stability.kinds.first_look.language import TargetsInInput, TargetsInView
+from mlflow_stability.kinds.first_look.language import PaddingInLoss, TargetsInInput, TargetsInView
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.settings import EqualWeights, UntiedWeights
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
@@ -103,6 +104,7 @@ __all__ = [
     "OneClass",
     "Oscillation",
     "Overfitting",
+    "PaddingInLoss",
     "Plateau",
     "RepeatedData",
     "RepresentationCollapse",
@@ -117,6 +119,7 @@ __all__ = [
     "SlowProgress",
     "StepSkipped",
     "StepTimeIncrease",
+    "TargetSum",
     "TargetsIgnored",
     "TargetsInInput",
     "TargetsInView",

@@ -80,6 +80,7 @@ DETECTORS = (
     kinds.SaturatedActivation(),
     *(kinds.SdrBitUsage(), kinds.SdrCollapse(), kinds.SdrLowDiversity(), kinds.SdrTemperature()),
     *(kinds.SlowProgress(), kinds.StepSkipped(), kinds.StepTimeIncrease(), kinds.TargetsIgnored()),
+    *(kinds.PaddingInLoss(), kinds.TargetSum()),
     *(kinds.TargetsInInput(), kinds.TargetsInView(), kinds.TargetsUnreachable(), kinds.ThroughputDrop()),
     *(kinds.UntiedWeights(), kinds.UpdateRatioHigh()),
     *(kinds.UpdateRatioLow(), kinds.UpdatesLost(), kinds.WeightImbalance(), kinds.WeightSpike()),

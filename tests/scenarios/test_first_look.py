@@ -170,3 +170,36 @@ def test_clipping_in_the_closure_of_an_optimizer_is_not_late(tmp_path: Path) -> 
         for _ in range(12):
             optimizer.step(closure)
     assert flown.events("clipping_late") == []
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_several_classes_at_once_in_cross_entropy_are_found(tmp_path: Path, several: bool) -> None:
+    with flying(tmp_path) as flown:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 5)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(12):
+            x = torch.randn(16, 8)
+            labels = torch.ones(16, 5) - nn.functional.one_hot(x[:, :5].argmax(1), 5)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), labels if several else labels / 4).backward()
+            optimizer.step()
+    found = [(event.step, event.severity) for event in flown.events("target_sum")]
+    assert found == ([(6, Severity.WARNING)] if several else [])
+
+
+@pytest.mark.parametrize("ignored", [0, -100])
+def test_a_loss_that_counts_padding_is_found(tmp_path: Path, ignored: int) -> None:
+    with flying(tmp_path) as flown:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 12))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(12):
+            tokens = torch.randint(1, 12, (16, 20))
+            tokens[:, 5:] = 0
+            logits = model(tokens[:, :-1]).transpose(1, 2)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits, tokens[:, 1:], ignore_index=ignored).backward()
+            optimizer.step()
+    found = [(event.step, event.severity) for event in flown.events("padding_in_loss")]
+    assert found == ([] if ignored == 0 else [(6, Severity.WARNING)])

@@ -29,6 +29,7 @@ from mlflow_stability.kinds.first_look.batches import (
     OneClass,
     SameInput,
     TargetsIgnored,
+    TargetSum,
     TargetsUnreachable,
 )
 from mlflow_stability.kinds.first_look.dimensions import AttentionDim, BatchAsSequence, SameOutput
@@ -91,6 +92,7 @@ PREVENT_LEARNING = (
     BatchAsSequence,
     AttentionDim,
     GroupRateZero,
+    TargetSum,
 )
 """Mistakes that keep a training from learning, the most direct first."""
 SUMS = frozenset((AccumulationSum.kind, LossSum.kind))

@@ -413,3 +413,56 @@ class TargetsUnreachable(StreakDetector):
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
         return UnreachableFacts(point.value) if point.value >= self.share else None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSumFacts(Facts):
+    """Class probabilities that add up to more than 1."""
+
+    kind: ClassVar[str] = "target_sum"
+
+    share: float
+    """Share of the rows whose targets add up to more than 1.5."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"The targets of cross_entropy add up to more than 1.5 in {100 * self.share:.3g}% of the rows at {unit} "
+            f"{step}: it expects one class, or probabilities that add up to 1."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSum(StreakDetector):
+    """Class probabilities that cross entropy gets as targets add up to more than 1.
+
+    What it sees: the share of rows of targets that add up to more than 1.5, where `cross_entropy` gets probabilities of
+    classes, in steps 2 to 10. A WARNING where it is {share:percent} or more in {steps} steps in a row. A cross entropy
+    that is written out is not looked at.
+
+    Why it matters: cross entropy lets classes compete. Where several are right at once, it cannot fall below the
+    entropy of all of them, and the model cannot say that none is.
+
+    What to try: `binary_cross_entropy_with_logits` for several labels; divide counts or weights by their sum.
+
+    When it is wrong: counts of a multinomial distribution.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+    """
+
+    share: float = 0.5
+    """Minimum share of such rows."""
+    steps: int = 5
+    """Number of such steps in a row."""
+
+    kind = "target_sum"
+    of_setup = True
+    noun = "targets that add up to more than 1"
+    order = 1161
+    question = "Do targets that are probabilities add up to 1?"
+    check_by_hand = "Print targets.sum(1): all must be 1."
+    quantities = ("targets_above_one",)
+    in_a_row = "steps"
+    remedies = (Remedy(Action.USE_BINARY_CROSS_ENTROPY),)
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        return TargetSumFacts(point.value) if point.value >= self.share else None

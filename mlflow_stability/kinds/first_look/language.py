@@ -147,3 +147,56 @@ class TargetsInView(StreakDetector):
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
         return TargetsInViewFacts(point.value) if point.value >= self.share else None
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingFacts(Facts):
+    """Targets that are padding, and that the loss does not leave out."""
+
+    kind: ClassVar[str] = "padding_in_loss"
+
+    share: float
+    """Their share."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"{100 * self.share:.3g}% of the targets at {unit} {step} are the padding_idx of the embedding, and the "
+            "loss counts them: it is mostly that of padding."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingInLoss(StreakDetector):
+    """Most targets of a language model are padding, and the loss counts them.
+
+    What it sees: the share of targets of cross entropy that are the `padding_idx` of the embedding with as many entries
+    as there are classes, and not its `ignore_index`, in the first {steps} steps. A WARNING where it is {share:percent}
+    or more in each of them.
+
+    Why it matters: padding is easy to predict. The loss is low from what the model need not learn, it depends on how
+    long the sequences of a batch are, and the gradients of all other tokens are divided by the number of padded ones.
+
+    What to try: `ignore_index=padding_idx`; batches of sequences of similar length.
+
+    When it is wrong: models that are to predict padding, as where it ends a sequence.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+    """
+
+    share: float = 0.5
+    """Minimum share of such targets."""
+    steps: int = 5
+    """Number of such steps in a row."""
+
+    kind = "padding_in_loss"
+    of_setup = True
+    noun = "a loss of padding"
+    order = 1163
+    question = "Does the loss leave out padding?"
+    check_by_hand = "Print (targets == padding_idx).float().mean(), and give the loss that index to ignore."
+    quantities = ("targets_padding",)
+    in_a_row = "steps"
+    remedies = (Remedy(Action.IGNORE_PADDING),)
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        return PaddingFacts(point.value) if point.value >= self.share else None

@@ -26,9 +26,16 @@ SIGNALS = signals(
         "share of targets that are the next token of the input and can be seen by attention; first steps, for cross "
         "entropy over the entries of one embedding",
     ),
+    SignalType(
+        "targets_padding",
+        "share of targets that are the padding of the input and are not ignored; first steps, for cross entropy over "
+        "the entries of an embedding",
+    ),
     topic="loss_statistics",
 )
 IN_INPUT, IN_VIEW = (Signal("targets_in_input", ""),), (Signal("targets_in_view", ""),)
+PADDING = (Signal("targets_padding", ""),)
+NO_PADDING = 2**63  # and more, for a negative number: an embedding without padding
 LOOKS = 5  # steps, once in each: the whole graph is looked at
 MIN_TARGETS = 8
 HIDDEN = -1e4  # what a mask adds to scores that attention must not see, or less
@@ -54,10 +61,13 @@ class InputTokens:
         # Several embeddings, as in translation, may get the targets in one of them on purpose.
         tables = [table for table in behind if node_name(table) == "Embedding"]
         tables = [table for table in tables if (getattr(table, "_saved_weight_sym_argsize_0", None),) == classes]
+        is_used = target != ignored
+        padding = {getattr(table, "_saved_padding_idx", NO_PADDING) for table in tables}
+        if len(padding) == 1 and (index := padding.pop()) < NO_PADDING and index != ignored:
+            self._blocks.append(Block(PADDING, ((target == index).sum() / is_used.sum()).reshape(1)))
         tokens = saved(tables[0], "indices") if len(tables) == 1 else None
         if tokens is None or tokens.dim() != 2 or tokens.device != target.device:
             return
-        is_used = target != ignored
         if target.numel() == tokens.numel():
             same = (target.reshape(-1) == tokens.reshape(-1)) & is_used.reshape(-1)
             self._blocks.append(Block(IN_INPUT, (same.sum() / is_used.sum()).reshape(1)))

@@ -42,6 +42,10 @@ SIGNALS = signals(
         "target_variance",
         "loss of a model that answers the mean of each batch's targets; first steps, for a mean squared error alone",
     ),
+    SignalType(
+        "targets_above_one",
+        "share of rows whose targets add up to more than 1.5; first steps, for cross entropy of probabilities",
+    ),
     topic="loss_statistics",
 )
 CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
@@ -50,6 +54,8 @@ UNREACHABLE = (Signal("targets_unreachable", ""),)
 RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}  # of activations
 SLACK = 0.01  # of a target outside its range
 OF_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+ABOVE_ONE = (Signal("targets_above_one", ""),)
+MAX_SUM = 1.5  # of the targets of a row; 1 but for rounding is usual
 VARIANCE = (Signal("target_variance", ""),)
 MIN_TARGETS = 8  # in a step
 
@@ -61,11 +67,13 @@ class Targets:
         self._labels: list[Tensor] = []
         self._unreachable: list[Tensor] = []
         self._variances: list[Tensor | None] = []
+        self._above_one: list[Tensor] = []
         self._tokens = InputTokens()
         self._counted = 0
 
     def clear(self) -> None:
         self._classes, self._labels, self._unreachable, self._variances, self._counted = [], [], [], [], 0
+        self._above_one = []
         self._tokens.clear()
 
     def note(self, loss: Tensor) -> None:
@@ -82,6 +90,9 @@ class Targets:
                 elif node_name(node).startswith("BinaryCrossEntropy"):
                     self._labels.append(torch.stack(torch.aminmax(target)).float())
             self._variances.append(_variance(loss))
+            probabilities = _probabilities(loss)
+            if probabilities is not None:
+                self._above_one.append((probabilities.sum(1) > MAX_SUM).float().mean())
             unreachable = _unreachable(loss)
             if unreachable is not None:
                 self._unreachable.append(unreachable)
@@ -99,6 +110,8 @@ class Targets:
                 blocks.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
             if _same_device(self._unreachable):
                 blocks.append(Block(UNREACHABLE, torch.stack(self._unreachable).mean(0, keepdim=True)))
+            if _same_device(self._above_one):
+                blocks.append(Block(ABOVE_ONE, torch.stack(self._above_one).mean(0, keepdim=True)))
             variances = [variance for variance in self._variances if variance is not None]
             if len(variances) == len(self._variances) and _same_device(variances):
                 blocks.append(Block(VARIANCE, torch.stack(variances).sum(0, keepdim=True)))
@@ -157,6 +170,21 @@ def _of_difference(node: Any) -> tuple[Any, Tensor | None]:
     if difference is None or given is None or difference.shape != shape_of(prediction):
         return None, None
     return activation, given.reshape(difference.shape) - sign * difference
+
+
+def _probabilities(loss: Tensor) -> Tensor | None:
+    """Return the targets of a mean `cross_entropy` of probabilities, as PyTorch computes it, else None."""
+    node, _ = undivided(loss)
+    for name in ("DivBackward1", "NegBackward0", "SumBackward0"):  # divided by the number of rows
+        if node is None or node.name() != name:
+            return None
+        node = node.next_functions[0][0]
+    if node_name(node) != "Mul" or node_name(node.next_functions[0][0]) != "LogSoftmax":
+        return None
+    target = saved(node, "other")
+    if target is None or target.dim() < 2 or target.shape != shape_of(node):
+        return None
+    return target if target.shape[0] != target.shape[1] else None  # of pairs, several may be positive on purpose
 
 
 # The target is the argument without a gradient.

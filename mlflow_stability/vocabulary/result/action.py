@@ -136,6 +136,10 @@ class Action(Enum):
     MAP_LABELS = "Map the labels to 0 and 1."
     CHECK_TARGETS = "Check that the targets belong to the inputs."
     CHECK_LEAKED_TARGETS = "If the model is untrained, check whether the inputs contain the targets."
+    USE_BINARY_CROSS_ENTROPY = (
+        "Use binary_cross_entropy_with_logits where an example may have several classes; let probabilities add up to 1."
+    )
+    IGNORE_PADDING = "Leave padding out of the loss: cross_entropy(..., ignore_index=padding_idx)."
     SHIFT_TARGETS = "Shift the targets by one position: compare logits[:, :-1] with tokens[:, 1:]."
     MASK_FOLLOWING_TOKENS = (
         "Mask the positions that follow: is_causal=True in scaled_dot_product_attention, or a causal attn_mask."

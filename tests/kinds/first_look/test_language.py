@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from detectors.series import decaying, judged
 
-from mlflow_stability.kinds.first_look.language import TargetsInInputFacts, TargetsInViewFacts
+from mlflow_stability.kinds.first_look.language import PaddingFacts, TargetsInInputFacts, TargetsInViewFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
@@ -51,3 +51,13 @@ def test_targets_that_attention_sees_are_found_and_those_of_a_causal_model_are_n
     assert "100% of the targets at step 4" in finding.message
     assert judged("targets_in_view", targets_in_view=[0.0] * 5) == []
     assert judged("targets_in_view", targets_in_view=[0.5] * 5) == [], "of a prefix that attention may see"
+
+
+def test_a_loss_that_is_mostly_that_of_padding_is_found() -> None:
+    (finding,) = judged("padding_in_loss", targets_padding=[0.8, 0.7, 0.75, 0.9, 0.8])
+    assert (finding.severity, finding.facts) == (Severity.WARNING, PaddingFacts(0.8))
+    assert finding.message == (
+        "80% of the targets at step 4 are the padding_idx of the embedding, and the loss counts them: it is mostly "
+        "that of padding."
+    )
+    assert judged("padding_in_loss", targets_padding=[0.8, 0.4] * 5) == []

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.batches import IgnoredFacts, LabelRangeFacts, OneClassFacts, UnreachableFacts
+from mlflow_stability.kinds.first_look.batches import (
+    IgnoredFacts,
+    LabelRangeFacts,
+    OneClassFacts,
+    TargetSumFacts,
+    UnreachableFacts,
+)
 from mlflow_stability.vocabulary.result import Severity
 
 
@@ -61,3 +67,10 @@ def test_targets_that_the_last_activation_cannot_give_are_found() -> None:
     assert (finding.severity, finding.facts) == (Severity.WARNING, UnreachableFacts(0.48))
     assert "48% of the targets at step 4" in finding.message
     assert judged("targets_unreachable", targets_unreachable=[0.02] * 9) == []
+
+
+def test_targets_that_add_up_to_more_than_one_are_found() -> None:
+    (finding,) = judged("target_sum", targets_above_one=[0.9, 1.0, 0.8, 0.9, 0.75])
+    assert (finding.severity, finding.facts) == (Severity.WARNING, TargetSumFacts(0.75))
+    assert "add up to more than 1.5 in 75% of the rows at step 4" in finding.message
+    assert judged("target_sum", targets_above_one=[0.9, 0.2] * 5) == []

@@ -145,3 +145,14 @@ def test_what_a_hook_packed_is_neither_unpacked_nor_taken_for_a_missing_mask(att
     loss = functional.cross_entropy(head(attended).reshape(-1, 7), SHIFTED.reshape(-1))
     assert "targets_in_view" not in measured(loss)
     assert unpacked == []
+
+
+@pytest.mark.parametrize(("padding", "ignored", "share"), [(5, -100, True), (5, 5, False), (None, -100, False)])
+def test_targets_that_are_padding_are_counted_unless_they_are_ignored(
+    padding: int | None, ignored: int, share: bool
+) -> None:
+    model = Language()
+    model.tokens[0] = torch.nn.Embedding(7, model.tokens[0].embedding_dim, padding_idx=padding)
+    loss = functional.cross_entropy(model(TOKENS).reshape(-1, 7), TOKENS.reshape(-1), ignore_index=ignored)
+    expected = (TOKENS == 5).float().mean().item() if share else None
+    assert measured(loss).get("targets_padding") == (pytest.approx(expected) if share else None)

@@ -118,3 +118,17 @@ def test_targets_of_an_error_that_is_written_out_are_compared_with_the_last_acti
         (relu - 0.5).abs().sum(),
     )
     assert [measured(loss) for loss in others] == [{}] * len(others)
+
+
+def test_rows_of_probabilities_that_add_up_to_more_than_one_are_counted() -> None:
+    several, once = torch.ones(8, 3), torch.full((8, 3), 1 / 3)
+    assert measured(functional.cross_entropy(outputs(8, 3), several))["targets_above_one"] == 1
+    assert measured(functional.cross_entropy(outputs(8, 3), several) / 2)["targets_above_one"] == 1
+    assert measured(functional.cross_entropy(outputs(8, 3), once, label_smoothing=0.1))["targets_above_one"] == 0
+    others = (
+        functional.cross_entropy(outputs(8, 3), several, weight=torch.ones(3)),
+        functional.cross_entropy(outputs(8, 8), torch.ones(8, 8)),  # similarities of pairs
+        -(outputs(8, 3).log_softmax(1) * several).sum(1).mean(),  # a multinomial distribution
+        -(outputs(8, 3).log_softmax(1) * several).sum() / 8,
+    )
+    assert ["targets_above_one" in measured(loss) for loss in others] == [False] * 4
