@@ -57,6 +57,7 @@ from mlflow_stability.kinds.first_look.settings import (
     LateClipping,
     OptimizedTwice,
     StrongDropout,
+    ZeroGroupFacts,
 )
 from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClipping, StrongWeightDecay
@@ -181,7 +182,9 @@ def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> Chec
         is_sum = finding.kind in SUMS and may_follow_scale(context.history)
         facts = finding.facts_as(LintFacts)
         is_unbounded = facts is not None and facts.check == "betas_swapped"
-        if finding.severity >= Severity.WARNING or is_sum or is_unbounded:
+        group = finding.facts_as(ZeroGroupFacts)
+        is_large_group = group is not None and group.share >= NoGradient().share
+        if finding.severity >= Severity.WARNING or is_sum or is_unbounded or is_large_group:
             return cause_found(
                 "setup",
                 finding.message,

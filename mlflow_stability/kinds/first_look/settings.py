@@ -402,14 +402,14 @@ class GroupRateZero(FindingType):
     """The learning rate of a parameter group is zero, and other groups are trained.
 
     What it sees: at steps 10, 20 and 100, a group with gradients, {share:percent} of the values of its optimizer or
-    more, whose learning rate is exactly 0, and another one whose rate is not. A WARNING where no schedule can raise it:
-    none was made for this optimizer, or it multiplies an initial rate of 0.
+    more, whose learning rate is exactly 0, and another one whose rate is not. INFO, for some freeze parts in this way;
+    the cause of a loss that does not fall.
 
     Why it matters: these parameters keep their values, and computing their gradients costs time.
 
     What to try: give the group a rate; to freeze it, set `requires_grad` to False.
 
-    When it is wrong: a group whose rate the script sets later.
+    When it is wrong: a part that is frozen on purpose, and a group whose rate a schedule raises later.
 
     Reference: https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options
     """
@@ -421,6 +421,7 @@ class GroupRateZero(FindingType):
     of_setup = True
     noun = "a parameter group that is not trained"
     order = 1159
+    severities = (Severity.INFO,)
     question = "Has each parameter group a learning rate above zero?"
     check_by_hand = 'Print [group["lr"] for group in optimizer.param_groups].'
     remedies = (Remedy(Action.SET_RATE_OF_GROUP),)

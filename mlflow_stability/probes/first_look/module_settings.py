@@ -242,7 +242,6 @@ class ZeroGroups:
             key = id(held[0]), len(held)
             self._looks[key] = self._looks.get(key, 0) + 1
             if self._looks[key] == needed:
-                severity = Severity.INFO if group.get("initial_lr") else Severity.WARNING
                 facts = ZeroGroupFacts(number, share, max(rates))
-                return Finding.at(facts, step, severity, remedies=GroupRateZero.remedies)
+                return Finding.at(facts, step, Severity.INFO, remedies=GroupRateZero.remedies)
         return None

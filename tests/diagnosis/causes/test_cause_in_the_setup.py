@@ -26,7 +26,7 @@ from mlflow_stability.kinds.first_look.precision import (
     UpdatesLost,
     UpdatesLostFacts,
 )
-from mlflow_stability.kinds.first_look.settings import AccumulationFacts, AccumulationSum
+from mlflow_stability.kinds.first_look.settings import AccumulationFacts, AccumulationSum, GroupRateZero, ZeroGroupFacts
 from mlflow_stability.kinds.inside.activations import DeadUnits
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.kinds.reported.setup import LintFacts
@@ -43,12 +43,13 @@ def event(facts: Facts, remedies: tuple[Remedy, ...], step: int = 10) -> Finding
     return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
 
 
+GROUP = Finding.at(ZeroGroupFacts(0, 0.9, 0.02), 100, Severity.INFO, remedies=GroupRateZero.remedies)
 SOFTMAX = event(LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX, "4"), LossInput.remedies)
 DECAY = event(StrongDecayFacts(10.0, 0.003), StrongWeightDecay.remedies)
 FORGOTTEN = event(NotOptimizedFacts(2, 0.3, ("head",)), NotOptimized.remedies, 20)
 
 
-@pytest.mark.parametrize("mistake", [SOFTMAX, DECAY, FORGOTTEN], ids=lambda mistake: mistake.kind)
+@pytest.mark.parametrize("mistake", [SOFTMAX, DECAY, FORGOTTEN, GROUP], ids=lambda mistake: mistake.kind)
 def test_a_plateau_beside_a_mistake_in_the_setup_is_put_down_to_it(mistake: Finding) -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", FLAT), events=[mistake]))
     assert diagnosis.outcome == "stuck"
