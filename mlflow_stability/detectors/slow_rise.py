@@ -29,6 +29,8 @@ CLIFF_MEANS = 8
 """Number of means, each 8 values after the last, within which a level falls that falls at once."""
 CLIFF_RETURN = 0.25
 """Share of such a fall that may be given back: at the start of an epoch the loss of seen data falls, and then rises."""
+LATE_MEANS = 16
+"""Number of last means, each 8 values after the last, in which a rise that goes on has some of its share."""
 _MAD_TO_SIGMA = 1 / 0.6745
 
 
@@ -68,6 +70,10 @@ class SlowRise:
         """Return the distance of the last mean from the lowest of the 512 values before."""
         means = self.means
         return means[-1] - min(islice(means, max(0, len(means) - REFERENCE_MEANS), len(means) - STRETCHES_PER_MEAN))
+
+    def late_share(self, rise: float) -> float:
+        """Return the share of a rise to the last mean that came in the last 128 values."""
+        return min(1.0, (self.means[-1] - self.means[-1 - LATE_MEANS]) / rise)
 
     def after_cliff(self) -> float:
         """Return the fall of the level within the same 512 values that came at once after a level that held."""

@@ -19,8 +19,8 @@ from mlflow_stability.recovery.rollback_reasons import (
     REMEMBERED_ONSETS,
     choose_target,
     is_back,
-    is_falling_again,
     is_spent,
+    is_worth_waiting,
     may_restore_again,
     period_of,
     repetitions,
@@ -70,7 +70,7 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
         return past, Decision()
     last = past.rollbacks[-1] if past.rollbacks else None
     settles = last is not None and not trouble.urgent and situation.step < last.at + policy.recovery_patience
-    if settles or is_falling_again(past, situation, trouble):
+    if settles or is_worth_waiting(past, situation, trouble):
         return replace(past, waiting=past.waiting or trouble), Decision()
     waited, past = past.waiting, replace(past, waiting=None)
     if trouble is waited and is_back(situation, trouble):

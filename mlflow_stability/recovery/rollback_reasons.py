@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, SizeFacts
+from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, SizeFacts, SlowRiseFacts
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.restored_losses import midpoint
@@ -42,8 +42,12 @@ JUMP_STEPS = 200
 LASTING_STEPS = 64
 """Number of steps that a rise after a learning rate jump has to last if it is only a warning, and for which a loss that
 falls again is left alone."""
+GOING_ON = 0.25
+"""Share of a slow rise that has come in its last 128 steps where it goes on."""
 FALLING = 0.8
 """Share of a rise that may be left after `recovery_patience` steps where the loss is falling again."""
+STILL_RISING = 1.25
+"""Ratio of the last rises above the level to the first ones of a jump above which the loss is still rising."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +97,20 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
 def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Finding) -> bool:
     if event.kind not in policy.rollback_on or event.severity < policy.rollback_at:
         return False
+    if isinstance(event.facts, SlowRiseFacts) and not goes_on(event.facts):
+        return False
     if not past.ignores_level or rise_of(event) >= ABSURD_RISE:
         return True
     return not isinstance(event.facts, LossRiseFacts | SizeFacts)
+
+
+def goes_on(rise: SlowRiseFacts) -> bool:
+    """Whether a slow rise was still under way when it was found.
+
+    One that was over long before is a level that the training has come to since, as after a change of the data: earlier
+    weights would come to it again.
+    """
+    return rise.late_share is None or rise.late_share >= GOING_ON
 
 
 def _onset_of(event: Finding, policy: RollbackPolicy) -> int:
@@ -137,10 +152,11 @@ def _is_due(rise: SuspectedRise, now: Situation) -> bool:
     return now.step >= rise.since + LASTING_STEPS and now.place == rise.place and bool(now.recent)
 
 
-def is_falling_again(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
-    """Whether a loss that jumped is on its way back by itself, as after a change of the data that the model learns.
+def is_worth_waiting(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
+    """Whether a loss that jumped may be on its way back by itself, as after a change of the data that the model learns.
 
-    Not after a jump of the learning rate, which stays; nor for longer than `LASTING_STEPS`.
+    It is falling again, or has not risen much further and is too new to tell. Not after a jump of the learning rate,
+    which stays; nor for longer than `LASTING_STEPS`.
     """
     finding = trouble.event
     if finding is None or not isinstance(finding.facts, DivergenceFacts):
@@ -155,15 +171,20 @@ def is_falling_again(past: RollbackHistory, now: Situation, trouble: Trouble) ->
     if not (earlier and now.recent):
         return False
     level = finding.facts.baseline
-    return fmean(now.recent) - level <= FALLING * (fmean(earlier) - level)
+    share = FALLING if since >= len(now.recent) else STILL_RISING
+    return fmean(now.recent) - level <= share * (fmean(earlier) - level)
 
 
 def is_back(now: Situation, trouble: Trouble) -> bool:
-    """Whether a loss that rose is nearer to its level again than to where it was found to be high."""
+    """Whether a loss that rose is nearer to its level again than to where it was found to be high.
+
+    Or no higher than the losses of any older state: early in a training there are only initial weights.
+    """
     if trouble.event is None or now.place != trouble.event.place or not now.recent:
         return False
-    risen, level = levels_of(trouble.event)
-    return fmean(now.recent) < midpoint(level, risen)
+    loss, (risen, level) = fmean(now.recent), levels_of(trouble.event)
+    older = [median(state.around) for state in now.good if state.around and state.step < trouble.onset]
+    return loss < midpoint(level, risen) or (bool(older) and loss <= min(older))
 
 
 def without_old_rise(past: RollbackHistory, now: Situation) -> RollbackHistory:

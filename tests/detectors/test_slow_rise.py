@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from mlflow_stability.detectors.slow_rise import MAX_Z, MIN_Z, STRETCHES_PER_MEAN, STRIDE, SlowRise
+from mlflow_stability.detectors.slow_rise import LATE_MEANS, MAX_Z, MIN_Z, STRETCHES_PER_MEAN, STRIDE, SlowRise
 
 SPREAD = 0.1
 
@@ -41,3 +41,20 @@ def test_what_was_as_high_one_or_two_means_ago_does_not_rise(ago: int) -> None:
     assert SlowRise(deque(means)).rise() == 2.0
     means[-1 - ago] = 3.0
     assert SlowRise(deque(means)).rise() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("means", "share"),
+    [
+        ([1.0] * 30 + [2.0] * (LATE_MEANS + 1), 0.0),
+        ([1.0] * 30 + [2.0] * LATE_MEANS, 1.0),
+        ([1.0 + 0.01 * number for number in range(33)], 0.5),
+        ([1.0] * 10 + [0.5] * 10 + [2.0], 1.0),
+        ([1.0] * 30 + [3.0] + [2.0] * LATE_MEANS, -1.0),
+    ],
+)
+def test_the_share_of_a_rise_that_came_late_tells_a_rise_from_a_level_that_was_reached(
+    means: list[float], share: float
+) -> None:
+    rise = SlowRise(deque(means))
+    assert rise.late_share(means[-1] - means[0]) == pytest.approx(share)

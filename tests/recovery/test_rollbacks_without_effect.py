@@ -9,6 +9,7 @@ import pytest
 from findings import at_step
 from recovery.test_rollback_decisions import LOSSES_AROUND, POLICY, divergence, states
 
+from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.rollback_decisions import decide
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
@@ -98,6 +99,17 @@ def test_a_slow_rise_is_answered_by_a_state_from_before_it() -> None:
     assert decide(POLICY, RollbackHistory(), Situation(500, (event,), 3.0, good=good))[1].target == 200
     _, decision = decide(POLICY, RollbackHistory(), Situation(500, (event,), 3.0, good=good[1:]))
     assert (decision.action, decision.final, decision.is_no_better) == ("give_up", False, True)
+
+
+@pytest.mark.parametrize(("late_share", "action"), [(None, "rollback"), (0.25, "rollback"), (0.24, "nothing")])
+def test_a_slow_rise_that_was_over_long_before_it_was_found_causes_no_rollback(
+    late_share: float | None, action: str
+) -> None:
+    facts = SlowRiseFacts(3.3, 2.2, 32, 0.5, late_share=late_share)
+    event = at_step(500, "divergence", Severity.CRITICAL, facts=facts)
+    past, decision = decide(POLICY, RollbackHistory(), Situation(500, (event,), 3.3, good=states(300, 400)))
+    assert decision.action == action
+    assert len(past.rollbacks) == (action == "rollback")
 
 
 def test_a_rise_that_comes_back_at_equal_distances_is_answered_twice() -> None:

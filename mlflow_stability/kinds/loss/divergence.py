@@ -103,6 +103,8 @@ class SlowRiseFacts(LossRiseFacts):
     """From how many standard errors on it is a rise; None where it became worse later."""
     exceeds: float | None = None
     """By how many times it exceeds that threshold; where it became worse later, the smallest rise of a high loss."""
+    late_share: float | None = None
+    """Share of the rise that came in the last 128 losses."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         above = risen(self.rise, f"{self.baseline:.4g}")
@@ -378,7 +380,8 @@ class Divergence(Detector):
         if errors is not None and limit is not None:
             exceeds = times_beyond(errors, limit)
         share = math.expm1(min(rise, 700.0))  # expm1 overflows above 709
-        facts = SlowRiseFacts(now, then, SLOW_STEPS, share, errors, limit, exceeds)
+        late = state.slow.late_share(rise)
+        facts = SlowRiseFacts(now, then, SLOW_STEPS, share, errors, limit, exceeds, late)
         worst = Severity.CRITICAL if rise >= math.log(self.slow_critical_rise) else Severity.WARNING
         severity = Severity.INFO if self._costs_little(state, point, now) else self.severity_of(facts, worst)
         return self.finding(point, severity, facts) if state.episode_filter.report(severity) else None
