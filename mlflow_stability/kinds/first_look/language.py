@@ -47,7 +47,7 @@ class TargetsInInput(Detector):
     What it sees: the share of targets of cross entropy that are the token at the same position in the input of the
     embedding with as many entries as there are classes, in the first {looks} steps. A WARNING where it is
     {share:percent} or more in all of them, and {low_steps} losses in a row within {steps} steps are below
-    {low_share:percent} of the first loss.
+    {low_share:percent} of the first loss. Losses with class weights or without a reduction are not looked at.
 
     Why it matters: the model only copies what it is given. The loss is nearly zero, and it has learnt no language.
 
@@ -118,8 +118,8 @@ class TargetsInView(StreakDetector):
 
     What it sees: the share of targets of cross entropy that are the next token of the input, at positions from which
     scaled dot product attention or a softmax of scores reaches that token, in the first steps. A WARNING where it is
-    {share:percent} or more in {steps} steps in a row. Models with several embeddings of this vocabulary, and compiled
-    ones, are not looked at.
+    {share:percent} or more in {steps} steps in a row. Models with several embeddings of this vocabulary, compiled ones,
+    and losses with class weights or without a reduction are not looked at.
 
     Why it matters: the model learns to copy the next token. Its loss is low, and it can generate nothing.
 
@@ -171,7 +171,7 @@ class PaddingInLoss(StreakDetector):
 
     What it sees: the share of targets of cross entropy that are the `padding_idx` of the embedding with as many entries
     as there are classes, and not its `ignore_index`, in the first {steps} steps. A WARNING where it is {share:percent}
-    or more in each of them.
+    or more in each of them. Losses with class weights or without a reduction, which a mask may follow, are left out.
 
     Why it matters: padding is easy to predict. The loss is low from what the model need not learn, it depends on how
     long the sequences of a batch are, and the gradients of all other tokens are divided by the number of padded ones.

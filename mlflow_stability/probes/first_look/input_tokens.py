@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.first_look.loss_graph import node_name, nodes_behind, saved, shape_of
+from mlflow_stability.probes.first_look.loss_graph import NONE, node_name, nodes_behind, saved, shape_of
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
@@ -55,6 +55,8 @@ class InputTokens:
         """Look at the first `nll_loss` of a step; `target` are its targets, except for those that are `ignored`."""
         if self._blocks or self._looks >= LOOKS or target.numel() < MIN_TARGETS:
             return
+        if getattr(node, "_saved_reduction", NONE) == NONE or saved(node, "weight") is not None:
+            return  # a mask, or a weight of 0, may leave out some of the targets
         self._looks += 1
         classes = shape_of(node.next_functions[0][0])[1:2]
         behind = list(nodes_behind(node))

@@ -156,3 +156,16 @@ def test_targets_that_are_padding_are_counted_unless_they_are_ignored(
     loss = functional.cross_entropy(model(TOKENS).reshape(-1, 7), TOKENS.reshape(-1), ignore_index=ignored)
     expected = (TOKENS == 5).float().mean().item() if share else None
     assert measured(loss).get("targets_padding") == (pytest.approx(expected) if share else None)
+
+
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_targets_that_a_mask_or_a_weight_may_leave_out_are_not_counted(by_weight: bool) -> None:
+    model = Language()
+    model.tokens[0] = nn.Embedding(7, 4, padding_idx=5)
+    logits, targets = model(TOKENS).reshape(-1, 7), TOKENS.reshape(-1)
+    if by_weight:
+        loss = functional.cross_entropy(logits, targets, weight=(torch.arange(7) != 5).float())
+    else:
+        counted = (targets != 5).float()
+        loss = (functional.cross_entropy(logits, targets, reduction="none") * counted).sum() / counted.sum()
+    assert not {"targets_padding", "targets_in_input", "targets_in_view"} & set(measured(loss))
