@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.probes.loss_level.loss_level_probe import ENVIRONMENTS
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity
@@ -119,6 +122,28 @@ def test_compiled_code_that_scores_actions_is_the_same_graph(tmp_path: Path) -> 
         counts.append(dict(torch._dynamo.utils.counters["stats"]))
     assert counts[0] == counts[1]
     assert counts[0]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(("has_environments", "actions"), [(True, 3), (True, 2), (False, 3)])
+def test_a_policy_that_scores_its_actions_without_log_prob_is_recognised_by_its_samples_beside_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_environments: bool, actions: int
+) -> None:
+    for name in ENVIRONMENTS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    if has_environments:
+        monkeypatch.setitem(sys.modules, "gymnasium", ModuleType("gymnasium"))
+    torch.manual_seed(0)
+    policy = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Softmax(0))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with flying(tmp_path) as flown:
+        for _ in range(RECOGNISED_BY):
+            optimizer.zero_grad()
+            for _ in range(actions):
+                chances = policy(torch.randn(3))
+                (-chances[Categorical(chances).sample()].log() * torch.rand(())).backward()
+            optimizer.step()
+    expected = [LossLevel(NoLevel.POLICY)] if has_environments and actions == 3 else []
+    assert list(facts(flown).values()) == expected
 
 
 def test_a_policy_that_scores_its_samples_with_a_gradient_is_recognised_in_the_first_round(tmp_path: Path) -> None:

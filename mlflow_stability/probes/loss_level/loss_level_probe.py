@@ -97,7 +97,7 @@ ACTING_SHARE = 0.05
 # Least number of steps on one row after each episode of actions on one row, for a policy that is trained on one action
 # at a time: accumulation and sequences call the model as often in each step.
 STEPS_BETWEEN = 3
-MIN_ACTIONS = 3  # calls before the first step of such an episode, that of the step included
+MIN_ACTIONS = 3  # calls before the first step of such an episode, that of the step included; samples before a step
 
 _SIGNALS = (Signal(LOSS_LEVEL),)
 
@@ -122,6 +122,7 @@ class LossLevelProbe(BaseProbe):
         self._acting_alone = self._trained_alone = 0
         self._evaluated = False  # a module was called in evaluation mode since the last step
         self._seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
+        self._of_model = POLICY_SAMPLES.of_model
         self._acting: list[WatchedCalls] = []
         # By trained module: dimensions and rows of its batches since the last step, and their number; the last one is
         # the batch that it was trained on.
@@ -187,7 +188,7 @@ class LossLevelProbe(BaseProbe):
         self._look_at_actions(modules, optimizers)
 
     def _look_at_actions(self, modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> None:
-        if self._acting or not any(name in sys.modules for name in ENVIRONMENTS):
+        if self._acting or not _has_environments():
             return
         trained = set(places_of(optimizers))
         owners = [
@@ -227,7 +228,8 @@ class LossLevelProbe(BaseProbe):
 
     def _look_at_samples(self) -> None:
         seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
-        if seen != self._seen:
+        drawn, self._of_model = POLICY_SAMPLES.of_model - self._of_model, POLICY_SAMPLES.of_model
+        if seen != self._seen or (drawn >= MIN_ACTIONS and _has_environments()):
             self._seen = seen
             self._policy_steps += 1
             if self._policy_steps >= MIN_STEPS and self._reported is None:
@@ -278,6 +280,10 @@ class LossLevelProbe(BaseProbe):
 
     def _conclude(self, reason: NoLevel) -> None:
         self._news = LossLevel(reason)
+
+
+def _has_environments() -> bool:
+    return any(name in sys.modules for name in ENVIRONMENTS)
 
 
 def _samples(sizes: dict[tuple[int, int], int]) -> tuple[int, int]:

@@ -40,6 +40,8 @@ class PolicySamples:
         self.with_gradient = 0  # log-probabilities with a gradient of a sample of the same distribution
         # Log-probabilities with a gradient of other values, in a class whose samples were scored before.
         self.later = 0
+        # Samples of distributions whose parameters have a gradient: a policy may score them without `log_prob`.
+        self.of_model = 0
         # Classes in which log-probabilities of samples were taken.
         self._scored: set[type] = set()
         # By identity of a distribution: itself and its last sample.
@@ -56,6 +58,8 @@ class PolicySamples:
 
     def _add_sample(self, distribution: Distribution, sample: Any, _args: tuple[Any, ...]) -> None:
         if isinstance(sample, Tensor) and not sample.requires_grad:
+            parameters = vars(distribution).values()
+            self.of_model += any(isinstance(value, Tensor) and value.requires_grad for value in parameters)
             key = id(distribution)
             self._last[key] = weakref.ref(distribution), weakref.ref(sample)
             self._last.move_to_end(key)
