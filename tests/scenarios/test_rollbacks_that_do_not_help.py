@@ -16,14 +16,14 @@ from mlflow_stability.vocabulary.result import Severity
 pytestmark = pytest.mark.scenario
 
 
-def replaced_weights(steps: int, every: int) -> float:
-    """Other code replaces the weights every so many steps; the mean of the last losses."""
+def replaced_weights(steps: int, every: int, factor: float, rate: float) -> float:
+    """Other code replaces the weights every so many steps, some by this factor too large; mean of the last losses."""
     torch.manual_seed(0)
     dice = torch.Generator().manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     others = copy.deepcopy(model.state_dict())
-    others["2.weight"] *= 20.0
-    optimizer, losses = AdamW(model.parameters(), lr=0.03), []
+    others["2.weight"] *= factor
+    optimizer, losses = AdamW(model.parameters(), lr=rate), []
     for step in range(1, steps + 1):
         inputs = torch.randn(64, 8, generator=dice)
         targets = inputs[:, :1].sin() + inputs[:, 1:2] + 0.2 * torch.randn(64, 1, generator=dice)
@@ -39,14 +39,23 @@ def replaced_weights(steps: int, every: int) -> float:
 
 @pytest.mark.slow
 def test_weights_that_are_replaced_periodically_are_not_rolled_back_a_third_time(tmp_path: Path) -> None:
-    bare = replaced_weights(1190, 300)
+    bare = replaced_weights(1190, 300, 60.0, 0.01)
     with flying(tmp_path, rollback=QUICK) as flown:
-        rolled_back = replaced_weights(1190, 300)
+        rolled_back = replaced_weights(1190, 300, 60.0, 0.01)
     assert len(flown.events("rollback")) == 2
     (told,) = flown.events("give_up")
     assert told.severity is Severity.WARNING
     assert "The loss rises about every 300 steps" in told.message
     assert rolled_back < 1.2 * bare
+
+
+@pytest.mark.slow
+def test_replaced_weights_from_which_the_loss_falls_within_twenty_steps_are_not_rolled_back(tmp_path: Path) -> None:
+    bare = replaced_weights(690, 300, 20.0, 0.03)
+    with flying(tmp_path, rollback=QUICK) as flown:
+        watched = replaced_weights(690, 300, 20.0, 0.03)
+    assert flown.events("divergence"), "they were found"
+    assert watched == bare
 
 
 def growing_targets(folder: Path, rollback: bool) -> tuple[Flown, float]:

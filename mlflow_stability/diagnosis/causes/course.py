@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
-from mlflow_stability.curves.curves import after_last
+from mlflow_stability.curves.curves import Curve, after_last
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import (
     CauseDocumentation,
@@ -100,6 +100,8 @@ SUMS = frozenset((AccumulationSum.kind, LossSum.kind))
 """Kinds that make steps larger, except those of an optimizer that scales its own."""
 RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, LateClipping, LossSum, AccumulationSum, OneClass)
 """Mistakes that make a loss rise, or fall without end, the most direct first."""
+FIRST_LOSSES = 10
+"""Number of losses whose median is the first level."""
 ONSET_STEPS = 64
 """Maximum number of steps between changed data and a divergence: twice what the baseline of its detector needs."""
 NO_NOISE_STEPS = 16
@@ -138,14 +140,19 @@ def _holds_for_all(mistake: Finding) -> bool:
 def rise_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that makes a loss or gradients grow."""
     findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
-    far = filter(_was_always_far, context.findings_of(AboveChance.kind))
+    far = (finding for finding in context.findings_of(AboveChance.kind) if _was_always_far(finding, context.whole_loss))
     return _first_mistake(context, (*filter(_lets_loss_grow, findings), *far, *context.events_of(LintFacts.kind)))
 
 
-def _was_always_far(finding: Finding) -> bool:
-    """Whether the loss began far above the variance of its targets, and has not doubled since."""
+def _was_always_far(finding: Finding, loss: Curve | None) -> bool:
+    """Whether the loss began far above the variance of its targets, and has not doubled since.
+
+    A single bad batch at the start is no level.
+    """
     facts = finding.facts_as(ChanceFacts)
-    return facts is not None and _misses_mean(finding) and facts.first >= max(facts.last / 2, _far_level(facts))
+    if facts is None or loss is None or not _misses_mean(finding):
+        return False
+    return float(np.nanmedian(loss.values[:FIRST_LOSSES])) >= max(facts.last / 2, _far_level(facts))
 
 
 def same_output_check(context: EpisodeContext) -> CheckResult:

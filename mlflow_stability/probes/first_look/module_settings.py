@@ -231,7 +231,7 @@ class ZeroGroups:
     def look(self, optimizer: Optimizer, step: int, needed: int) -> Finding | None:
         """Return a finding about a group at whose looks, `needed` or more, the rate was zero."""
         groups = optimizer.param_groups
-        rates = [float(rate) for group in groups if isinstance(rate := group.get("lr"), float | int)]
+        rates = [rate for group in groups if isinstance(rate := group.get("lr"), float | int)]
         if len(rates) < len(groups) or not any(rates):
             return None
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
