@@ -54,7 +54,7 @@ def main(rank, answer):
         optimizer.zero_grad()
         model(torch.ones(8, 4)).square().mean().backward()
         optimizer.step()
-    print(answer, flush=True)
+    print(f"{answer}\\n", end="", flush=True)  # one write: two processes share the pipe
     d.barrier()
     del model
     gc.collect()  # torch may deadlock where a DDP outlives its group: pytorch issue 56297
