@@ -25,7 +25,7 @@ _RESTART = 4.0
 """Minimum ratio of the median moves after the first and after later values of an epoch, for means that restart."""
 _FEWEST_EPOCHS = 4  # with which a mean is known to restart
 _FEWEST_IN_EPOCH = 4  # values, on average
-_MANY_EPOCHS = 50  # of which the mean over each whole one is enough
+_MANY_EPOCHS = 50  # with which the mean of each whole one is enough
 _STEPS_OF_SEVERAL_RATES = 0.6
 """Share of the values of a learning rate that are at another step than the one before, where two are logged at each."""
 

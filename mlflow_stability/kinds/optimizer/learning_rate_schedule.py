@@ -77,7 +77,11 @@ class GroupRate:
         elif rate > 0:
             self.is_held = self.is_held and rate >= self.smallest
             self.highest, self.smallest = max(self.highest, rate), min(self.smallest, rate)
-            self.changes, self.last_decimal = self.changes + 1, min(self.last_decimal, _last_decimal(rate))
+            self.changes += 1
+            if (
+                self.last_decimal >= FINEST_DECIMAL
+            ):  # a schedule that is not rounded is formatted once, not at each step
+                self.last_decimal = min(self.last_decimal, _last_decimal(rate))
         self.last = rate
 
     def is_zero(self, nearly_zero: float) -> bool:
@@ -85,7 +89,7 @@ class GroupRate:
         if self.last > 0 or self.highest == 0:
             return self.last <= RATE_LIMITS.vanished * self.highest
         has_few_decimals = self.last_decimal == math.floor(math.log10(self.smallest) + 1e-9)
-        if has_few_decimals and self.is_held and self.changes >= FEWEST_RATES:
+        if has_few_decimals and self.is_held and self.changes >= MIN_RATES:
             return False
         return not _may_be_rounded(self.smallest, self.highest, nearly_zero)
 
@@ -97,8 +101,10 @@ def _group_of(rates: NDArray[np.float64]) -> GroupRate:
     return group
 
 
-FEWEST_RATES = 4
-"""Number of rates, the lowest of one digit, none of which has further decimals, that show how a log rounds."""
+MIN_RATES = 4
+"""Number of rates from which their decimals show how a log rounds."""
+FINEST_DECIMAL = -9
+"""The last decimal to which a log may round its rates."""
 
 
 def _last_decimal(rate: float) -> int:
@@ -128,7 +134,7 @@ class LearningRateZero(Detector):
     What it sees: the learning rate of every parameter group has been zero, or a hundred-millionth of its highest value
     or less, after it was above, for {steps} steps and for {share:percent} of all steps so far. A zero that a log of few
     digits may have rounded does not count: where the smallest rate before has one digit, it must be below
-    {nearly_zero:percent} of the highest one, and, if that rate stayed for several steps, one of {FEWEST_RATES} rates or
+    {nearly_zero:percent} of the highest one, and, if that rate stayed for several steps, one of {MIN_RATES} rates or
     more must have further decimals. Whole curves: from some step to the end, likewise.
 
     Why it matters: no step changes a weight any more. The loss looks as if it had converged, and all further time is
@@ -196,7 +202,7 @@ class LearningRateZeroRule(Rule):
     What it sees: at least {fewest} points and {share:percent} of the run, up to the end, at which the learning rate of
     every parameter group was zero, or a hundred-millionth of its highest value or less, after it was above. Of zeros,
     where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one, and,
-    if that rate stayed for several steps, one of {FEWEST_RATES} rates or more must have further decimals.
+    if that rate stayed for several steps, one of {MIN_RATES} rates or more must have further decimals.
 
     Why it matters: these steps changed no weight.
 
