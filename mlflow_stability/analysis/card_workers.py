@@ -1,13 +1,13 @@
 """Make cards in several processes, or on a `dask.distributed` cluster.
 
-Each worker has one source to work on and one waiting, so that memory does not grow with their number. A worker that
-dies costs the source that it was reading, and another takes its place. If none can be started that judges by our rules,
-this process reads by itself. All workers are gone after the last answer, or when the caller stops.
+Each process reads one source at a time. One that dies costs the source that it was reading, and another takes its
+place. If none can be started that judges by our rules, this process reads by itself. All are gone after the last
+answer, or when the caller stops.
 
-A worker is a program of its own rather than a fork, because the caller may be a script without a guard around its main
+A process is a program of its own rather than a fork, because the caller may be a script without a guard around its main
 part, or may hold threads and connections. It reads from stdin a line of JSON with the settings, then a source a line;
-it writes to stdout its rules, then a line for each source with its number and the texts of its cards. It ends within
-seconds after its caller, and removes the files that it had fetched.
+it writes to stdout its rules, then a line for each source with the texts of its cards. It ends within seconds after its
+caller, and removes the files that it had fetched.
 
 The workers of a cluster need this very package, and have to reach the tracking store by the same address. A failure
 there, or other rules than ours, is a card with the error.
@@ -15,9 +15,9 @@ there, or other rules than ours, is a card with the error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -28,7 +28,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from tempfile import TemporaryDirectory
 
 import mlflow_stability
@@ -39,10 +39,8 @@ from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
-AHEAD = 2  # sources that a worker holds
 DIED = "The process that read this run ended early (out of memory?). Try this run alone."
-PATIENCE = 3.0  # seconds that a worker has for tidying up
-_CHUNK = 1 << 20
+PATIENCE = 3.0  # seconds that a process has for tidying up
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[1:]
@@ -50,125 +48,86 @@ from mlflow_stability.analysis.card_workers import main
 main()
 """
 """With the path of this process: `-m` would look first where it runs, and take a `queue.py` there for Python's own."""
-
-
-class _Worker:
-    """One process, its sources, and the unfinished line of its answer."""
-
-    def __init__(self, settings: str, room: str) -> None:
-        package = str(Path(mlflow_stability.__file__).parent.parent)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *(path for path in sys.path if isinstance(path, str)), package],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the caller, which ends this one
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": room},
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._in, self.out = self.process.stdin, self.process.stdout
-        self.held: dict[int, str] = {}  # sources without an answer, by number; it reads the first of them
-        self.ready = False
-        self._pending = b""
-        self._say(settings)
-
-    def give(self, number: int, source: str) -> None:
-        self.held[number] = source
-        self._say(json.dumps([number, source]))
-
-    def answers(self) -> Iterator[tuple[int, list[RunCard]]] | None:
-        """Return complete answers; None when it has ended."""
-        arrived = os.read(self.out.fileno(), _CHUNK)
-        if not arrived:
-            return None
-        *lines, self._pending = (self._pending + arrived).split(b"\n")
-        return self._read(lines)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.out.close()
-        try:
-            self._in.close()
-        except BrokenPipeError:
-            return  # what it had not read is gone with it
-
-    def _read(self, lines: Sequence[bytes]) -> Iterator[tuple[int, list[RunCard]]]:
-        for line in lines:
-            if self.ready:
-                number, texts = json.loads(line)
-                del self.held[number]
-                yield number, [card_from_json(text) for text in texts]
-            elif line == json.dumps(rules_here()).encode():
-                self.ready = True
-            else:  # we were installed again while this process runs: its cards would be others than ours
-                self.process.kill()
-                return
-
-    def _say(self, line: str) -> None:
-        try:
-            self._in.write(line.encode() + b"\n")
-            self._in.flush()
-        except BrokenPipeError:
-            return  # it has ended, which its other pipe shows
+_Answer = tuple[int, list[RunCard]]  # the number of a source, and its cards
 
 
 class _Pool:
-    """Running processes, and sources that wait for them."""
+    """Processes that read sources, each served by a thread here."""
 
-    def __init__(self, sources: Sequence[str], settings: str) -> None:
+    def __init__(self, sources: Sequence[str], settings: str, room: str) -> None:
         self.waiting = deque(enumerate(sources))
+        self.answers: Queue[_Answer | None] = Queue(maxsize=1)  # None: a thread has ended
         self._settings = settings
-        self._room: TemporaryDirectory[str] | None = None
+        self._room = room
         """Their temporary folder: they may be killed before they can remove it."""
-        self._workers: list[_Worker] = []
-        self._listening = selectors.DefaultSelector()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
 
-    def start(self) -> None:
-        """Start one more process, if the system has one."""
+    def serve(self) -> None:
+        """Have one process after another read sources until none waits."""
         try:
-            self._room = self._room or TemporaryDirectory(prefix="mlflow-stability-", ignore_cleanup_errors=True)
-            worker = _Worker(self._settings, self._room.name)
-        except (OSError, TypeError):  # no memory, no process, or no interpreter that could be started
-            return
-        self._workers.append(worker)
-        self._listening.register(worker.out, selectors.EVENT_READ, worker)
-        self._fill(worker)
-
-    def answers(self) -> Iterator[tuple[int, list[RunCard]]]:
-        """Yield answers until no process is left with something to do."""
-        while self._listening.get_map():
-            for key, _ in self._listening.select():
-                answers = key.data.answers()
-                if answers is None:
-                    yield from self._bury(key.data)
-                    continue
-                yield from answers
-                self._fill(key.data)
-                if not key.data.held:
-                    self._listening.unregister(key.fileobj)
+            while self.waiting and (process := self._start()) is not None:
+                if not self._read_with(process):
+                    break
+        finally:
+            self.answers.put(None)
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self._listening.close()
-        if self._room is not None:
-            self._room.cleanup()
+        """Leave the waiting sources, and end all processes."""
+        with self._lock:
+            self._is_closed = True
+        for process in self._processes:
+            process.kill()
+            with contextlib.suppress(BrokenPipeError), process:  # what it had not read is gone with it
+                pass
 
-    def _fill(self, worker: _Worker) -> None:
-        while self.waiting and len(worker.held) < AHEAD:
-            worker.give(*self.waiting.popleft())
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """Start a process that judges by our rules; None if there is none."""
+        package = str(Path(mlflow_stability.__file__).parent.parent)
+        with self._lock:
+            if self._is_closed:
+                return None
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM, *(path for path in sys.path if isinstance(path, str)), package],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the caller, which ends this one
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": self._room},
+                )
+            except (OSError, TypeError):  # no memory, no process, or no interpreter that could be started
+                return None
+            self._processes.append(process)
+        # We may have been installed again while this process runs: its cards would be others than ours.
+        return process if _asked(process, self._settings) == json.dumps(rules_here()).encode() + b"\n" else None
 
-    def _bury(self, worker: _Worker) -> Iterator[tuple[int, list[RunCard]]]:
-        """Report the source that it was reading; the rest goes to another, unless it died before it could begin."""
-        self._listening.unregister(worker.out)
-        held = list(worker.held.items())
-        lost = held[:1] if worker.ready else []
-        self.waiting.extendleft(reversed(held[len(lost) :]))
-        if worker.ready and self.waiting:
-            self.start()
-        yield from ((number, [RunCard(source, source, error=DIED)]) for number, source in lost)
+    def _read_with(self, process: subprocess.Popen[bytes]) -> bool:
+        """Have a process read sources until none waits; return whether it died while it read one."""
+        while self.waiting and not self._is_closed:
+            try:
+                number, source = self.waiting.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            line = _asked(process, json.dumps(source))
+            if not line.endswith(b"\n"):
+                self.answers.put((number, [RunCard(source, source, error=DIED)]))
+                return True
+            self.answers.put((number, [card_from_json(text) for text in json.loads(line)]))
+        return False
+
+
+def _asked(process: subprocess.Popen[bytes], line: str) -> bytes:
+    """Return the line that a process answers; empty, or a part of it, if it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+    except (BrokenPipeError, ValueError):  # it has ended, or was closed meanwhile
+        return b""
 
 
 def cards_from_processes(
@@ -177,35 +136,44 @@ def cards_from_processes(
     tracking_uri: str | None,
     detectors: str | None,
     curves: AskedCurves | None = None,
-) -> Generator[tuple[int, list[RunCard]], None, None]:
+) -> Generator[_Answer, None, None]:
     """Yield the place and the cards of each source, in order of completion."""
     names = (curves.loss, curves.val_loss) if curves else ("", "")
-    pool = _Pool(sources, json.dumps({"tracking_uri": tracking_uri, "detectors": detectors, "curves": names}))
-    try:
-        for _ in range(min(count, len(sources))):
-            pool.start()
-        yield from pool.answers()
-    finally:
-        pool.close()
+    settings = json.dumps({"tracking_uri": tracking_uri, "detectors": detectors, "curves": names})
+    with TemporaryDirectory(prefix="mlflow-stability-", ignore_cleanup_errors=True) as room:
+        pool = _Pool(sources, settings, room)
+        running = min(count, len(sources))
+        for _ in range(running):
+            threading.Thread(target=pool.serve, daemon=True).start()
+        try:
+            while running:
+                answer = pool.answers.get()
+                if answer is None:
+                    running -= 1
+                else:
+                    yield answer
+        finally:
+            pool.close()
+            while running:  # threads that wait to hand over an answer
+                running -= pool.answers.get() is None
     judges = None if detectors is None else read_detectors(detectors)
     for number, source in pool.waiting:
         yield number, list(cards_at(source, tracking_uri, judges, curves))
 
 
 def main() -> None:
-    """Run a worker: answer until the caller is gone."""
+    """Answer until the caller is gone: what such a process runs."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not end up between the answers
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     settings = json.loads(lines.get())
-    answers.write(json.dumps(rules_here()) + "\n")
-    answers.flush()
+    answer: object = rules_here()
     while True:
-        number, source = json.loads(lines.get())
-        texts = texts_at(source, settings["tracking_uri"], settings["detectors"], settings["curves"])
-        answers.write(json.dumps([number, texts]) + "\n")
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
+        source = json.loads(lines.get())
+        answer = texts_at(source, settings["tracking_uri"], settings["detectors"], settings["curves"])
 
 
 def _listen(lines: SimpleQueue[bytes]) -> None:

@@ -80,7 +80,7 @@ def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
     assert worker.stdin is not None
     assert worker.stdout is not None
     settings = {"tracking_uri": troubled_server.url, "detectors": None, "curves": ["", ""]}
-    worker.stdin.write(f"{json.dumps(settings)}\n{json.dumps([0, '0123456789abcdef' * 2])}\n".encode())
+    worker.stdin.write(f"{json.dumps(settings)}\n{json.dumps('0123456789abcdef' * 2)}\n".encode())
     worker.stdin.flush()
     wait_until(lambda: any("/runs/get" in path for path in troubled_server.requests))
     worker.stdin.close()

@@ -18,7 +18,6 @@ from servers.troubled_server import TroubledServer
 
 import mlflow_stability
 from mlflow_stability.analysis import cards as cards_module
-from mlflow_stability.analysis.card_workers import AHEAD
 from mlflow_stability.analysis.cards import cache_folder
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
@@ -206,7 +205,7 @@ def test_processes_are_not_started_for_what_is_read_sooner(sqlite_uri: str, monk
 @pytest.mark.slow
 def test_a_process_that_dies_loses_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # More than both can have answered before this process, which may be slow, hears the first answer and ends them.
-    count = cards_module.KNOWN_AFTER + 2 * AHEAD + 2
+    count = cards_module.KNOWN_AFTER + 6
     runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(count)]
     monkeypatch.setattr(cards_module, "STARTING", 0.0)
     monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
