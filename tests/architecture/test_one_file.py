@@ -81,7 +81,7 @@ CAUSE = '''
 """Looks for the cause in the calendar."""
 
 from mlflow_stability.detectors.finding_type import Instability, Symptom
-from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, Check, CheckResult, cause_found, ruled_out
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.vocabulary.result import Action, Remedy
 
@@ -95,7 +95,7 @@ def calendar_check(context: EpisodeContext) -> CheckResult:
 
 
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "friday", "It was a Friday.", "The parameter `day` says so.", "On holidays.",
         (Remedy(Action.IN_WORDS, text="Wait until Monday."),),
     ),

@@ -22,7 +22,7 @@ from mlflow_stability.cli.finding_types import (
 )
 from mlflow_stability.cli.output import present
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes
+from mlflow_stability.diagnosis.causes.catalog import CauseType, causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
 from mlflow_stability.kinds.documentation import FindingDocumentation, Threshold, documentation_of
 from mlflow_stability.manual.pages import COLUMNS, PRECEDENCE, WITH_ROLLBACK, WITHOUT_ROLLBACK, preset_rows
@@ -141,7 +141,7 @@ def _explain(out: TerminalWriter, name: str) -> None:
         _explain_cause(out, cause, heading=name not in KINDS)
 
 
-def _explain_cause(out: TerminalWriter, cause: CauseDocumentation, *, heading: bool) -> None:
+def _explain_cause(out: TerminalWriter, cause: CauseType, *, heading: bool) -> None:
     if heading:
         out.console.print(Text.assemble(out.text(cause.name, "bold"), ": ", out.text(cause.meaning)))
     else:

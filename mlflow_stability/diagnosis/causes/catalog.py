@@ -31,7 +31,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class CauseDocumentation:
+class CauseType:
     name: str
     """Its name in programs, as in `Cause.name`."""
     meaning: str
@@ -101,7 +101,7 @@ def not_checked(sentence: str) -> CheckResult:
 
 
 @cache
-def causes() -> Mapping[str, CauseDocumentation]:
+def causes() -> Mapping[str, CauseType]:
     return {
         cause.name: replace(cause, evidence=" ".join(rendered(cause.evidence, {}, module.__name__).split()))
         for module in modules_of(__package__)

@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.learning_rate_restart import MIN_RISE, RateRestart
 from mlflow_stability.diagnosis.findings.attempts import AttemptSpan, RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import optimizers_of
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -301,3 +304,47 @@ def usual_norm(context: EpisodeContext) -> float | None:
     """Return the baseline of the gradient norm before an episode, or None."""
     norms = norms_before(context)
     return norm_baseline(norms)[1] if len(norms) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RateRise:
+    step: int
+    before: float
+    after: float
+
+
+def jumps_in(rate: Curve) -> list[RateRise]:
+    """Return the jumps that the detector finds, in order of time."""
+    if not _rises_in_one_step(rate):
+        return []
+    detector = LearningRateJump()
+    state, jumps = detector.begin(), []
+    for step, value in _points(rate):
+        state, event = detector.step(state, Point("learning_rate", rate.place, step, value))
+        if event is not None and isinstance(event.facts, LearningRateJumpFacts):
+            jumps.append(RateRise(event.step, event.facts.before, event.facts.learning_rate))
+    return jumps
+
+
+def restart_before(rate: Curve, step: int) -> RateRise | None:
+    """Return the warm restart that explains a rise of the loss at this step, or None."""
+    if not _rises_in_one_step(rate):
+        return None
+    watch, last, restart = RateRestart(), 0.0, None
+    for at, value in _points(rate):
+        if at > step:
+            break
+        watch.see(value, at)
+        if watch.at == at:
+            restart = RateRise(at, last, value)
+        last = value
+    return restart if watch.excuses(step) else None
+
+
+def _points(rate: Curve) -> list[tuple[int, float]]:
+    return list(zip(rate.steps[rate.finite].tolist(), rate.values[rate.finite].tolist(), strict=True))
+
+
+def _rises_in_one_step(rate: Curve) -> bool:
+    """Return whether any point may be a jump, so that going through all of them is worth while."""
+    return bool((rate.values[rate.finite][1:] >= MIN_RISE * rate.values[rate.finite][:-1]).any())

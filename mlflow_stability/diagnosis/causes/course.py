@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
 from mlflow_stability.curves.curves import Curve, after_last
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import may_follow_scale
 from mlflow_stability.kinds.first_look.batches import (
@@ -330,7 +323,7 @@ def constant_output_check(context: EpisodeContext) -> CheckResult:
 
 REMEDIES_OF_END = {end.kind: end.remedies for end in WAYS_TO_END}
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "guessing",
         "The loss is at chance level.",
         "The loss stays at the logarithm of a number of classes.",
@@ -338,21 +331,21 @@ CAUSES = (
         Plateau.remedies,
         phrase="chance level",
     ),
-    CauseDocumentation(
+    CauseType(
         "overfitting",
         "The model memorises its training data.",
         "The validation loss rises while the training loss falls.",
         "Validation data that differs from the training data.",
         Overfitting.remedies,
     ),
-    CauseDocumentation(
+    CauseType(
         "repeated_data",
         "The same batch was repeated.",
         "The loss lost its noise from batch to batch and fell below all of the 100 losses before.",
         "Full-batch training, which has little noise from the start.",
         RepeatedData.remedies,
     ),
-    CauseDocumentation(
+    CauseType(
         "data_changed",
         "The data or the loss function changed, and the weights are not to blame.",
         "After a rollback, before any update, the restored weights give a clearly higher loss than they gave before "
@@ -364,7 +357,7 @@ CAUSES = (
         helped_by_smaller_updates=False,
         phrase="changed data",
     ),
-    CauseDocumentation(
+    CauseType(
         "constant_output",
         "The output no longer depends on the input.",
         "The loss lost its noise without falling, and no collapse or vanishing gradient explains it; or it jumped in "
@@ -372,14 +365,14 @@ CAUSES = (
         "A data set whose batches are nearly identical.",
         ConstantOutput.remedies,
     ),
-    CauseDocumentation(
+    CauseType(
         "out_of_memory",
         "The process ran out of memory.",
         "The recorded end of the process.",
         "Memory that another process used.",
         REMEDIES_OF_END["out_of_memory"],
     ),
-    CauseDocumentation(
+    CauseType(
         "external_kill",
         "The process was killed.",
         "It ended by a signal.",
@@ -387,21 +380,21 @@ CAUSES = (
         REMEDIES_OF_END["killed"],
         phrase="killed process",
     ),
-    CauseDocumentation(
+    CauseType(
         "exception",
         "The script raised an exception.",
         "The recorded end of the process, with the exception.",
         "An earlier finding may have caused the exception; it is checked first.",
         REMEDIES_OF_END["crashed"],
     ),
-    CauseDocumentation(
+    CauseType(
         "stall",
         "The process hung: no step finished for a long time.",
         "The time since the last step was many times the usual step time.",
         "A long validation or checkpoint between two steps.",
         REMEDIES_OF_END["stall"],
     ),
-    CauseDocumentation(
+    CauseType(
         "setup",
         "A mistake in the set-up keeps the model from learning, or makes its loss unbounded.",
         "A finding about the set-up: an input that the loss does not expect, a loss over all pairs, inputs of an "

@@ -8,14 +8,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, norm_baseline, norms_before
 from mlflow_stability.diagnosis.findings.episodes import cleared_from
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseFacts, GradientRiseRule
@@ -240,7 +233,7 @@ def clipping_ended_check(context: EpisodeContext) -> CheckResult:
 
 
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "clipping_ended",
         "The script stopped clipping gradients.",
         "The gradients of at least {LIMITS.clipped_share:percent} of the steps before were clipped and none of the "
@@ -250,7 +243,7 @@ CAUSES = (
         (Remedy(Action.CLIP_GRADIENTS_AGAIN), Remedy(Action.RESTART_BEFORE_STEP)),
         phrase="end of gradient clipping",
     ),
-    CauseDocumentation(
+    CauseType(
         "gradient_explosion",
         "The gradients exploded before the loss did.",
         "The gradient norm just before was {LIMITS.explosion} times its baseline and {LIMITS.deviations}σ above it, "
@@ -258,7 +251,7 @@ CAUSES = (
         "Large gradients that follow a rising loss; logging every step shows the order.",
         GradientExplosion.remedies,
     ),
-    CauseDocumentation(
+    CauseType(
         "vanishing_gradients",
         "The gradients were too small to learn from.",
         "The gradient norm fell below {VANISHED.smallest}, or to {VANISHED.share_of_start:percent} of its start, "
@@ -266,7 +259,7 @@ CAUSES = (
         "A training that has converged has small gradients, too.",
         GradientVanishing.remedies,
     ),
-    CauseDocumentation(
+    CauseType(
         "gradients_not_cleared",
         "Gradients accumulate because zero_grad() is missing.",
         "While it trained, the gradients of one step were seen to be there when the next began, in three steps in a "

@@ -14,14 +14,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.kinds.inside.activations import DeadUnits, RepresentationCollapse, SaturatedActivation
@@ -391,7 +384,7 @@ def _layer(curve: Curve) -> str:
 
 
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "optimizer_lag",
         "Adam's second moment was too small for the gradients, so steps were too large.",
         "The AdamW RMS of a layer rose above {LIMITS.adam_rms} and to twice its earlier value. Never named with other "
@@ -401,7 +394,7 @@ CAUSES = (
         excluded_by=lambda used: "Adam's second moment: another optimizer is used" if used.adam is False else "",
         phrase="Adam second moment too small",
     ),
-    CauseDocumentation(
+    CauseType(
         "attention_logit_growth",
         "Attention logits grew so large that the softmax saturated.",
         "The largest logit of a layer rose above {LOGITS.limit} and to twice its first value, or above {LOGITS.floor} "
@@ -409,7 +402,7 @@ CAUSES = (
         "A learning rate that is too high makes logits grow as well; it is checked first.",
         (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),
     ),
-    CauseDocumentation(
+    CauseType(
         "attention_collapse",
         "The attention of a layer collapsed to a single position.",
         "In at least half of its heads, the entropy fell from above {HEADS.min_start:percent} to below "
@@ -417,7 +410,7 @@ CAUSES = (
         "Layers whose heads attend to one position by design.",
         (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),
     ),
-    CauseDocumentation(
+    CauseType(
         "router_collapse",
         "The router of a mixture of experts sent nearly all tokens to few experts.",
         "The entropy of the experts' shares fell below {LIMITS.router_entropy:percent} of its maximum and by "
@@ -425,7 +418,7 @@ CAUSES = (
         "Routers that were trained before, and batches of one kind of token.",
         (Remedy(Action.ADD_BALANCING_LOSS), LOWER_RATE_2_TO_5),
     ),
-    CauseDocumentation(
+    CauseType(
         "router_logit_growth",
         "The logits of a router grew until it chose experts with certainty.",
         "The largest logit, without the mean of its token, rose above {LIMITS.router_logit} and to twice its first "
@@ -433,7 +426,7 @@ CAUSES = (
         "A learning rate that is too high makes logits grow as well; it is checked first.",
         (Remedy(Action.ADD_ROUTER_Z_LOSS), Remedy(Action.COMPUTE_ROUTER_IN_SINGLE), LOWER_RATE),
     ),
-    CauseDocumentation(
+    CauseType(
         "sdr_collapse",
         "Sparse codes became nearly identical.",
         "Fewer than {LIMITS.bits_used:percent} of the codes were unique, or of the bits ever on, before the loss "
@@ -443,21 +436,21 @@ CAUSES = (
         (RAISE_TEMPERATURE_2_TO_3, Remedy(Action.SEPARATE_TOKENS), Remedy(Action.USE_MORE_BITS)),
         phrase="collapse of sparse codes",
     ),
-    CauseDocumentation(
+    CauseType(
         "saturated_activation",
         "Units were saturated.",
         "More than half of a layer's units were saturated, {LIMITS.more_units:percent} more than at the start.",
         "Units that are meant to be closed.",
         (LOWER_RATE, Remedy(Action.NORMALISE_BEFORE_ACTIVATION)),
     ),
-    CauseDocumentation(
+    CauseType(
         "representation_collapse",
         "The outputs of a layer collapsed to few directions.",
         "Their effective rank fell to 10 % of its earlier value.",
         "A task with few classes needs few directions.",
         (LOWER_RATE, Remedy(Action.CHECK_LOSS_OF_CONSTANT)),
     ),
-    CauseDocumentation(
+    CauseType(
         "dead_units",
         "Units died.",
         "More than half of a layer's units were never active, {LIMITS.more_units:percent} more than at the start. Or "
@@ -465,7 +458,7 @@ CAUSES = (
         "Sparse activations by design.",
         (LOWER_RATE, Remedy(Action.USE_LEAKY_ACTIVATION)),
     ),
-    CauseDocumentation(
+    CauseType(
         "sdr_temperature",
         "The temperature of sparse codes left its range.",
         "It was below {TEMPERATURE.lowest} or above {TEMPERATURE.highest}, or {TEMPERATURE.drift} times from its first "

@@ -14,16 +14,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, after_last, curves_of
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
-from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
-from mlflow_stability.diagnosis.causes.rate_rises import jumps_in, restart_before
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, jumps_in, restart_before
 from mlflow_stability.diagnosis.causes.step_size import (
     first_updates_large,
     hardly_moved,
@@ -434,7 +426,7 @@ def _course(values: Values) -> str:
 
 
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "learning_rate_jump",
         "The learning rate jumped shortly before.",
         "A finding of `learning_rate_jump` within the {LOOKBACK.just_before} points before: the rate rose in one step "
@@ -443,7 +435,7 @@ CAUSES = (
         "The training tolerated the jump, and the finding has another cause.",
         LearningRateJump.remedies,
     ),
-    CauseDocumentation(
+    CauseType(
         "learning_rate_too_high",
         "The learning rate was too high for the model.",
         "One of: the first updates changed the weights by 10 % of their norm or more; the rate was rising and at its "
@@ -453,7 +445,7 @@ CAUSES = (
         "A rise that coincides with a bad batch; an architecture that is made for large rates.",
         (LOWER_RATE_2_TO_5,),
     ),
-    CauseDocumentation(
+    CauseType(
         "learning_rate_too_low",
         "The learning rate was too low to change the weights.",
         "It never exceeded {LIMITS.too_low}, or all steps together hardly moved the weights. Or it fell below "
@@ -461,7 +453,7 @@ CAUSES = (
         "An optimizer that does not scale its steps by the logged rate.",
         (Remedy(Action.RAISE_LEARNING_RATE),),
     ),
-    CauseDocumentation(
+    CauseType(
         "no_warm_up",
         "The learning rate was at its highest from the first step on.",
         "The finding started in the first {LOOKBACK.early:percent} of the run, at the highest rate. Or the first "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
+    CauseType,
     Check,
     CheckResult,
     cause_found,
@@ -390,7 +390,7 @@ def _raised_scale_check(context: EpisodeContext, before: NDArray[np.float64]) ->
 
 
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "loss_function",
         "The loss function produced the first non-finite value.",
         "The non-finite step was run again, and the inputs of the loss were finite; certain where none exceeded "
@@ -399,7 +399,7 @@ CAUSES = (
         (Remedy(Action.CHECK_LOSS_FUNCTION), Remedy(Action.CHECK_LOSS_TERMS_OF_BATCH)),
         helped_by_smaller_updates=False,
     ),
-    CauseDocumentation(
+    CauseType(
         "invalid_operation",
         "An operation of the model is undefined for its inputs.",
         "The non-finite step was run again, and the inputs of the operation were finite and of moderate size.",
@@ -407,7 +407,7 @@ CAUSES = (
         (Remedy(Action.CLAMP_INPUTS),),
         helped_by_smaller_updates=False,
     ),
-    CauseDocumentation(
+    CauseType(
         "tensor_from_outside",
         "A tensor of the script outside the model was non-finite.",
         "The non-finite step was run again, and the value came from neither an input nor a weight nor a buffer.",
@@ -416,14 +416,14 @@ CAUSES = (
         helped_by_smaller_updates=False,
         phrase="non-finite tensor outside the model",
     ),
-    CauseDocumentation(
+    CauseType(
         "optimizer_state",
         "The optimizer state was non-finite or extremely large.",
         "The weights became non-finite in an update with finite gradients.",
         "Weights that other code wrote to.",
         OPTIMIZER_STATE_REMEDIES,
     ),
-    CauseDocumentation(
+    CauseType(
         "broken_from_start",
         "The first forward or backward pass was non-finite, before any optimizer step.",
         "Loss or gradient norm of the first step of the training is NaN or infinite. Where the step was run again and "
@@ -433,7 +433,7 @@ CAUSES = (
         helped_by_smaller_updates=False,
         phrase="non-finite from the start",
     ),
-    CauseDocumentation(
+    CauseType(
         "hardware",
         "The device gave a different result the second time.",
         "The non-finite batch was run again with the same weights and random numbers, and was finite.",
@@ -441,7 +441,7 @@ CAUSES = (
         (Remedy(Action.TEST_DEVICE),),
         helped_by_smaller_updates=False,
     ),
-    CauseDocumentation(
+    CauseType(
         "fp16_scale",
         "Scaled gradients overflowed in fp16 (above 65504).",
         "The loss scale was lowered three times without growing, or rose {LIMITS.raised}-fold until gradients of "
@@ -451,7 +451,7 @@ CAUSES = (
         excluded_by=lambda used: "fp16 gradient overflow: fp16 is not used" if used.half_precision is False else "",
         phrase="fp16 gradient overflow",
     ),
-    CauseDocumentation(
+    CauseType(
         "gradient_non_finite",
         "The backward pass produced non-finite gradients while the loss was finite.",
         "The gradient norm was non-finite at a step with a finite loss; or the step was run again, and the backward "

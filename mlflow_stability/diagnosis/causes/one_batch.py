@@ -14,23 +14,16 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, median_deviation
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import (
     LOOKBACK,
     EpisodeContext,
+    jumps_in,
     listed_steps,
     norms_before,
     usual_norm,
     value_at,
 )
-from mlflow_stability.diagnosis.causes.rate_rises import jumps_in
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 
@@ -424,7 +417,7 @@ def changed_at_once_check(context: EpisodeContext) -> CheckResult:
 
 
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "bad_batch",
         "One batch, or a few, caused it.",
         "One of: the loss jumped in one step and the step before was normal (where it did not recover: with the "

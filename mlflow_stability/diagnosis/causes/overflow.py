@@ -8,14 +8,7 @@ from math import isfinite, isinf
 import numpy as np
 
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, value_at
 from mlflow_stability.diagnosis.causes.non_finite import (
     AGAINST_LOGARITHM,
@@ -130,7 +123,7 @@ def _overflow_at_origin(origin: NanOriginFacts) -> CheckResult:
 OVERFLOW_REMEDIES = (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.FIND_OVERFLOWING_MODULE))
 IN_LOSS_FUNCTION = (Remedy(Action.CHECK_LOSS_FUNCTION), *OVERFLOW_REMEDIES)
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "overflow",
         "Values exceeded the range of their number format.",
         "Loss or gradient norm was infinite before the first NaN, or the operation that overflowed had large finite "
@@ -138,7 +131,7 @@ CAUSES = (
         "A division by zero and a logarithm of zero are infinite as well.",
         OVERFLOW_REMEDIES,
     ),
-    CauseDocumentation(
+    CauseType(
         "logarithm_of_zero",
         "The loss became minus infinity, as the logarithm of zero is.",
         "The loss was minus infinity before the first NaN, and not extremely large in the step before.",

@@ -1,4 +1,4 @@
-"""Find causes in the weights: decay, changed settings, frozen parameters, corruption, writes by other code."""
+"""Find causes in the weights and in what was changed: decay, settings, terms of the loss, frozen parameters, writes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlflow_stability.curves.curves import changed_terms, curves_of
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import (
-    CauseDocumentation,
-    Check,
-    CheckResult,
-    cause_found,
-    not_checked,
-    ruled_out,
-)
+from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, value_at
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
@@ -43,6 +37,8 @@ class WeightLimits:
     """Maximum number of steps that are listed."""
     in_a_row: int = 3
     """Number of broken batches in a row that are not bad batches."""
+    term_grown: float = 2.0
+    """Minimum factor on the weight of a term of the loss before an episode for it to be the cause."""
 
 
 LIMITS = WeightLimits()
@@ -304,8 +300,35 @@ def _is_unbounded(beta1: float, beta2: float) -> bool:
     return beta1 * beta1 >= beta2
 
 
+def terms_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the loss got another term, or a term a larger weight, before the episode."""
+    distance = context.reach / LOOKBACK.just_before
+    first, last = context.episode.start - LOOKBACK.points * distance, context.latest
+    near = [change for change in changed_terms(context.history) if first <= change[0] <= last]
+    if near and near[-1][1] < near[-1][2]:
+        step, before, after = near[-1]
+        return cause_found(
+            "loss_term_changed",
+            f"The loss got more terms at {context.unit} {step}: {before:.0f} before, {after:.0f} or more from then on.",
+            since=step,
+            certainty="certain" if step >= context.episode.start - context.reach else "possible",
+        )
+    for weight in curves_of(context.history, "loss_weight"):
+        begin = max(0, int(np.searchsorted(weight.steps, first, "right")) - 1)  # in force at the first step
+        values, steps = weight.values[begin:], weight.steps[begin:]
+        values = values[steps <= last]
+        if len(values) > 1 and 0 < LIMITS.term_grown * values[0] <= values[-1]:
+            step, low, high = int(steps[1]), values[0], values[-1]
+            return cause_found(
+                "loss_term_changed",
+                f"The weight of a term of the loss rose from {low:.3g} to {high:.3g} from {context.unit} {step} on.",
+                since=step,
+            )
+    return CheckResult()
+
+
 CAUSES = (
-    CauseDocumentation(
+    CauseType(
         "weights_replaced",
         "Other code replaced the weights between two optimizer steps.",
         "The loss was high at once, before any update on what came then, and some weights had changed since the end "
@@ -317,7 +340,7 @@ CAUSES = (
         helped_by_smaller_updates=False,
         phrase="replaced weights",
     ),
-    CauseDocumentation(
+    CauseType(
         "damaged_weights",
         "Weights or buffers were corrupted, but not by a gradient.",
         "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped "
@@ -329,7 +352,7 @@ CAUSES = (
         helped_by_smaller_updates=False,
         phrase="corrupted weights",
     ),
-    CauseDocumentation(
+    CauseType(
         "weight_decay",
         "The weights shrank because of the weight decay.",
         "Their norm fell by more than 30 % from one measurement to the next. Never named where the weight decay is 0, "
@@ -338,7 +361,7 @@ CAUSES = (
         (Remedy(Action.LOWER_WEIGHT_DECAY), Remedy(Action.RESTART_BEFORE_STEP)),
         excluded_by=lambda used: "weight decay: 0" if used.weight_decay == 0 else "",
     ),
-    CauseDocumentation(
+    CauseType(
         "configuration_changed",
         "A setting of the training changed just before.",
         "A recorded setting differs from its value {LOOKBACK.between_looks} steps earlier. Possible only: not all "
@@ -347,7 +370,7 @@ CAUSES = (
         (Remedy(Action.CHECK_INTENDED_CHANGE),),
         phrase="changed setting",
     ),
-    CauseDocumentation(
+    CauseType(
         "frozen_parameters",
         "Nearly all parameters are frozen, or the number of trained parameters changed just before.",
         "A loss that does not fall while {LIMITS.mostly_frozen:percent} of the model's values are frozen (possible) "
@@ -355,6 +378,14 @@ CAUSES = (
         "{LOOKBACK.between_looks} steps before.",
         "Adapters, such as LoRA, and training in stages, on purpose.",
         (Remedy(Action.CHECK_FROZEN_PARAMETERS),),
+    ),
+    CauseType(
+        "loss_term_changed",
+        "The loss got another term, or a term a larger weight.",
+        "The graph of the loss adds up more terms than in the steps before, or multiplies one by a number that grew "
+        "{LIMITS.term_grown}-fold, within the {LOOKBACK.points} points before.",
+        "A term that is added at the same time as other data come.",
+        (Remedy(Action.LOWER_WEIGHT_OF_TERM),),
     ),
 )
 CHECKS = (
@@ -382,4 +413,9 @@ CHECKS = (
     ),
     Check(frozen_check, {Symptom.STUCK: 5}, frozenset({"frozen_parameters"})),
     Check(damage_check, {Symptom.NON_FINITE: 70}, frozenset({"damaged_weights"})),
+    Check(
+        terms_check,
+        {Symptom.RISING: 4, Symptom.NON_FINITE: 4, Symptom.LARGE_UPDATES: 4},
+        frozenset({"loss_term_changed"}),
+    ),
 )

@@ -13,8 +13,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.advice import MIN_STEPS_BEFORE
-from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_context
-from mlflow_stability.diagnosis.causes.rate_rises import jumps_in
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_context, jumps_in
 from mlflow_stability.diagnosis.checklist.orders import CHOICES, NOTHING_FOUND, ORDERS, Choice, order_of
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.checklist.sources import Case, State

@@ -10,7 +10,7 @@ import pytest
 import mlflow_stability
 from mlflow_stability.cli.finding_types import EXPLAINED
 from mlflow_stability.cli.main import run
-from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes, checks_of, excluded, symptoms
+from mlflow_stability.diagnosis.causes.catalog import CauseType, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.inside import SIGNS
 from mlflow_stability.diagnosis.causes.non_finite import CAUSE_BY_SOURCE
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
@@ -22,7 +22,7 @@ PACKAGE = Path(mlflow_stability.__file__).parent
 
 def texts_in(node: ast.AST) -> set[str]:
     """All texts, but those by which a cause is declared."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CauseDocumentation":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CauseType":
         return set()
     own = {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
     return own.union(*map(texts_in, ast.iter_child_nodes(node)))
@@ -59,7 +59,7 @@ def test_a_cause_that_is_not_in_the_catalog_cannot_be_named() -> None:
 
 @pytest.mark.parametrize("cause", causes().values(), ids=lambda each: str(each.name))
 def test_a_cause_is_documented_in_full_and_can_be_explained(
-    cause: CauseDocumentation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cause: CauseType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert cause.remedies

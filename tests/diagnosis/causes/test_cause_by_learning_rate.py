@@ -11,9 +11,8 @@ from findings import at_step, over_steps
 
 from mlflow_stability.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
-from mlflow_stability.diagnosis.causes.context import episode_context
+from mlflow_stability.diagnosis.causes.context import episode_context, jumps_in
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
-from mlflow_stability.diagnosis.causes.rate_rises import jumps_in
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.catalog import detectors_named
