@@ -54,7 +54,6 @@ def fingerprint_of_rules() -> str:
 
 
 def fingerprint_of(package: Traversable) -> str:
-    """Return the hash of the rules in this folder."""
     digest = hashlib.sha256()
     files = 0
     try:
@@ -97,7 +96,6 @@ class CardCache:
         self._writable = True
 
     def find(self, head: RunHead) -> RunCard | None:
-        """Return the card of this run in this state, if it was kept."""
         if self._folder is None:
             return None
         file = self._file(self._folder, head)
@@ -165,8 +163,6 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class MadeCards:
-    """Cards in the order asked for."""
-
     cards: tuple[RunCard, ...]
     interrupted: bool = False
 

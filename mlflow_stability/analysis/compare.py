@@ -257,8 +257,6 @@ def _baseline_card(made: MadeCards, baseline: str) -> RunCard | None:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What two runs show beside their cards."""
-
     first_difference: FirstDifference | None = None
     layers: tuple[LayerComparison, ...] = ()
     lacking: tuple[str, ...] = ()

@@ -209,7 +209,6 @@ class ResolvedSource:
 
     @property
     def is_path(self) -> bool:
-        """Whether it is a file or a folder, rather than a run of a tracking store."""
         return self.path is not None
 
 

@@ -46,10 +46,8 @@ def checked_rule_if_any(_context: click.Context, _option: click.Parameter, typed
 
 
 def complete_kinds(_context: click.Context, _option: click.Parameter, prefix: str) -> list[CompletionItem]:
-    """Return the kinds that a shell may offer."""
     return [CompletionItem(kind) for kind in KINDS if kind.startswith(prefix.replace("-", "_"))]
 
 
 def complete_explained(_context: click.Context, _option: click.Parameter, prefix: str) -> list[CompletionItem]:
-    """Return the kinds, rules and causes that a shell may offer."""
     return [CompletionItem(name) for name in EXPLAINED if name.startswith(prefix.replace("-", "_"))]

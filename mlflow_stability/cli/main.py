@@ -28,7 +28,6 @@ GC_THRESHOLD = 50_000
 """New objects between two garbage collections: a command loads some hundred thousand that all stay, and the default
 took a sixth of the time of `diagnose`."""
 TRACEBACK = "MLFLOW_STABILITY_TRACEBACK"
-"""The environment variable that shows the traceback of an unexpected error."""
 FORM, FILE = "--output-format", "--output"
 _ENDINGS = {"markdown": "md"}  # formats whose files do not end in their name
 _FORM_SYNONYMS = {"md": "markdown", "text": "rich", "format": "", "out": "", "file": "", "o": "", "f": ""}
@@ -36,8 +35,6 @@ _FORM_SYNONYMS = {"md": "markdown", "text": "rich", "format": "", "out": "", "fi
 
 
 class Commands(click.Group):
-    """Every command by name."""
-
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
         "run": (".commands.run", "Run a training script with autolog(), without changing it."),
         "watch": (".watch", "Watch a run while it trains: curves, findings, rollbacks, time left."),
@@ -70,7 +67,6 @@ class Commands(click.Group):
     """Module and object of each command, which is `command` by default, and its summary."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        """Return the names in the order of the table."""
         return list(self.summaries)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
@@ -92,12 +88,10 @@ class Commands(click.Group):
         return super().resolve_command(context, arguments)
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list that `--help` shows."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self.summaries.items()])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the names that a shell may offer."""
         names = [
             CompletionItem(name, help=summary)
             for name, (_, summary) in self.summaries.items()

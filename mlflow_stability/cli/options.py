@@ -17,7 +17,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def tracking_uri_option(command: _F) -> _F:
-    """Add `--tracking-uri`."""
     return click.option(
         "--tracking-uri",
         metavar="URI",
@@ -27,7 +26,6 @@ def tracking_uri_option(command: _F) -> _F:
 
 
 def last_option(command: _F) -> _F:
-    """Add `--last`, wherever a run id goes."""
     return click.option("--last", is_flag=True, help="The run that was started last.")(command)
 
 
@@ -52,7 +50,6 @@ def curve_options(command: _F) -> _F:
 
 
 def sensitivity_option(command: _F) -> _F:
-    """Add `--sensitivity`."""
     return click.option(
         "--sensitivity",
         type=click.Choice(list(SENSITIVITIES)),

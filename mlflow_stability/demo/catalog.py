@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from mlflow_stability.errors import SettingsError
 
 SIMULATIONS: dict[str, tuple[str, str]] = {
-    "learning-rate-too-high": ("learning_rates:TOO_HIGH", "AdamW trains a GPT with a learning rate of 1.0."),
-    "learning-rate-too-low": ("learning_rates:TOO_LOW", "The learning rate is a ten-millionth of the usual one."),
-    "learning-rate-jump": ("learning_rates:JUMP", "The learning rate is 30 times too high for 20 steps."),
-    "no-warm-up": ("learning_rates:NO_WARM_UP", "A post-norm transformer starts with the full learning rate."),
+    "learning-rate-too-high": ("failures:TOO_HIGH", "AdamW trains a GPT with a learning rate of 1.0."),
+    "learning-rate-too-low": ("failures:TOO_LOW", "The learning rate is a ten-millionth of the usual one."),
+    "learning-rate-jump": ("failures:JUMP", "The learning rate is 30 times too high for 20 steps."),
+    "no-warm-up": ("failures:NO_WARM_UP", "A post-norm transformer starts with the full learning rate."),
     "bad-batch": ("failures:BAD_BATCH", "One batch has random targets and 100 times the loss."),
     "nan-batch": ("failures:NAN_BATCH", "The loss of one batch is NaN."),
     "bit-flip": ("failures:BIT_FLIP", "One bit of one weight flips."),
@@ -58,9 +58,7 @@ class DemoFaults:
     """The steps at which something goes wrong in the demo."""
 
     first: int
-    """First step with a learning rate that is too high."""
     last: int
-    """Last step with it."""
     empty: int
     """Step whose batch is padding alone: its loss is 0 / 0."""
 

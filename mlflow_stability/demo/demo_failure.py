@@ -80,8 +80,6 @@ def demo_failure(steps: int) -> Failure:
 
 
 class JumpAndPadding(FailurePoints):
-    """Both faults of the demo."""
-
     def __init__(self, faults: DemoFaults) -> None:
         self._faults = faults
 

@@ -1,4 +1,4 @@
-"""Failures of model, data and script: a flipped bit, initialisation, a bad batch, a missing `zero_grad()`."""
+"""Failures of the learning rate, of model, data and script."""
 
 from __future__ import annotations
 
@@ -7,16 +7,128 @@ import math
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.optim import AdamW
+from torch.optim import Adam, AdamW
 
-from mlflow_stability.demo.language import language_task, plain_gpt, scheduled_gpt, tiny_gpt
-from mlflow_stability.demo.tables import COLUMNS, classes, deep_classification, regression_with_momentum, test_batches
-from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints, Task
+from mlflow_stability.demo.language import LENGTH, LETTERS, language_task, plain_gpt, scheduled_gpt, tiny_gpt
+from mlflow_stability.demo.tables import (
+    COLUMNS,
+    classes,
+    classification,
+    deep_classification,
+    regression_with_momentum,
+    test_batches,
+)
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints, Task, cosine
 
 FIRST, LAST = 261, 280
+POST_NORM_STEPS, WARM_UP = 200, 100
+WIDTH, LAYERS = 32, 8
 AUTOENCODER_STEPS, COLLAPSE_STEP = 400, 200
 BITS, ACTIVE_BITS = 512, 26
 EXPONENT_BIT = 1 << 30
+
+
+class TooHighForAWhile(FailurePoints):
+    """Multiplies the learning rate by 30 for 20 steps."""
+
+    def share_of_lr(self, step: int, share: float) -> float:
+        return 30 * share if FIRST <= step <= LAST else share
+
+
+class SetAtTheBeginning(FailurePoints):
+    """Sets the learning rate at the first step."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+
+    def before(self, step: int, task: Task) -> None:
+        if step == 1:
+            for group in task.optimizer.param_groups:
+                group["lr"] = self._rate
+
+
+class MuchLower(FailurePoints):
+    """Multiplies the learning rate by a ten-millionth."""
+
+    def share_of_lr(self, _step: int, share: float) -> float:
+        return 1e-7 * share
+
+
+class PostNormTransformer(nn.Module):
+    """A deep transformer with its norms behind the residuals, which needs a warm-up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(LETTERS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=False)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, LETTERS)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = self.characters(inputs) + self.places(torch.arange(inputs.shape[1]))
+        scores: Tensor = self.head(self.layers(x, mask=self.mask, is_causal=True))
+        return scores
+
+
+def post_norm_transformer(seed: int) -> Task:
+    """Train with a warm-up of half of the training."""
+    return language_task(
+        seed,
+        PostNormTransformer,
+        lambda model: Adam(model.parameters(), lr=1e-2),
+        share_of_lr=cosine(POST_NORM_STEPS, WARM_UP),
+        steps=POST_NORM_STEPS,
+    )
+
+
+class NoWarmUp(FailurePoints):
+    """Begins with the full learning rate."""
+
+    def share_of_lr(self, step: int, share: float) -> float:
+        return max(share, 1.0) if step <= WARM_UP else share
+
+
+JUMP = Failure(
+    name="learning rate x30",
+    what="The schedule gives thirty times the learning rate for twenty steps.",
+    task=scheduled_gpt,
+    trouble=TooHighForAWhile(),
+    onset=FIRST + 1,
+    recoverable=True,
+    why="Weights from before the jump; it must be done again where the first time came too early in the jump.",
+    causes=("learning_rate_jump",),
+)
+TOO_HIGH = Failure(
+    name="GPT: lr 1.0 from 0",
+    what="The learning rate of AdamW is 1.0 from the first step.",
+    task=plain_gpt,
+    trouble=SetAtTheBeginning(1.0),
+    onset=2,
+    recoverable=False,
+    why="There was never a good state; the learning rate has to change.",
+    causes=("learning_rate_too_high",),
+)
+TOO_LOW = Failure(
+    name="learning rate x1e-7",
+    what="The learning rate is a ten-millionth of the usual one: the loss stays where it began.",
+    task=classification,
+    trouble=MuchLower(),
+    onset=2,
+    recoverable=False,
+    why="The learning rate has to change.",
+    causes=("learning_rate_too_low",),
+)
+NO_WARM_UP = Failure(
+    name="missing warm-up",
+    what="The full learning rate from the first step on: the post-norm transformer falls to guessing frequencies.",
+    task=post_norm_transformer,
+    trouble=NoWarmUp(),
+    onset=2,
+    recoverable=False,
+    why="There was never a good state; the schedule has to change.",
+    causes=("no_warm_up", "learning_rate_too_high"),
+)
 
 
 class FlippedBit(FailurePoints):
@@ -115,7 +227,6 @@ class SparseEncoder(nn.Module):
         self.register_buffer("temperature", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the code of each row."""
         values = self.values(x) + self.boost
         smallest = values.topk(ACTIVE_BITS, -1).values[..., -1:].detach()
         soft = torch.sigmoid((values - smallest) / self.temperature)
@@ -252,7 +363,6 @@ class ScaledInHalf(nn.Module):
         self.scale = GOOD_SCALE
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the scores of the next letter."""
         scores: Tensor = self.gpt(inputs)
         if scores.requires_grad:
             scale = self.scale

@@ -26,7 +26,6 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend to earlier characters."""
         batch, length, width = x.shape
         query, key, value = (
             part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
@@ -47,7 +46,6 @@ class CharGPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the scores of the next character at each place."""
         x = self.characters(characters) + self.places(torch.arange(characters.shape[1], device=characters.device))
         scores: Tensor = self.head(self.norm(self.blocks(x)))
         return scores

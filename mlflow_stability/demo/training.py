@@ -35,7 +35,6 @@ class PrintedLosses(list[float]):
     """Losses that are printed as they are added."""
 
     def append(self, loss: float) -> None:
-        """Add the loss of the next step."""
         super().append(loss)
         print_json(step=len(self), loss=loss)
 
@@ -56,13 +55,11 @@ def run_id() -> str | None:
 
 
 def print_json(**fields: Any) -> None:
-    """Print a line for the process that started this one."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Train, and print where it was recorded."""
     parser = argparse.ArgumentParser(description="Train a small model, with or without a failure.")
     parser.add_argument("name", nargs="?", default="demo", choices=SIMULATIONS)
     parser.add_argument("--steps", type=int, default=None)

@@ -21,7 +21,7 @@ from mlflow_stability.diagnosis.causes.gradient import LIMITS as GRADIENT_LIMITS
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
 from mlflow_stability.diagnosis.findings.attempts import FOR_EVER, RunAttempts, attempts_of_run, batches_of, file_of
-from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
+from mlflow_stability.diagnosis.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, not_led_to
 from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
@@ -64,8 +64,6 @@ BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_sk
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What decides which remedies fit a run."""
-
     settings: RecordedSettings
     attempts: RunAttempts
     batches: Mapping[tuple[int, int], Finding]
@@ -77,7 +75,6 @@ class Situation:
     has_temperature: bool
     keeps_checkpoints: bool
     unit: str
-    """What the log calls a step."""
 
     def meets(self, need: Need | None) -> bool | None:
         """Return whether the run has what an action needs; None if it does not show that."""
@@ -123,7 +120,6 @@ def _fitting(remedies: Iterable[Remedy], episode: Finding, situation: Situation,
 
 
 def _fitted(remedy: Remedy, episode: Finding, situation: Situation, at: int) -> Remedy | None:
-    """Return a remedy as it fits this run, or None."""
     action = remedy.action
     if action.topic is Topic.GO_BACK and "step" in action.parts:
         return _restart(episode, situation)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.cohort.seed_groups import same_but_the_seed
-from mlflow_stability.diagnosis.parameters.settings import differences_of
+from mlflow_stability.diagnosis.parameters import differences_of
 from mlflow_stability.diagnosis.verdict import listed
 from mlflow_stability.kinds.catalog import OF_SETUP, TYPES, noun_of
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison

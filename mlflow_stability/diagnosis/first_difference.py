@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.levels import level_noise, to_judged_scale
-from mlflow_stability.diagnosis.parameters.settings import seeds_of
+from mlflow_stability.diagnosis.parameters import seeds_of
 from mlflow_stability.diagnosis.run_card import main_curve
 from mlflow_stability.vocabulary.result import FirstDifference
 from mlflow_stability.vocabulary.run import RunHistory

@@ -44,7 +44,6 @@ class StepColumns:
     zero: int
     """The step at which column 0 begins."""
     width: int
-    """Steps of a column."""
     begin: int
     """The number of the first column."""
     columns: int
@@ -84,7 +83,6 @@ def step_columns_of(first: RunCard, second: RunCard) -> tuple[StepColumns, StepC
 def layer_courses(
     history: RunHistory, columns: StepColumns, is_layer: Callable[[str], bool] = bool
 ) -> Mapping[str, LayerCourse]:
-    """Return the course of each quantity that the run has by layer."""
     courses = {}
     for quantity in BY_LAYER:
         metrics = [

@@ -198,7 +198,6 @@ def ended_by_autopilot(findings: Sequence[Finding]) -> Finding | None:
 
 
 def reason_of_end(finding: Finding) -> str:
-    """Return why the autopilot ended the training."""
     return finding.facts.reason if isinstance(finding.facts, GiveUpFacts) else finding.message
 
 

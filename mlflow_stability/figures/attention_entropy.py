@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mlflow_stability.figures.attention_heatmap import COLLAPSED
 from mlflow_stability.figures.curve import Curve, fitted
-from mlflow_stability.figures.layers.layer_grid import labels_of
+from mlflow_stability.figures.layer_grid import labels_of
 from mlflow_stability.figures.style import (
     BAD,
     DPI,
@@ -61,7 +61,6 @@ def entropy_at(height: ArrayLike) -> Floats:
 
 
 def entropy_norm() -> FuncNorm:
-    """Return the same scale for colours."""
     return FuncNorm((entropy_height, entropy_at), 0.0, 1.0)
 
 

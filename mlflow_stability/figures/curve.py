@@ -45,7 +45,6 @@ class Curve:
 
 
 def curve_of(series: Series) -> Curve:
-    """Return a series in stretches of one value each."""
     return curve_of_values(series.signal, series.steps, series.values, series.attempts)
 
 
@@ -96,8 +95,6 @@ def fitted(curve: Curve, most: int) -> Curve:
 
 
 class CurveSketch:
-    """One signal while it is measured."""
-
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
         self._width = 1

@@ -20,7 +20,6 @@ QUANTITIES = (
     "update_ratio",
     "skipped_steps",
 )
-"""The quantities that the dashboard shows."""
 MAX_CURVES = 5  # curves of one quantity that are shown; an optimizer may have a group for each layer
 MAX_MARKS = 500  # marks of one kind that are kept; neighbours are merged beyond
 ROLLBACK = "rollback"
@@ -36,7 +35,6 @@ class Mark:
     start: int
     end: int
     count: int = 1
-    """Number of events."""
     target: int | None = None
     """The step whose state a rollback restored."""
 

@@ -36,11 +36,8 @@ class LossPair:
     conclusion: str
     """The findings, in a few words."""
     healthy: tuple[float, ...]
-    """The loss of each step of the healthy twin."""
     failure: tuple[float, ...]
-    """The loss of each step of the failure."""
     found_at: int | None
-    """The step of the first finding, or None."""
 
 
 @our_style()

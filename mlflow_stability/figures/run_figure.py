@@ -12,33 +12,27 @@ from functools import cache
 from typing import Protocol
 
 from mlflow_stability.figures.dashboard_data import DashboardData
-from mlflow_stability.figures.layers.layer_grid import LayerGrid
+from mlflow_stability.figures.layer_grid import LayerGrid
 from mlflow_stability.vocabulary.discovery import modules_of
 from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
 
 
 class FigureData(Protocol):
+    """The newest state of a run: what figures are drawn from."""
+
     @property
-    def subtitle(self) -> str:
-        """The run, its steps and its state."""
-        ...
+    def subtitle(self) -> str: ...
 
-    def board(self) -> DashboardData:
-        """Return the curves and marks of the whole model."""
-        ...
+    def board(self) -> DashboardData: ...
 
-    def has_layers(self, quantity: str) -> bool:
-        """Return whether a quantity of `RunFigure.by_layer` was measured."""
-        ...
+    def has_layers(self, quantity: str) -> bool: ...
 
     def grid(self, quantity: str) -> LayerGrid: ...
 
-    def has_histograms(self, what: str) -> bool:
-        """Return whether there are histograms of ``gradient`` or ``weight`` by layer."""
-        ...
+    def has_histograms(self, what: str) -> bool: ...
 
     def tables(self, what: str, most: int) -> Sequence[LayerTable]:
-        """Return at most this many of these tables, spread over the run, the newest last."""
+        """Return at most this many tables of ``gradient`` or ``weight``, spread over the run, the newest last."""
         ...
 
 

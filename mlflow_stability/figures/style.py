@@ -86,7 +86,6 @@ def our_style() -> Iterator[None]:
 
 
 def new_figure(height: float, width: float = WIDTH) -> Picture:
-    """Return an empty picture outside of pyplot."""
     figure = Picture(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
     return figure
@@ -101,7 +100,6 @@ def png(figure: Figure, dpi: int = DPI, compress_level: int = 4) -> bytes:
 
 
 def saved(picture: Picture, path: str | os.PathLike[str] | None) -> Picture:
-    """Return the picture, and write it where a path is given."""
     if path is not None:
         picture.savefig(path, dpi=150)
     return picture
@@ -225,7 +223,6 @@ def number_text(value: float) -> str:
 
 
 def step_axis(axes: Axes, first: int, last: int, *, labels: bool) -> None:
-    """Give the axes the steps as their horizontal axis."""
     room = (last - first) * 0.012 or 0.5
     axes.set_xlim(first - room, last + room)
     if last - first < 5:

@@ -41,7 +41,6 @@ class Page:
     """Makes the text from the code; the text of other pages is a file beside this one."""
 
     def text(self) -> str:
-        """Return the page as Markdown."""
         return self.make() if self.make else _written(self.name)
 
 

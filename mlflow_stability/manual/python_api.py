@@ -26,7 +26,6 @@ _MAX_SIGNATURE_WIDTH = 80
 
 
 def page() -> str:
-    """Return a page with signature and docstring of every public name."""
     lines = ["# Python API", "", "Everything here is imported from `mlflow_stability`.", "", _DETECTORS]
     for name in sorted(mlflow_stability.PUBLIC, key=str.lower):
         lines += ["", f"## {name}", "", *_description(_definition(name), name)]
@@ -34,7 +33,6 @@ def page() -> str:
 
 
 def argument_meanings(name: str) -> dict[str, str]:
-    """Return the docstring of each argument of a public function."""
     text = _docstring(_definition(name)).partition("Args:\n")[2]
     return {argument: " ".join(meaning.split()) for argument, meaning in _ARGUMENT.findall(text)}
 
@@ -45,12 +43,10 @@ def field_meanings(name: str) -> dict[str, str]:
 
 
 def field_rows(name: str) -> Iterator[str]:
-    """Yield a table of the fields of a public class."""
     yield from _field_table(_class(name))
 
 
 def argument_rows(name: str) -> Iterator[str]:
-    """Yield a table of the arguments of a public function."""
     definition, meanings = _definition(name), argument_meanings(name)
     assert isinstance(definition, ast.FunctionDef)
     yield from ("", "| argument | default | meaning |", "| --- | --- | --- |")

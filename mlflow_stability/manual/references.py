@@ -130,7 +130,6 @@ class Measured:
     what: str
     runs: int
     kinds: Collection[str]
-    """The kinds that were looked for."""
     flagged: Mapping[str, int]
     """Number of runs with each finding as a WARNING or worse; kinds without any are left out."""
     loss_alone: bool

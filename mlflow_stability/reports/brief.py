@@ -48,7 +48,6 @@ _SIZES = (
 
 
 def render(report: Report) -> str:
-    """Return the document as text."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "brief": True,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
-from mlflow_stability.figures.layers.layer_grid import quantity_title
+from mlflow_stability.figures.layer_grid import quantity_title
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import (
     Association,
@@ -47,12 +47,10 @@ NUMBERS_TITLE = "Spikes, losses and speed"
 
 
 def outcome(card: RunCard) -> str:
-    """``healthy``, ``out of memory``."""
     return OUTCOMES.get(card.outcome, card.outcome)
 
 
 def name(card: RunCard) -> str:
-    """The name of a run, or its source."""
     return card.name or card.source
 
 
@@ -63,12 +61,10 @@ def two_names(comparison: Comparison) -> tuple[str, str]:
 
 
 def number(value: float | None) -> str:
-    """A number, or a dash."""
     return NOTHING if value is None else number_text(value)
 
 
 def steps(value: int | None) -> str:
-    """A step, or a dash."""
     return NOTHING if value is None else f"{value:,}"
 
 
@@ -101,12 +97,10 @@ def trouble(card: RunCard) -> str:
 
 
 def cause(card: RunCard) -> str:
-    """``learning rate too high``."""
     return cause_phrase(card.cause)
 
 
 def share(value: float | None) -> str:
-    """``2.1%``."""
     return NOTHING if value is None else f"{value:.1%}"
 
 
@@ -183,7 +177,6 @@ def survival(curve: SurvivalCurve) -> str:
 
 
 def sensitivity(result: Sensitivity) -> list[str]:
-    """How the final loss depends on the learning rate, in sentences."""
     low, high, best = (number_text(rate) for rate in (result.rates[0], result.rates[-1], result.best_rate))
     runs = counted(sum(result.runs), "run")
     if result.highest_stable is None:
@@ -200,7 +193,6 @@ def sensitivity(result: Sensitivity) -> list[str]:
 
 
 def association(result: Association) -> str:
-    """The statement with its numbers behind it."""
     parts = [p_value(result.p_value)]
     if result.correlation is not None:
         parts.append(f"rank correlation {result.correlation:+.2f}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 
-from mlflow_stability.figures.layers.layer_grid import quantity_title
+from mlflow_stability.figures.layer_grid import quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.sections import Row, Section, Sign, failures, sentences
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, BaselineGate, Cohort, Comparison, RunCard
@@ -42,7 +42,6 @@ class ComparisonSections:
     notes: Section
 
     def all(self) -> Iterator[Section]:
-        """Yield all of them in order."""
         return (getattr(self, field.name) for field in fields(self))
 
 

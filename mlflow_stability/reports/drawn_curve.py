@@ -21,7 +21,6 @@ class DrawnCurve:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     first: int
-    """The lowest step."""
     last: int
     final: float
     """The last value; of a stretch of several, its middle."""
@@ -37,7 +36,6 @@ class DrawnCurve:
 
 
 def drawn_curves(diagnosis: Diagnosis) -> list[DrawnCurve]:
-    """Return every curve that can be drawn, in the order of the diagnosis."""
     readings = {(reading.metric, reading.first_step): reading for reading in diagnosis.curves}
     drawable = [sketch for sketch in diagnosis.sketches if sketch.steps]
     return [_drawn_curve(sketch, readings.get((sketch.metric, sketch.steps[0]))) for sketch in drawable]

@@ -37,18 +37,15 @@ class Report:
     failures: tuple[Failure, ...] = ()
 
     def issues(self) -> Iterator[tuple[Diagnosis, Finding]]:
-        """Every finding of every run."""
         for diagnosis in self.diagnoses:
             for finding in diagnosis.findings:
                 yield diagnosis, finding
 
     def count(self, severity: Severity) -> int:
-        """Return the number of findings of exactly this severity."""
         return sum(finding.severity is severity for _, finding in self.issues())
 
     @property
     def worst(self) -> Severity:
-        """The severity of the worst finding, or INFO."""
         return max((diagnosis.severity for diagnosis in self.diagnoses), default=Severity.INFO)
 
     @property
@@ -63,12 +60,10 @@ class Report:
 
     @property
     def asked_for_files(self) -> bool:
-        """Whether any of the inputs was a path."""
         return self.files > 0 or any(failure.is_path for failure in self.failures)
 
     @property
     def asked_for_runs(self) -> bool:
-        """Whether any of the inputs was a run id."""
         return self.runs > 0 or any(not failure.is_path for failure in self.failures)
 
 

@@ -25,7 +25,6 @@ NO_TROUBLE = frozenset({"healthy", "cannot_tell", "not_found"})  # outcomes that
 
 
 def outcome(diagnosis: Diagnosis) -> str:
-    """``healthy``, ``out of memory``."""
     return OUTCOMES.get(diagnosis.outcome, diagnosis.outcome)
 
 

@@ -19,8 +19,6 @@ CURVES_HEAD = ("metric", "first", "last", "best", "shape", "figures")
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """One finding as it is shown."""
-
     episode: Finding
     number: int
     """Its place in the list and beneath the curve."""

@@ -86,7 +86,6 @@ def show_gist(out: TerminalWriter, diagnosis: Diagnosis, title: str) -> None:
 
 
 def show_brief(out: TerminalWriter, report: Report) -> None:
-    """Write verdict, cause and actions of each run."""
     for diagnosis in report.diagnoses:
         _show_lead(out, run_sections(diagnosis))
 

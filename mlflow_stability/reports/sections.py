@@ -35,11 +35,9 @@ class Row:
     note: str = ""
     """What to type to see more: a run id or a path."""
     severity: Severity | None = None
-    """Its severity, where that is shown."""
 
     @property
     def text(self) -> str:
-        """All cells as one sentence or more."""
         return " ".join(self.cells)
 
 
@@ -52,7 +50,6 @@ class Section:
     head: tuple[str, ...] = ()
     """Titles of the columns, that of the labels first."""
     numbers: frozenset[str] = frozenset()
-    """The columns that hold numbers."""
     few: int | None = None
     """Number of rows that a terminal shows without --verbose."""
     most: int | None = None

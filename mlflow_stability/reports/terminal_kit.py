@@ -44,8 +44,6 @@ MAX_CHARACTERS = 2000  # characters of one name or sentence; longer text is cut
 
 @dataclass(frozen=True, slots=True)
 class TerminalWriter:
-    """Writes escaped text to a console."""
-
     console: Console
     unicode: bool = True
     verbose: bool = False
@@ -59,7 +57,6 @@ class TerminalWriter:
         return SEVERITY_STYLES[severity]
 
     def rule(self, title: str) -> None:
-        """Write the line that a run begins with."""
         self.console.print()
         self.console.print(
             Rule(self.text(title, "bold"), align="left", characters="─" if self.unicode else "-", style="dim")

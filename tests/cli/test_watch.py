@@ -7,8 +7,7 @@ import pytest
 from findings import at_step
 from rich.console import Console
 
-from mlflow_stability.cli.watch import duration, status_line, view
-from mlflow_stability.cli.watched_run import WatchedRun
+from mlflow_stability.cli.watch import WatchedRun, duration, status_line, view
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity

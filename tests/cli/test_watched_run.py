@@ -4,7 +4,7 @@ from math import nan
 
 from findings import at_step
 
-from mlflow_stability.cli.watched_run import MAX_FINDINGS, WatchedRun
+from mlflow_stability.cli.watch import MAX_FINDINGS, WatchedRun
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mlflow_stability.diagnosis.compare import comparison_of, p_of_higher_rate, rate_of
-from mlflow_stability.diagnosis.parameters.settings import differences_of, is_seed
+from mlflow_stability.diagnosis.parameters import differences_of, is_seed
 from mlflow_stability.vocabulary.result import Mark, RunCard, Severity
 
 

@@ -8,7 +8,7 @@ from diagnosis.cards import made
 from rich.cells import cell_len
 
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.diagnosis.parameters.settings import differences_of
+from mlflow_stability.diagnosis.parameters import differences_of
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports import comparison_terminal
 from mlflow_stability.reports.report_format import render_comparison

@@ -17,11 +17,11 @@ from zoo import (
     zero_variance,
 )
 
-from mlflow_stability.demo import failures, learning_rates
+from mlflow_stability.demo import failures
 from mlflow_stability.demo.training_loop import Failure
 
 ZOO: tuple[Failure, ...] = (
-    learning_rates.JUMP,
+    failures.JUMP,
     wrong_targets.FAILURE,
     nan_inputs.FAILURE,
     huge_inputs.FAILURE,
@@ -29,7 +29,7 @@ ZOO: tuple[Failure, ...] = (
     failures.BIT_FLIP,
     nan_in_optimizer.FAILURE,
     zero_variance.FAILURE,
-    learning_rates.NO_WARM_UP,
+    failures.NO_WARM_UP,
     failures.ATTENTION_LOGITS,
     exploding_rnn.FAILURE,
     heavy_tailed_reward.FAILURE,
@@ -42,7 +42,7 @@ ZOO: tuple[Failure, ...] = (
     failures.NAN_BATCH,
     failures.HALF_OVERFLOW,
     gpt_lr1_at_200.FAILURE,
-    learning_rates.TOO_HIGH,
+    failures.TOO_HIGH,
 )
 
 

@@ -60,7 +60,6 @@ class Trainings:
 
     @property
     def all(self) -> tuple[Training, Training, Training]:
-        """All of them, in the order of the report."""
         return self.twin, self.bare, self.rescued
 
 
@@ -105,7 +104,6 @@ def command(steps: int) -> None:
 
 
 def _run_demo(steps: int, notes: Console) -> _Outcome:
-    """Train, and read back what was recorded."""
     start = time.monotonic()
     trainings = train_demo(steps, notes)
     seconds = time.monotonic() - start
@@ -236,7 +234,6 @@ def _end(training: Training, twin: Training) -> str:
 
 
 def show_curve(out: TerminalWriter, title: str, losses: Sequence[float], last: str) -> None:
-    """Draw a loss curve below its title and its last value."""
     values = np.array(losses)
     finite = values[np.isfinite(values)]
     logarithmic = bool(finite.size and finite.min() > 0)

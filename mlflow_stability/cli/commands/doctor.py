@@ -183,7 +183,6 @@ def command(tracking_uri: str | None, alerts: bool) -> int:
 
 
 def _show(out: Console, checks: list[Check]) -> None:
-    """Show the checks as a table, what to do beneath each."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -41,7 +41,6 @@ class Script:
     """A path; with `is_module`, the name of a module or package."""
     arguments: tuple[str, ...]
     settings: Mapping[str, Any]
-    """Arguments of `autolog()`."""
     is_module: bool = False
 
     def __call__(self) -> int:
@@ -180,7 +179,6 @@ class _NotifyingLoader(Loader):
         self._loader, self._callback = loader, callback
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -53,13 +53,9 @@ _BYTES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """State of one training process, from its journal."""
-
     folder: Path
     openings: tuple[Opening, ...]
-    """First records of its recordings."""
     size: int
-    """Bytes of its journals."""
     training_lives: bool
     courier_lives: bool
     problem: str
@@ -261,7 +257,6 @@ def _names(sessions: list[SessionState], place: Path) -> dict[Path, str]:
 
 
 def _report_lines(name: str, session: SessionState, report: DeliveryReport) -> Iterator[str]:
-    """Yield the result of one session's delivery, a line for each fact."""
     if report.busy:
         yield f"{name}: skipped: its courier is delivering it."
         return
@@ -280,7 +275,6 @@ def _report_lines(name: str, session: SessionState, report: DeliveryReport) -> I
 def _summary_lines(
     sessions: Mapping[Path, SessionState], reports: Sequence[DeliveryReport], kept_before: int, seconds: float
 ) -> Iterator[str]:
-    """Sum up the delivery of all journals."""
     done = [report for report in reports if not report.busy and not report.remaining]
     kept = [report.kept_for for report in reports if report.kept_for]
     if len(sessions) > 1:

@@ -19,7 +19,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink, temporary_file
 from mlflow_stability.figures.curve import CurveSketch
 from mlflow_stability.figures.dashboard_data import MAX_CURVES, QUANTITIES, DashboardData, MarkSketch
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
+from mlflow_stability.figures.layer_grid import LayerGrid, LayerSketch
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.record import Record

@@ -11,7 +11,7 @@ from functools import cache
 
 from mlflow_stability.detectors.finding_type import Symptom, rendered
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
+from mlflow_stability.diagnosis.recorded_settings import RecordedSettings
 from mlflow_stability.kinds.catalog import TYPES
 from mlflow_stability.vocabulary.discovery import modules_of
 from mlflow_stability.vocabulary.result import Cause, Remedy
@@ -117,7 +117,6 @@ def symptoms() -> Mapping[str, Symptom]:
 
 @cache
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """Return the checks for a kind of finding, in their order."""
     symptom = symptoms().get(kind, Symptom.NONE)
     checks = [check for module in modules_of(__package__) for check in getattr(module, "CHECKS", ())]
     return tuple(sorted((check for check in checks if symptom in check.order), key=lambda check: check.order[symptom]))
@@ -138,5 +137,4 @@ def excluded(cause: str, settings: RecordedSettings) -> str:
 
 
 def rules_out_rate(causes: Iterable[str]) -> bool:
-    """Return whether the causes that were ruled out include a learning rate that is too high."""
     return "learning_rate_too_high" in causes

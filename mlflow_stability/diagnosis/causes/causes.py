@@ -23,7 +23,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_co
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES
 from mlflow_stability.diagnosis.causes.non_finite import BROKEN_BATCH, NAN_ORIGIN, ORIGIN_LIMITS, origin_of
 from mlflow_stability.diagnosis.findings.attempts import RunAttempts, attempts_of_run, batches_of, finite_again
-from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.diagnosis.recorded_settings import settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.kinds.catalog import noun_of
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, RATE_TOPICS, Cause, Finding, Severity, without_topics

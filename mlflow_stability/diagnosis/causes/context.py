@@ -17,7 +17,7 @@ from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.learning_rate_restart import MIN_RISE, RateRestart
 from mlflow_stability.diagnosis.findings.attempts import AttemptSpan, RunAttempts, attempts_of_run
-from mlflow_stability.diagnosis.parameters.recorded_settings import optimizers_of
+from mlflow_stability.diagnosis.recorded_settings import optimizers_of
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
@@ -88,9 +88,7 @@ class EpisodeContext:
     scale: Curve | None
     attempts: RunAttempts
     span: AttemptSpan
-    """The attempt that the episode began in."""
     findings: tuple[Finding, ...]
-    """All findings of the run."""
     whole_loss: Curve | None
     """The loss from the start of the training to its end, across rollbacks: for counting, not for comparing."""
 
@@ -107,7 +105,6 @@ class EpisodeContext:
         return tuple(curve for curve in cut if curve is not None)
 
     def model_curve(self, quantity: str) -> Curve | None:
-        """Return the curve of a quantity of the whole model."""
         return next((curve for curve in self.curves(quantity) if not curve.place), None)
 
     def events_of(self, *kinds: str) -> list[Finding]:
@@ -124,7 +121,6 @@ class EpisodeContext:
 
     @property
     def is_early(self) -> bool:
-        """Whether it began while the training was starting."""
         if self.whole_loss is None or not self.span.begins_training:
             return False
         first, last = int(self.whole_loss.steps[0]), int(self.whole_loss.steps[-1])
@@ -145,7 +141,6 @@ class EpisodeContext:
 
     @property
     def by_lbfgs(self) -> bool:
-        """Whether LBFGS is its only optimizer."""
         return {name.lower() for name in optimizers_of(self.history)} == {"lbfgs"}
 
     @property
@@ -170,7 +165,6 @@ class EpisodeContext:
         return int(steps[certain[0]]) if len(certain) else start
 
     def starting_at(self, step: int) -> EpisodeContext:
-        """Return the same curves around another step."""
         return replace(self, episode=self.episode.with_span(start=step))
 
     @property

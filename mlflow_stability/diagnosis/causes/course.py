@@ -15,7 +15,7 @@ from mlflow_stability.curves.curves import Curve, after_last
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.diagnosis.parameters.recorded_settings import may_follow_scale
+from mlflow_stability.diagnosis.recorded_settings import may_follow_scale
 from mlflow_stability.kinds.first_look.batches import (
     InputScale,
     LabelRange,

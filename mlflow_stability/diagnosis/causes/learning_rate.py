@@ -24,7 +24,7 @@ from mlflow_stability.diagnosis.causes.step_size import (
     step_size_check,
     without_line_search_check,
 )
-from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, settings_of
+from mlflow_stability.diagnosis.recorded_settings import default_rate, is_adam, settings_of
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.vocabulary.facts import LossRiseFacts

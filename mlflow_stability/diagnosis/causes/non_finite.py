@@ -24,7 +24,7 @@ from mlflow_stability.diagnosis.causes.catalog import (
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, usual_norm, value_at
 from mlflow_stability.diagnosis.causes.one_batch import abnormal_before, sudden_check
-from mlflow_stability.diagnosis.parameters.recorded_settings import in_half_precision
+from mlflow_stability.diagnosis.recorded_settings import in_half_precision
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse
 from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanOriginFacts, NanSource, Rerun

@@ -21,7 +21,7 @@ from mlflow_stability.diagnosis.causes.non_finite import (
     origin_of,
     overflowed,
 )
-from mlflow_stability.diagnosis.parameters.recorded_settings import in_half_precision
+from mlflow_stability.diagnosis.recorded_settings import in_half_precision
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource
 from mlflow_stability.vocabulary.result import Action, Remedy
 

@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam, may_follow_scale
+from mlflow_stability.diagnosis.recorded_settings import default_rate, is_adam, may_follow_scale
 from mlflow_stability.kinds.first_look.loss_function import LossSum
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.optimizer.update_size_curve import LargeUpdatesFacts, fell_by

@@ -13,7 +13,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, value_at
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights
-from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
+from mlflow_stability.diagnosis.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
 from mlflow_stability.vocabulary.measured.signal import is_whole_model

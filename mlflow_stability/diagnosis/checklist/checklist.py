@@ -33,7 +33,6 @@ class ChecklistItem:
     """What this run shows; empty where no run was given."""
     state: State = "unknown"
     how: str = ""
-    """How to check it by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class Decision:
     when: str
     """On what it depends; of a run, what was found."""
     remedies: tuple[Remedy, ...]
-    """What to do, in this order."""
 
     @property
     def do(self) -> str:

@@ -23,7 +23,7 @@ from mlflow_stability.diagnosis.causes.non_finite import (
     overflowed,
 )
 from mlflow_stability.diagnosis.checklist.sources import Answer, Case, State, change_of, check, no_data
-from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.diagnosis.recorded_settings import settings_of
 from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanSource
 from mlflow_stability.vocabulary.measured.signal import UNCLIPPED, is_whole_model
 from mlflow_stability.vocabulary.result import Severity
@@ -79,7 +79,6 @@ def first_non_finite(case: Case) -> Answer | None:
 
 
 def batch_finite(case: Case) -> Answer:
-    """Answer whether all of the batch was finite, and its range."""
     context = case.context
     batch = next((event for event in context.events_of(BROKEN_BATCH) if is_near(context, event)), None)
     if batch is None:
@@ -154,7 +153,6 @@ def spikes(case: Case) -> Answer:
 
 
 def spikes_recur(case: Case) -> Answer:
-    """Answer how often the loss spiked, and whether at even distances."""
     steps = [spike.start for spike in case.findings("loss_spike")]
     if len(steps) < 2:
         return Answer("It happened once.", "unknown") if steps else Answer("No loss spike.", "ok")
@@ -165,7 +163,6 @@ def spikes_recur(case: Case) -> Answer:
 
 
 def loss_fell(case: Case) -> Answer:
-    """Answer whether the loss ended below its first value."""
     loss = case.context.whole_loss
     if loss is None or not loss.finite.any():
         return NO_LOSS
@@ -222,7 +219,6 @@ def rate_range(case: Case) -> Answer | None:
 
 
 def warm_up(case: Case) -> Answer:
-    """Answer how the learning rate began."""
     rate = next((curve for curve in case.context.rates if curve.finite.any()), None)
     if rate is None:
         return NO_RATE
@@ -240,7 +236,6 @@ def warm_up(case: Case) -> Answer:
 
 
 def rate_left(case: Case) -> Answer:
-    """Answer with which share of its highest value the learning rate had when it began."""
     rates = _finite_values(case.context.rates)
     if not rates:
         return NO_RATE

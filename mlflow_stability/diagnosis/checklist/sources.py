@@ -63,7 +63,6 @@ class Question:
     check_by_hand: str = ""
 
     def by_hand(self, check: str) -> Question:
-        """Return the same question with how to check it by hand."""
         return replace(self, check_by_hand=check)
 
     def answer(self, case: Case) -> Answer:

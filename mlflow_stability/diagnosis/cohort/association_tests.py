@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mlflow_stability.diagnosis.parameters.features import MOST_LEVELS, Exposure, Feature
+from mlflow_stability.diagnosis.cohort.features import MOST_LEVELS, Exposure, Feature
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from scipy import stats
 
 from mlflow_stability.diagnosis.cohort.association_tests import CONFIG as TESTS
 from mlflow_stability.diagnosis.cohort.association_tests import holm, p_value_of, rank_correlation, strata_of
-from mlflow_stability.diagnosis.parameters.features import (
+from mlflow_stability.diagnosis.cohort.features import (
     Exposure,
     Feature,
     Split,
@@ -89,7 +89,6 @@ class _Candidate:
 
 
 def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
-    """Find the parameters that are associated with instability."""
     judged = tuple(card for card in cards if card.unstable is not None)
     exposure = exposure_of(judged)
     features, left_out = features_of(judged)

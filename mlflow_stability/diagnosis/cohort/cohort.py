@@ -13,9 +13,9 @@ from scipy import stats
 
 from mlflow_stability.diagnosis.cohort.association_tests import holm, p_value_of, rank_correlation
 from mlflow_stability.diagnosis.cohort.associations import AssociationResult, associations_of
+from mlflow_stability.diagnosis.cohort.features import NOT_SET, Exposure, Feature
 from mlflow_stability.diagnosis.cohort.seed_groups import MIN_SEEDS, groups_of_seeds, seed_groups_of, stopped_early
-from mlflow_stability.diagnosis.parameters.features import NOT_SET, Exposure, Feature
-from mlflow_stability.diagnosis.parameters.settings import number_of, settings_of
+from mlflow_stability.diagnosis.parameters import number_of, settings_of
 from mlflow_stability.vocabulary.result import Cohort, ParamPlot, RunCard, SeedGroup, Sensitivity, SurvivalCurve
 from mlflow_stability.vocabulary.text.phrases import counted
 

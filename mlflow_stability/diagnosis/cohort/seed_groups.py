@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mlflow_stability.diagnosis.parameters.features import NOT_SET
-from mlflow_stability.diagnosis.parameters.settings import place_of, seeds_of, setting_of, settings_of
+from mlflow_stability.diagnosis.cohort.features import NOT_SET
+from mlflow_stability.diagnosis.parameters import place_of, seeds_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import Interval, RunCard, SeedGroup
 
 MIN_SEEDS = 3

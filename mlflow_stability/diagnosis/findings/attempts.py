@@ -105,7 +105,6 @@ UndoneSteps = Mapping[int, tuple[tuple[int, int], ...]]
 
 
 def undone_steps(events: Iterable[Finding] | None, starts: Mapping[int, int]) -> UndoneSteps:
-    """Return which steps were undone; a reverted rollback undoes only the steps since itself."""
     undone: dict[int, tuple[tuple[int, int], ...]] = {}
     for event in sorted(events or (), key=lambda event: (event.attempt, event.step)):
         facts, start = event.facts, starts.get(event.attempt, event.attempt)

@@ -18,7 +18,6 @@ DUTY_CYCLES = (
 
 
 def draw_dashboard(data: FigureData) -> bytes:
-    """Draw all curves below each other, with the findings marked."""
     from mlflow_stability.figures.dashboard import dashboard
     from mlflow_stability.figures.style import png
 
@@ -26,8 +25,7 @@ def draw_dashboard(data: FigureData) -> bytes:
 
 
 def draw_duty_cycles(data: FigureData) -> bytes:
-    """Draw a panel for each module."""
-    from mlflow_stability.figures.layers.duty_cycles import duty_cycles
+    from mlflow_stability.figures.duty_cycles import duty_cycles
     from mlflow_stability.figures.style import png
 
     return png(duty_cycles([data.grid(quantity) for quantity in DUTY_CYCLES], data.subtitle))
@@ -35,7 +33,7 @@ def draw_duty_cycles(data: FigureData) -> bytes:
 
 def heatmap(quantity: str, order: int) -> RunFigure:
     def draw(data: FigureData) -> bytes:
-        from mlflow_stability.figures.layers.layer_heatmap import layer_heatmap
+        from mlflow_stability.figures.layer_heatmap import layer_heatmap
         from mlflow_stability.figures.style import png
 
         return png(layer_heatmap(data.grid(quantity), data.subtitle))
@@ -44,10 +42,8 @@ def heatmap(quantity: str, order: int) -> RunFigure:
 
 
 def histograms(what: str, order: int) -> RunFigure:
-    """Return the histograms of ``gradient`` or ``weight``."""
-
     def draw(data: FigureData) -> bytes:
-        from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
+        from mlflow_stability.figures.histogram_ridge import histogram_ridges
         from mlflow_stability.figures.style import png
 
         return png(histogram_ridges(data.tables(what, MAX_TABLES), data.subtitle))

@@ -7,14 +7,12 @@ from mlflow_stability.vocabulary.result import Comparison
 
 
 def run(report: Report) -> str:
-    """Return what `diagnose` found."""
     from mlflow_stability.reports.html_kit.pages import run_page
 
     return run_page(report)
 
 
 def comparison(compared: Comparison) -> str:
-    """Return what `compare` found."""
     from mlflow_stability.reports.html_kit.pages import comparison_page
 
     return comparison_page(compared)

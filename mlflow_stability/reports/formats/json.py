@@ -24,12 +24,10 @@ _DRAWN = frozenset({"sketch", "course", "error"})
 
 
 def run(report: Report) -> str:
-    """Return what `diagnose` found."""
     return _dumped(document(report))
 
 
 def comparison(compared: Comparison) -> str:
-    """Return what `compare` found."""
     return _dumped(comparison_document(compared))
 
 
@@ -60,7 +58,6 @@ def json_value(value: Any) -> Any:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Return what `diagnose` found as dictionaries and lists."""
     values: dict[str, Any] = json_value(
         {
             "schema_version": SCHEMA_VERSION,
@@ -157,7 +154,6 @@ def _cause(cause: Cause) -> dict[str, Any]:
 
 
 def comparison_document(compared: Comparison) -> dict[str, Any]:
-    """Return what `compare` found as dictionaries and lists."""
     gate, cohort = compared.gate, compared.cohort
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

@@ -20,12 +20,10 @@ MAX_STABLEST, MAX_UNSTABLE = 25, 25
 
 
 def run(report: Report) -> str:
-    """Return what `diagnose` found."""
     return "\n".join(_report_lines(report)) + "\n"
 
 
 def comparison(compared: Comparison) -> str:
-    """Return what `compare` found."""
     return "\n".join(_comparison_lines(with_distinct_names(compared))) + "\n"
 
 

@@ -7,14 +7,12 @@ from mlflow_stability.vocabulary.result import Comparison
 
 
 def run(report: Report) -> str:
-    """Return what `diagnose` found."""
     from mlflow_stability.reports.run_terminal import render
 
     return render(report)
 
 
 def comparison(compared: Comparison) -> str:
-    """Return what `compare` found."""
     from mlflow_stability.reports.comparison_terminal import render
 
     return render(compared)

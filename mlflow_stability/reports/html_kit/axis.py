@@ -74,11 +74,9 @@ class Axis:
         return np.clip(share, 0.0, 1.0) * 100
 
     def place(self, value: float) -> float:
-        """Return percent from the low end."""
         return float(self.places([value])[0])
 
     def ticks(self, about: int = 5) -> tuple[Tick, ...]:
-        """Return round values with their places."""
         values = decades(self.low, self.high) if self.logarithmic else round_numbers(self.low, self.high, about)
         if len(values) < 2:
             values = sorted({self.low, self.high})

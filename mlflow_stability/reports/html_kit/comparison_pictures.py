@@ -149,7 +149,6 @@ class Bar:
     width: float
     severity: str
     text: str
-    """Its kind and steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +164,6 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """A strip for each run."""
-
     strips: tuple[Strip, ...]
     steps: tuple[Tick, ...]
     left_out: int = 0
@@ -200,7 +197,6 @@ def _strip(card: RunCard, across: Axis) -> Strip:
 class StepCurve:
     label: str
     number: int
-    """The number of its colour."""
     path: str
     band: str
     """Path around its confidence band; empty for none."""

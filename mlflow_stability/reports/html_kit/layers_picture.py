@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import labels_of, quantity_title
+from mlflow_stability.figures.layer_grid import labels_of, quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
@@ -89,7 +89,6 @@ class LayersPicture:
     rows: tuple[Tick, ...]
     """Names of layers, in percent from the top."""
     letters: int
-    """Length of the longest of these names."""
     common: str
     """The common beginning of all names, left out beside the rows."""
     steps: tuple[Tick, ...]
@@ -98,7 +97,6 @@ class LayersPicture:
     bar: tuple[str, ...]
     """The colours, from the lowest value to the highest."""
     values: tuple[Tick, ...]
-    """Beside the bar."""
     special: tuple[str, ...]
     """Which of ``not finite``, ``zero``, ``absent layer``, ... there are."""
     measure: str

@@ -35,7 +35,6 @@ MAX_STABLEST, MAX_UNSTABLE = 50, 50
 
 
 def run_page(report: Report) -> str:
-    """Return what `diagnose` found."""
     return _page(
         "run_page.html",
         wording=run_phrases,
@@ -116,8 +115,6 @@ MAX_NUMBER_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A finding over the curve."""
-
     number: int
     episode: Finding
     left: float

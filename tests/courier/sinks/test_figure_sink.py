@@ -146,7 +146,7 @@ def test_a_picture_that_cannot_be_drawn_is_reported_once_and_the_others_are_draw
         raise ZeroDivisionError("a mistake of ours")
 
     journal(training, 50, layers=2)
-    monkeypatch.setattr("mlflow_stability.figures.layers.layer_heatmap.layer_heatmap", broken)
+    monkeypatch.setattr("mlflow_stability.figures.layer_heatmap.layer_heatmap", broken)
     shelf = Shelf()
     with caplog.at_level(logging.WARNING):
         fed(training, shelf).drive()

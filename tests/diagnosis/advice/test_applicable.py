@@ -12,7 +12,7 @@ from findings import at_step, changed, over_steps
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.advice import one_of_each_topic, remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.parameters.recorded_settings import in_half_precision
+from mlflow_stability.diagnosis.recorded_settings import in_half_precision
 from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.loss.loss_spike import LossSpike

@@ -13,7 +13,7 @@ from mlflow_stability.cli.main import run
 from mlflow_stability.diagnosis.causes.catalog import CauseType, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.inside import SIGNS
 from mlflow_stability.diagnosis.causes.non_finite import CAUSE_BY_SOURCE
-from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
+from mlflow_stability.diagnosis.recorded_settings import RecordedSettings
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, name_of
 from mlflow_stability.vocabulary.facts import classes_of_facts
 

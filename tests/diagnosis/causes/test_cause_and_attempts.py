@@ -17,7 +17,7 @@ from mlflow_stability.diagnosis.causes.context import episode_context
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.attempts import attempts_of_run
-from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.diagnosis.recorded_settings import settings_of
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning

@@ -14,7 +14,7 @@ from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import episode_context, jumps_in
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.diagnosis.recorded_settings import settings_of
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.panel import replay

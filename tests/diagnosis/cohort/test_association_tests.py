@@ -11,7 +11,7 @@ from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.association_tests import p_value_of
 from mlflow_stability.diagnosis.cohort.associations import associations_of
-from mlflow_stability.diagnosis.parameters.features import MOST_LIMITS, Exposure, Feature, best_split, exposure_of
+from mlflow_stability.diagnosis.cohort.features import MOST_LIMITS, Exposure, Feature, best_split, exposure_of
 from mlflow_stability.vocabulary.result import RunCard
 
 COHORTS = 25

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from diagnosis.cards import made
 
+from mlflow_stability.diagnosis.cohort.features import features_of
 from mlflow_stability.diagnosis.cohort.seed_groups import groups_of_seeds
-from mlflow_stability.diagnosis.parameters.features import features_of
-from mlflow_stability.diagnosis.parameters.settings import differences_of, training_params
+from mlflow_stability.diagnosis.parameters import differences_of, training_params
 
 COMMANDS = (
     "train.py --seed {seed} --lr 0.1",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_stability.diagnosis.parameters.settings import is_chosen, place_of
+from mlflow_stability.diagnosis.parameters import is_chosen, place_of
 
 IN_ORDER = (
     ("learning_rate", "lr", "base_lr", "optimizer_1.learning_rate", "trainer.lr", "max-lr"),

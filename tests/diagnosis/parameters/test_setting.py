@@ -4,9 +4,9 @@ import pytest
 from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.associations import associations_of
+from mlflow_stability.diagnosis.cohort.features import features_of
 from mlflow_stability.diagnosis.cohort.seed_groups import groups_of_seeds
-from mlflow_stability.diagnosis.parameters.features import features_of
-from mlflow_stability.diagnosis.parameters.settings import setting_of
+from mlflow_stability.diagnosis.parameters import setting_of
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from figures.drawings import cut_off, overlapping_labels, texts
 
-from mlflow_stability.figures.layers.duty_cycles import MAX_MODULES, duty_cycles
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
+from mlflow_stability.figures.duty_cycles import MAX_MODULES, duty_cycles
+from mlflow_stability.figures.layer_grid import LayerGrid, LayerSketch
 from mlflow_stability.figures.of_run.standard_figures import DUTY_CYCLES
 
 

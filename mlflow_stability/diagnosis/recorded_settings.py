@@ -68,7 +68,6 @@ class RecordedSettings:
 
 
 def settings_of(history: RunHistory) -> RecordedSettings:
-    """Return the recorded settings."""
     decays = _numbers(history.params, WEIGHT_DECAY)
     norms = [norm for norm in _numbers(history.params, MAX_NORM) if norm > 0]
     own = {key: value for key, value in history.params.items() if MOMENTUM.fullmatch(key.lower())}
@@ -131,7 +130,6 @@ def _schedule(params: Mapping[str, str]) -> str:
 
 
 def optimizers_of(history: RunHistory) -> list[str]:
-    """Return the optimizers that the run's parameters name."""
     names = {key: _last_part(key.lower()) for key in history.params}
     return [
         value
@@ -150,7 +148,6 @@ def default_rate(history: RunHistory) -> tuple[str, float] | None:
 
 
 def is_sgd(history: RunHistory) -> bool:
-    """Whether all optimizers are known to be SGD, with or without momentum."""
     names = optimizers_of(history)
     return bool(names) and all(name.lower() == "sgd" for name in names)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.parameters.settings import number_of, place_of, setting_of, settings_of
+from mlflow_stability.diagnosis.parameters import number_of, place_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
 from mlflow_stability.vocabulary.text.phrases import some_of
 
@@ -100,12 +100,10 @@ class Exposure:
 
     @property
     def repeated(self) -> bool:
-        """Whether any setting was tried more than once."""
         return len(np.unique(self.settings)) < len(self.settings)
 
 
 def exposure_of(cards: Sequence[RunCard]) -> Exposure:
-    """Return steps and outcomes of runs whose stability was judged."""
     troubled = np.array([bool(card.unstable) for card in cards], bool)
     steps = np.array([_steps_observed(card) for card in cards], np.float64)
     if troubled.all() or not troubled.any() or steps[~troubled].min() >= steps[troubled].max():
@@ -124,8 +122,6 @@ def _steps_observed(card: RunCard) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Two sides of a parameter."""
-
     worse: NDArray[np.bool_]
     """The runs on the side that is unstable more often."""
     words: str

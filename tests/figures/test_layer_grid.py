@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from figures.layers import gpt_layers
 
-from mlflow_stability.figures.layers.layer_grid import MAX_COLUMNS, MAX_LAYERS, LayerSketch, evened, labels_of
+from mlflow_stability.figures.layer_grid import MAX_COLUMNS, MAX_LAYERS, LayerSketch, evened, labels_of
 
 
 def test_a_million_steps_of_a_thousand_layers_stay_within_a_few_megabytes() -> None:

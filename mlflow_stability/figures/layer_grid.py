@@ -104,7 +104,6 @@ class LayerGrid:
     measured: int
     """Number of steps with a measurement."""
     last: int = 0
-    """The last of these steps."""
     left_out: int = 0
 
 

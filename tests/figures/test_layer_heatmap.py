@@ -8,8 +8,8 @@ from figures.layers import gpt_layers
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
-from mlflow_stability.figures.layers.layer_heatmap import layer_heatmap
+from mlflow_stability.figures.layer_grid import LayerGrid, LayerSketch
+from mlflow_stability.figures.layer_heatmap import layer_heatmap
 from mlflow_stability.figures.style import BAD
 
 

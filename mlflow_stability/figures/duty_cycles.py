@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import LayerGrid
+from mlflow_stability.figures.layer_grid import LayerGrid
 from mlflow_stability.figures.style import (
     BAD,
     GRID,

@@ -8,7 +8,7 @@ from figures.drawings import cut_off, overlapping_labels, texts
 from figures.layers import a_few, all_zero, gpt_layers, heavy_tails, normal, not_finite, table, two_bumps
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.histogram_ridge import MAX_RIDGES, MAX_STEPS, histogram_ridges, outline
+from mlflow_stability.figures.histogram_ridge import MAX_RIDGES, MAX_STEPS, histogram_ridges, outline
 from mlflow_stability.vocabulary.measured.layer_arrays import layer_table_from
 
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, evened, labels_of
+from mlflow_stability.figures.layer_grid import LayerGrid, evened, labels_of
 from mlflow_stability.figures.style import (
     BAD,
     DPI,

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import labels_of, quantity_title
+from mlflow_stability.figures.layer_grid import labels_of, quantity_title
 from mlflow_stability.figures.style import (
     BAD,
     GRID,

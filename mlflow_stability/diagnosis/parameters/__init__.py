@@ -1,1 +1,0 @@
-"""What was set, and where runs differ."""
