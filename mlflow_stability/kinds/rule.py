@@ -20,7 +20,7 @@ from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, 
 
 @dataclass(frozen=True, slots=True)
 class Rule(FindingType, ABC):
-    """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong.
+    """One judgement. Its class documents what it sees, and when it is wrong; the rest is that of its kind.
 
     Its `kind` is that of the detector that looks for the same step by step.
     """

@@ -13,6 +13,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, symptoms
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, TYPES, documentation, name_of, noun_of
+from mlflow_stability.kinds.rule import Rule
 
 TESTS = ROOT / "tests"
 
@@ -40,7 +41,8 @@ def test_every_finding_and_rule_has_documentation_and_remedies(one: type[Finding
     assert one.severities, f"give {name} `severities`"
     assert "__dataclass_params__" in vars(one), f"{name} needs @dataclass(frozen=True, slots=True) for its thresholds"
     paragraphs = [each.strip().partition(":")[0] for each in (one.__doc__ or "").split("\n\n")[1:3]]
-    assert paragraphs == ["What it sees", "Why it matters"], f"the docstring of {name} needs these two paragraphs"
+    expected = ["What it sees", "When it is wrong" if issubclass(one, Rule) else "Why it matters"]
+    assert paragraphs == expected, f"the docstring of {name} needs these two paragraphs"
 
 
 @pytest.mark.parametrize("one", [*DETECTORS, *ON_REQUEST], ids=name_of)

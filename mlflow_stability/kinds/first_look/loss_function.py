@@ -265,13 +265,7 @@ class AboveChanceRule(Rule):
     are as high. A loss that would be below {falling} times chance level after half as many steps again, at the pace of
     its end, counts as falling.
 
-    Why it matters: nothing was learnt, or the initial weights are too large.
-
-    What to try: check the initialisation and the scale of the inputs, then labels and the learning rate.
-
     When it is wrong: a warm-up longer than the run; labels that nothing predicts.
-
-    Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
 
     kind = "above_chance"

@@ -365,14 +365,7 @@ class GradientRiseRule(Rule):
     before the growth; in a run whose loss ended {loss_rise:exp_rise} or more above its best. The reported step is the
     first one at {deviations}σ of a level above the lowest.
 
-    Why it matters: each step is larger than the one before; clipping hides it from the weights only in part.
-
-    What to try: clip gradients; lower the learning rate by a factor of 2 to 5; restart from a checkpoint before
-    the growth.
-
     When it is wrong: a loss that is multiplied by a growing factor on purpose; a norm that is logged before unscaling.
-
-    Reference: Pascanu et al. 2013 (arXiv:1211.5063).
     """
 
     kind = "gradient_explosion"

@@ -91,19 +91,12 @@ class DivergenceRule(Rule):
     last {coming_back_points} points. From a rise of {critical_rise:exp_rise} on, or above the early curve, it is
     critical.
 
-    Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
-
-    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; lengthen the
-    warm-up; clip gradients.
-
     When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
     else; INFO where the recording shows that a schedule changed the weight of a term. Losses whose level does not
     measure progress are judged by their size alone. A loss that was negative, and
     went back to within {near_zero:percent} of zero with at most {less_noise:percent} of its noise, is the objective of
     a policy that has become certain, and is not judged. Where another optimizer took over and its first loss is above
     those before, only the losses since are judged.
-
-    Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
 
     kind = "divergence"

@@ -61,14 +61,7 @@ class FinalRiseRule(Rule):
     or below is judged by σ, and by {wandering} times its largest rise over as many points before: one that wanders does
     not diverge.
 
-    Why it matters: the run ended while it diverged; its last checkpoint may hold broken weights.
-
-    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
-    gradients.
-
     When it is wrong: a spike that would have recovered had the log continued; the log cannot show that.
-
-    Reference: Chowdhery et al. 2022, PaLM, section 5.1.
     """
 
     kind = "divergence"
@@ -196,14 +189,7 @@ class LossSizeRule(Rule):
     points, whatever their sign, is {smallest_rise} times that of the first {loss_fall.FIRST_VALUES}, and above
     {least_size}.
 
-    Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
-
-    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
-    gradients; normalise rewards.
-
     When it is wrong: rewards that appear late and are very large.
-
-    Reference: van Hasselt et al. 2018, Deep reinforcement learning and the deadly triad (arXiv:1812.02648).
     """
 
     kind = "divergence"
@@ -276,14 +262,7 @@ class ResumeRule(Rule):
     more than {smallest_rise:exp_rise} and {chance}σ above the values of the same steps before the resume, or the last
     ones before it. At the end {stayed:percent} of the rise must be left.
 
-    Why it matters: a state that was loaded in part, another learning rate or other data undo what was learnt.
-
-    What to try: compare the learning rate, the optimizer state, the data order and the number of processes before and
-    after; load weights, optimizer and scheduler together.
-
     When it is wrong: a resume that continues with another task or other data on purpose.
-
-    Reference: PyTorch, Saving and loading a general checkpoint.
     """
 
     kind = "divergence"
@@ -373,14 +352,7 @@ class ReturnFallRule(Rule):
     {tails[1]:percent} of the points, and at least {fewest_last}, {back:percent} are back at the start, within
     {left:percent} of what had been gained. From {tails[0]:percent} of the points on it is a warning.
 
-    Why it matters: a policy that has collapsed explores no more, and does not learn again by itself.
-
-    What to try: keep the policy of the best return; lower the learning rate by a factor of 2 to 5; raise the entropy
-    bonus; clip gradients.
-
     When it is wrong: a harder environment from some step on, or an evaluation of another policy under the same name.
-
-    Reference: Dohare et al. 2023, Overcoming policy collapse in deep reinforcement learning.
     """
 
     kind = "divergence"

@@ -101,15 +101,8 @@ class SpikeRule(Rule):
     {times_beyond_noise} times its threshold in σ and undo {lost_progress[1]:percent} of the progress, in nats, or all
     of it where the loss has not yet fallen by a factor of {learnt:exp}.
 
-    Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
-
-    What to try: inspect the batch; clip gradients; lower the learning rate by a factor of 2 to 5.
-
     When it is wrong: validations of few examples. A training that starts with a high learning rate overshoots: a spike
     that ends within the first {start_up:percent} of the steps is INFO only.
-
-    Reference: Chowdhery et al. 2022, PaLM, section 5.1; Pickands 1975 (tails over a threshold);
-    `python -m tests.benchmarks rule_recall` (how often which size is found).
     """
 
     kind = "loss_spike"

@@ -185,18 +185,10 @@ class NonFiniteRule(Rule):
     within {nearby:percent} of the run of each other are one finding; an infinity that turns into NaN is reported as
     NaN.
 
-    Why it matters: a non-finite loss writes NaN into every weight at the next optimizer step, and no later step repairs
-    that.
-
-    What to try: find the first module whose output is non-finite; inspect the inputs of that step; lower the learning
-    rate; clip gradients; train in bf16 instead of fp16.
-
     When it is wrong: validation losses that begin with NaN or infinity and are finite later are INFO: scripts log that
     before the first validation. Where the gradient norm is infinite and the loss stays finite, a loss scaler skipped
     the step. Such series are INFO if they are less than {often:percent} of the norms. A norm that is NaN after the
     first {search} steps is a warning even once: a scaler's search for its scale overflows earlier.
-
-    Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
 
     kind = "nan_detected"

@@ -47,14 +47,7 @@ class UnboundedFallRule(Rule):
     of the largest, and the last median is {times} times as far from zero as the first points, and as 1. From {far}
     times on, it is enough that the second half is below zero.
 
-    Why it matters: training looks for a minimum, and this loss has none. Its sign is wrong, or the loss function gets
-    an input that it does not expect, such as logits in place of log-probabilities.
-
-    What to try: check the sign of the loss and of each term; use `cross_entropy` on logits.
-
     When it is wrong: a loss that is maximised on purpose, as to forget data.
-
-    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html
     """
 
     kind = "divergence"

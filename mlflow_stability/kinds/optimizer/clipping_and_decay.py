@@ -73,13 +73,7 @@ class StrongClippingRule(Rule):
     factor of {factor} or more (median), while updates are below {update_ratio} of the weight norm (median) and no
     larger than {momentum} times the learning rate times the clipped norm, as under SGD.
 
-    Why it matters: the training is as slow as at a learning rate lower by that factor.
-
-    What to try: raise the threshold to the usual norm before clipping.
-
     When it is wrong: a learning rate that was raised by the same factor on purpose; then updates are larger.
-
-    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
     """
 
     kind = "clipping_strong"

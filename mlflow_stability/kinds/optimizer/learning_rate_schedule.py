@@ -204,13 +204,7 @@ class LearningRateZeroRule(Rule):
     where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one, and,
     if that rate stayed for several steps, one of {MIN_RATES} rates or more must have further decimals.
 
-    Why it matters: these steps changed no weight.
-
-    What to try: set the length of the schedule to the number of optimizer steps, or step it once an epoch.
-
     When it is wrong: a script that goes on only to measure, with the rate set to zero on purpose.
-
-    Reference: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
     """
 
     kind = "learning_rate_zero"
@@ -342,14 +336,7 @@ class LearningRateRiseRule(Rule):
     highest value or more at the end: because it rose in {steps} or more small steps, once, or because a schedule with
     restarts had begun again and was falling.
 
-    Why it matters: the end of a schedule is where the loss gains most. A training that ends at a high rate loses that.
-
-    What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each;
-    let a training with restarts end just before one.
-
     When it is wrong: a training with a cyclic schedule that was stopped between two restarts.
-
-    Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
     """
 
     kind = "learning_rate_rise"

@@ -267,14 +267,7 @@ class SkippedEndRule(Rule):
 
     What it sees: the count of skipped steps rose with each of its last points, and by {fewest} or more.
 
-    Why it matters: the training made no progress when it ended. A loss scaler that still searches for its scale after
-    that many steps has not found one.
-
-    What to try: train in bf16; start with a loss scale of 1024; lower the learning rate; inspect the skipped batches.
-
     When it is wrong: a run of a few steps that was stopped while a scaler with a very large first scale was searching.
-
-    Reference: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
     """
 
     kind = "step_skipped"

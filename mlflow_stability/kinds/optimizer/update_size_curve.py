@@ -53,15 +53,8 @@ class LargeUpdatesRule(Rule):
     learning rate times the gradient norm, as with plain SGD: such updates shrink with the gradient, and a lower rate
     often ends higher. Recurrent language models are trained so.
 
-    Why it matters: every fifty steps change the weights by as much as they hold, so what is learnt is overwritten. The
-    loss stays at a level that a lower rate would leave.
-
-    What to try: lower the learning rate by a factor of 5 to 10; lengthen the warm-up.
-
     When it is wrong: data that cannot be learnt better. A lower rate then changes nothing. Of 82 healthy trainings none
     has a ratio above 0.0165 for so long while its loss has a level.
-
-    Reference: https://karpathy.github.io/2019/04/25/recipe/; You et al., LAMB (arXiv:1904.00962)
     """
 
     kind = "update_ratio_high"

@@ -144,15 +144,7 @@ class FrozenRule(Rule):
     that value. Or {fewest_zeros} and more values that are all exactly zero. A loss that had fallen below
     {loss_fall.LEARNT:percent} of its start is learnt, and may go to zero.
 
-    Why it matters: no real batch gives the same loss twice. What is logged is no longer what is trained, or broken
-    weights give zero for every input.
-
-    What to try: inspect the outputs and labels of one batch; look for NaN in the weights or gradients; check that the
-    loss is not masked, detached or multiplied by zero.
-
     When it is wrong: one fixed batch on purpose, at a learning rate of zero.
-
-    Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
     """
 
     kind = "plateau"
@@ -245,14 +237,7 @@ class StandstillRule(Rule):
     below {loss_fall.LEARNT:percent} of its start. A validation loss that does not change while the training loss falls
     is INFO.
 
-    Why it matters: these steps cost time and nothing was learnt in them.
-
-    What to try: lower the learning rate, for a loss often falls again after that; else stop here, use more data or a
-    larger model.
-
     When it is wrong: a loss that has reached what its noise allows. Compare it with other runs.
-
-    Reference: https://github.com/google-research/tuning_playbook
     """
 
     kind = "plateau"
@@ -380,15 +365,8 @@ class ScoreRule(Rule):
     What it sees: all logged accuracies, precisions, recalls, F1, IoU and mean average precisions; none of their
     {fewest_points} or more values exceeded {highest:percent}.
 
-    Why it matters: a loss can fall for a long time while a model learns only to predict nothing.
-
-    What to try: inspect its predictions; check classes, labels and the threshold of a detection; start from pretrained
-    weights; change the learning rate.
-
     When it is wrong: a task of very many classes, or one where the first correct answer comes late; scores of a rare
     class alone.
-
-    Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
     """
 
     kind = "plateau"

@@ -217,14 +217,8 @@ class PeriodicLossRule(Rule):
     where the logged learning rate and the loss correlate at {with_rate} or more, nor where the loss is below
     {loss_fall.LEARNT:percent} of its start. Spikes and rises that stay within the swing belong to it.
 
-    Why it matters: each step goes too far and the next ones come back, so that nothing is gained.
-
-    What to try: lower the learning rate by a factor of 2 to 5; lower the momentum; use larger batches.
-
     When it is wrong: batches of two kinds that alternate; a learning rate that rises and falls on purpose, where it is
     not logged.
-
-    Reference: Cohen et al., Gradient descent at the edge of stability (arXiv:2103.00065)
     """
 
     kind = "periodic_loss"

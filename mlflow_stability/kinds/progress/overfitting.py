@@ -225,14 +225,8 @@ class OverfittingRule(Rule):
     {smallest_fall:exp_fall} lower at the end than at the best validation, and not at chance level. Where its noise
     would hide such a fall, it is enough that it did not rise.
 
-    Why it matters: the model memorises its training data; the weights of the best step were better than the last.
-
-    What to try: keep the checkpoint of the best step; stop early; more data, augmentation, dropout, weight decay.
-
     When it is wrong: validation losses of overconfident classifiers rise while their accuracy still rises, too. A
     validation in another precision or with averaged weights measures another model.
-
-    Reference: Prechelt 1998, Early stopping - but when?
     """
 
     kind = "overfitting"

@@ -57,14 +57,8 @@ class AccuracyFallRule(Rule):
     explain it, by the same test as for validation losses, at {odds} times those odds. The training accuracy rose
     meanwhile, or is {learnt:percent} or more.
 
-    Why it matters: the model memorises its training data; the weights of the best step were better than the last.
-
-    What to try: keep the checkpoint of the best step; stop early; more data, augmentation, dropout, weight decay.
-
     When it is wrong: a validation of other data than before, or of few examples: of drawn runs that level off, with 200
     examples and 12 epochs 4 in 100 are flagged, with 1,000 examples 1 in 100 or none.
-
-    Reference: Prechelt 1998, Early stopping - but when?
     """
 
     kind = "overfitting"
@@ -188,15 +182,8 @@ class GeneralisationGapRule(Rule):
     validations. In the second half of the validations the training loss fell to {smallest_fall:exp_left}, while the
     validation loss fell by less than {improved:percent}. An error rate or perplexity is not compared with a loss.
 
-    Why it matters: the model memorises its training data although the validation loss does not rise. More steps bring
-    nothing.
-
-    What to try: keep the checkpoint of the best step; stop there; more data, augmentation, dropout, weight decay.
-
     When it is wrong: a validation loss that falls later, after thousands of steps (grokking). A training loss that is
     measured in another way than the validation loss. No finding in 708 drawn healthy runs with validations.
-
-    Reference: Zhang et al., Understanding deep learning requires rethinking generalization (arXiv:1611.03530)
     """
 
     kind = "overfitting"

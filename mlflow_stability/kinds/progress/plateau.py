@@ -246,15 +246,8 @@ class PlateauRule(Rule):
     Where an accuracy or another score rose by {risen_score:points} percentage points while the loss was flat, it is not
     a plateau.
 
-    Why it matters: the steps cost time and nothing is learnt.
-
-    What to try: a higher learning rate, or a lower one where the loss is noisy; check that labels match inputs; check
-    that the optimizer has all parameters and gradients reach them; look for dead units.
-
     When it is wrong: a training that continues another one, if its log does not begin with a late step. A loss whose
     noise hides slow progress is not reported as long as the noise allows for a fall of {possible_gain:percent}.
-
-    Reference: Karpathy 2019, A recipe for training neural networks ("verify loss at init").
     """
 
     kind = "plateau"

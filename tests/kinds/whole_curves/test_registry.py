@@ -29,7 +29,6 @@ from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
-SECTIONS = ("What it sees:", "Why it matters:", "What to try:", "When it is wrong:", "Reference:")
 nan, inf = math.nan, math.inf
 
 
@@ -38,10 +37,9 @@ def found(rule: Rule, history: RunHistory) -> list[Finding]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_documents_itself_as_detectors_do(rule: type[Rule]) -> None:
-    text = rule.__doc__ or ""
-    assert all(section in text for section in SECTIONS)
-    assert [text.index(section) for section in SECTIONS] == sorted(text.index(section) for section in SECTIONS)
+def test_every_rule_documents_what_it_sees_and_when_it_is_wrong(rule: type[Rule]) -> None:
+    paragraphs = [text.strip().partition(":")[0] for text in (rule.__doc__ or "").split("\n\n")[1:]]
+    assert paragraphs == ["What it sees", "When it is wrong"]
 
 
 def test_a_nan_is_reported_once_from_its_first_step_on() -> None:
