@@ -249,8 +249,7 @@ class ClassicWindow:
     """The last finite values, for rules that compare a value with their mean."""
 
     values: deque[float] = field(default_factory=deque)
-    run: int = 0
-    """Number of values in a row for which the rule held."""
+    run: int = 0  # number of values in a row for which the rule held
 
     def mean(self) -> float:
         return sum(self.values) / len(self.values)

@@ -15,10 +15,8 @@ from mlflow_stability.vocabulary.result.finding import Severity
 class EpisodeFilter:
     """Lets a detector report an episode once, and once more if it becomes more severe."""
 
-    reported: int = 0
-    """The severity that was reported; 0 outside of an episode."""
-    calm: int = 0
-    """Number of normal values in a row."""
+    reported: int = 0  # the severity that was reported; 0 outside of an episode
+    calm: int = 0  # number of normal values in a row
 
     def report(self, severity: Severity) -> bool:
         """Note a bad value; return whether its severity has not been reported yet."""
@@ -59,8 +57,7 @@ class Aftermath:
 
 class OutlierSeries(NamedTuple):
     number: int
-    since: int
-    """The step of the first one."""
+    since: int  # the step of the first one
 
 
 @dataclass(slots=True)

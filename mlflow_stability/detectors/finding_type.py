@@ -35,8 +35,7 @@ value as a multiple of a level; ``inverse`` for what a value must stay below."""
 class Symptom(Enum):
     """Which causes are looked for; each check of causes declares its symptoms."""
 
-    NONE = "none"
-    """No cause is looked for."""
+    NONE = "none"  # no cause is looked for
     NON_FINITE = "non-finite"
     RISING = "rising"
     VANISHING = "vanishing"
@@ -54,12 +53,9 @@ class Symptom(Enum):
 class Instability(Enum):
     """Whether a finding is part of an unstable training. Such findings lead to each other, and are reported as one."""
 
-    NONE = "none"
-    """It is about progress, speed, memory or settings."""
-    SIGN = "sign"
-    """The step was skipped, or the weights may still be good."""
-    HARMFUL = "harmful"
-    """The weights of its step may be harmed: a state that is not confirmed as good yet is given up."""
+    NONE = "none"  # it is about progress, speed, memory or settings
+    SIGN = "sign"  # the step was skipped, or the weights may still be good
+    HARMFUL = "harmful"  # the weights of its step may be harmed: a state that is not confirmed as good yet is given up
 
 
 DEFAULT_ORDER = 10_000

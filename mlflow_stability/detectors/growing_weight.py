@@ -73,8 +73,7 @@ class LossTermCount:
     """The number of terms that a loss adds up, as it is recorded when it changes."""
 
     count: float | None = None
-    since: int = 0
-    """The step from which it is that."""
+    since: int = 0  # the step from which it is that
 
     def has_changed(self, step: int, count: float) -> bool:
         """Take the number; return whether it differs from one that was the same for long."""

@@ -52,8 +52,7 @@ class FirstValues:
     """The first values of one curve."""
 
     first: list[float] = field(default_factory=list)
-    count: int = FIRST_VALUES
-    """Number of values that are kept."""
+    count: int = FIRST_VALUES  # number of values that are kept
 
     def take(self, value: float) -> None:
         if len(self.first) < self.count:

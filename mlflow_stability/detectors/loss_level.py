@@ -81,21 +81,14 @@ def take_turns(steps_of_places: Sequence[Sequence[int] | NDArray[np.int64]]) -> 
 class Signs:
     """The signs of a loss: whether long stretches of both alternate, or both are mixed for long."""
 
-    negative: bool | None = None
-    """The sign of the current run of losses; None before the first one."""
-    run: int = 0
-    """Number of losses in it."""
+    negative: bool | None = None  # the sign of the current run of losses; None before the first one
+    run: int = 0  # number of losses in it
     stretches: int = 0
-    last_stretch: bool | None = None
-    """The sign of the last stretch."""
-    count: int = 0
-    """Number of losses in the current window."""
-    below: int = 0
-    """Number of negative ones among them."""
-    shares: list[float] = field(default_factory=list)
-    """Share of negative losses in each of the last mixed windows."""
-    keep_changing: bool = False
-    """Whether the loss is signed."""
+    last_stretch: bool | None = None  # the sign of the last stretch
+    count: int = 0  # number of losses in the current window
+    below: int = 0  # number of negative ones among them
+    shares: list[float] = field(default_factory=list)  # share of negative losses in each of the last mixed windows
+    keep_changing: bool = False  # whether the loss is signed
 
     def take(self, value: float) -> None:
         negative = value < 0

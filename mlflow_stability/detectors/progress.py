@@ -43,11 +43,9 @@ class LossProgress:
     count: int = 0
     mean: float = 0.0
     lowest: float = inf
-    lowest_at: int = 0
-    """Number of losses up to the lowest running mean."""
+    lowest_at: int = 0  # number of losses up to the lowest running mean
     last: float = 0.0
-    change: float = 0.0
-    """Running mean of the change from one loss to the next."""
+    change: float = 0.0  # running mean of the change from one loss to the next
 
     def take(self, loss: float) -> None:
         self.count += 1
@@ -93,14 +91,10 @@ class LossProgress:
 class Losses:
     """The losses of a recording, followed once for all detectors that need them."""
 
-    by_place: dict[str, LossProgress] = field(default_factory=dict)
-    """Losses whose level measures progress."""
-    falls: LossFalls = field(default_factory=LossFalls)
-    """All losses since the start or the last rollback."""
-    signed: bool = False
-    """Whether a loss has been negative or without a level: how far it has fallen is not known then."""
-    step: int = -1
-    """The last step with a loss."""
+    by_place: dict[str, LossProgress] = field(default_factory=dict)  # losses whose level measures progress
+    falls: LossFalls = field(default_factory=LossFalls)  # all losses since the start or the last rollback
+    signed: bool = False  # whether a loss has been negative or without a level: how far it has fallen is not known then
+    step: int = -1  # the last step with a loss
 
     def take(self, place: str, step: int, value: float, has_level: bool) -> None:
         self.step, self.signed = step, self.signed or value < 0 or not has_level
@@ -137,10 +131,8 @@ class Losses:
 class Progress:
     """Decides the severity of a detector's findings by the losses."""
 
-    losses: Losses = field(default_factory=Losses)
-    """The losses of the recording; the panel has all states share them."""
-    waiting: Finding | None = None
-    """The last finding, as long as it is INFO."""
+    losses: Losses = field(default_factory=Losses)  # the losses of the recording; the panel has all states share them
+    waiting: Finding | None = None  # the last finding, as long as it is INFO
 
     def judge(self, finding: Finding | None, point: Point, *, goes_on: bool) -> Finding | None:
         """Return a new finding at the severity that the losses give it, or the waiting one as a warning."""

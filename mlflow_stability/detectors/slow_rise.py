@@ -42,8 +42,7 @@ class SlowRise:
     stretches: deque[float] = field(default_factory=lambda: deque(maxlen=STRETCHES_PER_MEAN))
     total: float = 0.0
     count: int = 0
-    judged: int = 0
-    """Number of means since the start."""
+    judged: int = 0  # number of means since the start
 
     def take(self, level: float, z: float, scale: float) -> bool:
         """Add the logarithm of a value; return whether it completes a mean that can be judged."""

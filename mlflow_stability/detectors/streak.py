@@ -25,8 +25,7 @@ class Streak:
     """Number of bad values in a row."""
 
     length: int = 0
-    is_found: bool = False
-    """Whether the streak was reported."""
+    is_found: bool = False  # whether the streak was reported
 
     def reaches(self, _place: str, needed: int, *, bad: bool) -> bool:
         """Count one more value; return True once, when the streak has this length."""
@@ -52,12 +51,9 @@ class Once(Streak):
 class StreakByPlace:
     """Number of bad values in a row, by place."""
 
-    lengths: dict[str, int] = field(default_factory=dict)
-    """Of places whose last value was bad."""
-    found_at: str | None = None
-    """The place of the finding that is not over."""
-    calm: int = 0
-    """Number of good values in a row at that place."""
+    lengths: dict[str, int] = field(default_factory=dict)  # of places whose last value was bad
+    found_at: str | None = None  # the place of the finding that is not over
+    calm: int = 0  # number of good values in a row at that place
 
     @property
     def is_found(self) -> bool:
@@ -119,12 +115,10 @@ class StreakDetector(Detector):
 
 @dataclass(slots=True)
 class LastingStreak(Streak):
-    usual: float = 0.0
-    """The level when the streak was reported: the baseline follows what lasts."""
+    usual: float = 0.0  # the level when the streak was reported: the baseline follows what lasts
     found_step: int = 0
     found_time: float = 0.0
-    is_lasting: bool = False
-    """Whether it was reported again as lasting."""
+    is_lasting: bool = False  # whether it was reported again as lasting
 
 
 @dataclass(frozen=True, slots=True)

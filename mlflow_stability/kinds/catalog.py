@@ -27,10 +27,8 @@ from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar
 class Noun(NamedTuple):
     """What a kind is called within a sentence."""
 
-    singular: str
-    """With its article where it has one: "a loss spike", "NaN"."""
-    plural: str = ""
-    """After a number: "loss spikes"; empty where it is not counted."""
+    singular: str  # with its article where it has one: "a loss spike", "NaN"
+    plural: str = ""  # after a number: "loss spikes"; empty where it is not counted
 
 
 FOLDERS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported", "first_look")

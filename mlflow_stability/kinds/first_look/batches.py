@@ -43,8 +43,7 @@ class InputScaleFacts(Facts):
 class InputScaleState:
     low: float = 0.0
     high: float = 0.0
-    small: int = 0
-    """Number of looks in a row at small inputs."""
+    small: int = 0  # number of looks in a row at small inputs
     is_found: bool = False
 
 
@@ -121,8 +120,7 @@ class SameInputFacts(Facts):
 @dataclass(slots=True)
 class SameInputState:
     looks: int = 0
-    is_over: bool = False
-    """Whether rows differed once, or the finding was made."""
+    is_over: bool = False  # whether rows differed once, or the finding was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +198,11 @@ class OneClassFacts(Facts):
 @dataclass(slots=True)
 class OneClassState:
     low: float | None = None
-    highest: float = 0.0
-    """Highest class so far."""
-    batches: int = 0
-    """Batches of one class."""
-    mixed: int = 0
-    """Batches of several classes."""
-    is_sorted: bool = True
-    """Whether no class was below one of an earlier batch."""
-    is_over: bool = False
-    """Whether the batches differ otherwise, or the finding was made."""
+    highest: float = 0.0  # highest class so far
+    batches: int = 0  # batches of one class
+    mixed: int = 0  # batches of several classes
+    is_sorted: bool = True  # whether no class was below one of an earlier batch
+    is_over: bool = False  # whether the batches differ otherwise, or the finding was made
     classes: dict[int, None] = field(default_factory=dict)
 
 

@@ -31,13 +31,10 @@ class TargetsInInputFacts(Facts):
 
 @dataclass(slots=True)
 class TargetsInInputState:
-    looks: int = 0
-    """Number of steps whose targets are their input."""
+    looks: int = 0  # number of steps whose targets are their input
     first_loss: float | None = None
-    low: int = 0
-    """Number of low losses in a row."""
-    is_over: bool = False
-    """Whether targets differed from the input, or the finding was made."""
+    low: int = 0  # number of low losses in a row
+    is_over: bool = False  # whether targets differed from the input, or the finding was made
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ class Activation(TextEnum):
     RELU = "ReLU"
     TANH = "tanh"
     LINEAR = "linear layer"
-    LOG_SOFTMAX = "log_softmax"
-    """Over another dimension than the classes."""
+    LOG_SOFTMAX = "log_softmax"  # over another dimension than the classes
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,9 @@ class GradientLimitFacts(LimitFacts):
 class GradientExplosionState:
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: FirstValues = field(default_factory=FirstValues)
-    high: int = 0
-    """Number of high norms in a row."""
+    high: int = 0  # number of high norms in a row
     returns: RecentOutliers = field(default_factory=RecentOutliers)
-    since: int = -1
-    """The first step of the finding that is not over."""
+    since: int = -1  # the first step of the finding that is not over
     progress: Progress = field(default_factory=Progress)
 
 

@@ -49,13 +49,10 @@ class GradientVanishingState:
     fall: LossFall = field(default_factory=LossFall)
     first_norms: list[float] = field(default_factory=list)
     start_norm: float | None = None
-    tiny: int = 0
-    """Number of steps in a row with a norm below the threshold."""
-    faded: int = 0
-    """Number of steps in a row with a norm below its share of the start."""
+    tiny: int = 0  # number of steps in a row with a norm below the threshold
+    faded: int = 0  # number of steps in a row with a norm below its share of the start
     is_found: bool = False
-    measured: bool = False
-    """Whether any norm has been above zero."""
+    measured: bool = False  # whether any norm has been above zero
 
 
 @dataclass(frozen=True, slots=True)

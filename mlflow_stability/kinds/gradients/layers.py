@@ -48,18 +48,15 @@ class DeadLayerFacts(Facts):
 @dataclass(slots=True)
 class LayerWithoutGradient:
     rounds: int = 0
-    first_step: int = 0
-    """The first step without a gradient."""
+    first_step: int = 0  # the first step without a gradient
     weight_norm: float | None = None
-    growth: float | None = None
-    """Growth of the weight norm between the last two measurements, as a share."""
+    growth: float | None = None  # growth of the weight norm between the last two measurements, as a share
 
 
 @dataclass(slots=True)
 class DeadLayerState:
     layers: dict[str, LayerWithoutGradient] = field(default_factory=dict)
-    dead: set[str] = field(default_factory=set)
-    """Layers that have been without a gradient for long enough."""
+    dead: set[str] = field(default_factory=set)  # layers that have been without a gradient for long enough
     progress: Progress = field(default_factory=Progress)
 
 
@@ -186,8 +183,7 @@ class LayerExplosionFacts(RiseFacts):
 class LayerExplosionState:
     round: LayerRound = field(default_factory=LayerRound)
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
-    begun: dict[str, FirstValues] = field(default_factory=dict)
-    """The first norms of each layer."""
+    begun: dict[str, FirstValues] = field(default_factory=dict)  # the first norms of each layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,8 +212,7 @@ class ActivationNonfiniteFacts(Facts):
 
 @dataclass(slots=True)
 class ActivationNonfiniteState(StreakByPlace):
-    last_finite: dict[str, int] = field(default_factory=dict)
-    """The last step with finite outputs alone, by module."""
+    last_finite: dict[str, int] = field(default_factory=dict)  # the last step with finite outputs alone, by module
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +287,7 @@ class RepresentationCollapseState(StreakByPlace):
     starts: list[float] = field(default_factory=list)
     step: int = -1
     rank: float = 0.0
-    begins: bool = True
-    """Whether it is one of the first measurements, which are not judged."""
+    begins: bool = True  # whether it is one of the first measurements, which are not judged
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,7 @@ class AttentionCollapseState:
     heads: Heads = field(default_factory=Heads)
     first_losses: list[float] = field(default_factory=list)
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LOSSES))
-    lowest: float = math.inf
-    """The lowest level of the loss at a measurement."""
+    lowest: float = math.inf  # the lowest level of the loss at a measurement
 
 
 @dataclass(frozen=True, slots=True)

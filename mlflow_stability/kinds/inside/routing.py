@@ -42,8 +42,7 @@ class RouterCollapseFacts(LimitFacts):
 
 @dataclass(slots=True)
 class RouterCollapseState(Streak):
-    values: dict[str, float] = field(default_factory=dict)
-    """The values of the current measurement."""
+    values: dict[str, float] = field(default_factory=dict)  # the values of the current measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,7 @@ class SdrCollapseFacts(LimitFacts):
 @dataclass(slots=True)
 class SdrCollapseState:
     reading: CodeReading = field(default_factory=CodeReading)
-    row: int = 0
-    """Number of measurements in a row with too few unique codes."""
+    row: int = 0  # number of measurements in a row with too few unique codes
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 

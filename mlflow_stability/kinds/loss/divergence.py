@@ -30,24 +30,17 @@ SLOW_STEPS = 32
 @dataclass(slots=True)
 class DivergenceState:
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
-    high: int = 0
-    """The last steps as bits, the newest lowest: 1 for a high loss."""
-    excesses: deque[float] = field(default_factory=deque)
-    """Each high loss as a multiple of the threshold."""
-    baseline: tuple[float, float] | None = None
-    """Center and scale of the baseline at the first high loss."""
-    baseline_age: int = 0
-    """Number of losses since then."""
-    onset: int | None = None
-    """The first step of the divergence that is not over."""
+    high: int = 0  # the last steps as bits, the newest lowest: 1 for a high loss
+    excesses: deque[float] = field(default_factory=deque)  # each high loss as a multiple of the threshold
+    baseline: tuple[float, float] | None = None  # center and scale of the baseline at the first high loss
+    baseline_age: int = 0  # number of losses since then
+    onset: int | None = None  # the first step of the divergence that is not over
     begun: FirstValues = field(default_factory=FirstValues)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
     weight: TermWeight = field(default_factory=TermWeight)
-    signed: bool = False
-    """Whether the loss has ever been negative."""
-    risen_from: float | None = None
-    """Logarithm of the level from which the loss rose slowly; None once it is back."""
+    signed: bool = False  # whether the loss has ever been negative
+    risen_from: float | None = None  # logarithm of the level from which the loss rose slowly; None once it is back
 
 
 @dataclass(frozen=True, slots=True)

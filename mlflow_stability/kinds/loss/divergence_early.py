@@ -31,22 +31,15 @@ class DivergenceAtStartState:
     losses: int = 0
     first_loss: float = 0.0
     first_norm: float = 0.0
-    first_count: float = 0.0
-    """Number of micro-batches of the first step."""
-    step: int = -1
-    """The step of the last loss."""
+    first_count: float = 0.0  # number of micro-batches of the first step
+    step: int = -1  # the step of the last loss
     loss: float = 0.0
-    update: float = 0.0
-    """The largest update, as a share of the weights."""
-    row: int = 0
-    """Number of steps in a row with a high loss and gradient norm."""
-    onset: int = -1
-    """The first of these steps."""
-    lower_row: int = 0
-    """The same for the lower rise, which counts after an update that replaced the weights."""
+    update: float = 0.0  # the largest update, as a share of the weights
+    row: int = 0  # number of steps in a row with a high loss and gradient norm
+    onset: int = -1  # the first of these steps
+    lower_row: int = 0  # the same for the lower rise, which counts after an update that replaced the weights
     lower_onset: int = -1
-    is_over: bool = False
-    """Whether the start is over, and nothing is judged any more."""
+    is_over: bool = False  # whether the start is over, and nothing is judged any more
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 
@@ -188,10 +181,8 @@ def _scale_first_values(state: DivergenceAtStartState, count: float) -> None:
 
 @dataclass(slots=True)
 class DivergenceAheadState:
-    logs: deque[float] = field(default_factory=deque)
-    """Logarithms of the last norms."""
-    sum: float = 0.0
-    """How far values lay above the predicted ones, in σ."""
+    logs: deque[float] = field(default_factory=deque)  # logarithms of the last norms
+    sum: float = 0.0  # how far values lay above the predicted ones, in standard deviations
     is_found: bool = False
 
 

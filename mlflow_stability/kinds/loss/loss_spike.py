@@ -24,15 +24,12 @@ class LossSpikeState:
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     restart: RateRestart = field(default_factory=RateRestart)
     begun: FirstValues = field(default_factory=FirstValues)
-    waiting: Point | None = None
-    """A loss that is a spike if the gradient norm of its step is an outlier, too."""
+    waiting: Point | None = None  # a loss that is a spike if the gradient norm of its step is an outlier, too
     gradient_step: int = -1
     gradient_z: float = 0.0
     returns: RecentOutliers = field(default_factory=RecentOutliers)
-    watch: Aftermath | None = None
-    """The losses since the last spike that is INFO."""
-    spike: SpikeFacts | None = None
-    """The facts of that spike."""
+    watch: Aftermath | None = None  # the losses since the last spike that is INFO
+    spike: SpikeFacts | None = None  # the facts of that spike
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,8 @@ class Spike(NamedTuple):
 
     first: int
     last: int
-    level: float
-    """The level beside it, as the curve is scaled."""
-    points: int
-    """Number of high points."""
+    level: float  # the level beside it, as the curve is scaled
+    points: int  # number of high points
 
     def peak(self, jumps: Jumps) -> int:
         return self.first + int(np.argmax(jumps.values[self.first : self.last + 1]))

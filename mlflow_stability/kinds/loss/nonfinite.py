@@ -71,11 +71,9 @@ class NonFiniteFacts(Facts):
 
 @dataclass(slots=True)
 class NonFiniteState:
-    broken: set[str] = field(default_factory=set)
-    """The quantities that are non-finite at the moment."""
+    broken: set[str] = field(default_factory=set)  # the quantities that are non-finite at the moment
     skips: float = 0.0
-    skipped_step: int = -1
-    """The last step that the loss scaler skipped."""
+    skipped_step: int = -1  # the last step that the loss scaler skipped
 
 
 @dataclass(frozen=True, slots=True)

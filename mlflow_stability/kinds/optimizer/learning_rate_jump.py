@@ -93,18 +93,15 @@ class JumpInWarmUp:
 
     point: Point
     facts: LearningRateJumpFacts
-    before: Mapping[str, float]
-    """Median of the last losses before it, by place."""
+    before: Mapping[str, float]  # median of the last losses before it, by place
     after: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class LearningRateJumpState:
     groups: dict[str, Rate] = field(default_factory=dict)
-    found_at: int = -1
-    """The step of the last finding: groups that jump together are one."""
-    losses: dict[str, deque[float]] = field(default_factory=dict)
-    """The last losses, by place."""
+    found_at: int = -1  # the step of the last finding: groups that jump together are one
+    losses: dict[str, deque[float]] = field(default_factory=dict)  # the last losses, by place
     watched: JumpInWarmUp | None = None
 
 

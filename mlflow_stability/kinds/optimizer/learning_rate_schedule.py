@@ -122,8 +122,7 @@ def _may_be_rounded(smallest: float, highest: float, nearly_zero: float) -> bool
 class LearningRateZeroState:
     groups: dict[str, GroupRate] = field(default_factory=dict)
     first_step: int | None = None
-    since: int | None = None
-    """The step since which all groups have a rate of zero."""
+    since: int | None = None  # the step since which all groups have a rate of zero
     is_found: bool = False
 
 
@@ -270,10 +269,8 @@ class LearningRateRiseState:
     highest: float = 0.0
     lowest: float = 0.0
     lowest_step: int = 0
-    steps: int = 0
-    """Number of rises in a row, each of them small."""
-    is_found: bool = False
-    """Whether it was found; a cyclic schedule is reported once."""
+    steps: int = 0  # number of rises in a row, each of them small
+    is_found: bool = False  # whether it was found; a cyclic schedule is reported once
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,8 +408,7 @@ class LearningRateRangeFacts(LimitFacts):
 class LearningRateOutOfRangeState:
     steps: int = 0
     highest: float = 0.0
-    high: int = 0
-    """Number of high steps in a row."""
+    high: int = 0  # number of high steps in a row
     is_found: bool = False
 
 

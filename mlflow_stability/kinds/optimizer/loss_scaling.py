@@ -46,12 +46,9 @@ class LossScaleFacts(Facts):
 class LossScaleCollapseState:
     last: float | None = None
     highest: float = 0.0
-    held: int = 0
-    """Number of steps without a change of the scale."""
-    settled: bool = False
-    """Whether the search for a scale at the start is over."""
-    falls: int = 0
-    """Number of falls without growth in between, after that search."""
+    held: int = 0  # number of steps without a change of the scale
+    settled: bool = False  # whether the search for a scale at the start is over
+    falls: int = 0  # number of falls without growth in between, after that search
     is_found: bool = False
 
 
@@ -147,17 +144,12 @@ class SkippedStepsFacts(Facts):
 
 @dataclass(slots=True)
 class StepSkippedState:
-    count: float | None = None
-    """Number of steps skipped in all."""
+    count: float | None = None  # number of steps skipped in all
     has_scaler: bool = False
-    calm_steps: int = 0
-    """Number of steps in a row that were not skipped."""
-    settled: bool = False
-    """Whether the scaler's search for its first scale is over."""
-    recent: deque[int] = field(default_factory=deque)
-    """The last skipped steps."""
-    severity: int = 0
-    """Severity of the finding that is not over."""
+    calm_steps: int = 0  # number of steps in a row that were not skipped
+    settled: bool = False  # whether the scaler's search for its first scale is over
+    recent: deque[int] = field(default_factory=deque)  # the last skipped steps
+    severity: int = 0  # severity of the finding that is not over
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,12 +82,9 @@ class UpdateRatioHighState:
     whole: StreakByPlace = field(default_factory=StreakByPlace)
     layers: StreakByPlace = field(default_factory=StreakByPlace)
     first_step: int | None = None
-    rates: dict[str, float] = field(default_factory=dict)
-    """Learning rate by parameter group."""
-    highest: dict[str, float] = field(default_factory=dict)
-    """Highest learning rate by group."""
-    risen_at: dict[str, int] = field(default_factory=dict)
-    """Step of the highest learning rate by group."""
+    rates: dict[str, float] = field(default_factory=dict)  # learning rate by parameter group
+    highest: dict[str, float] = field(default_factory=dict)  # highest learning rate by group
+    risen_at: dict[str, int] = field(default_factory=dict)  # step of the highest learning rate by group
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -186,10 +183,8 @@ class UpdateRatioHigh(StreakWithLossDetector):
 
 @dataclass(slots=True)
 class UpdateRatioLowState(StreakWithLoss):
-    step: int = -1
-    """The step of the last learning rates."""
-    time: float = 0.0
-    """Their time; learning rates of another training at the same step come later."""
+    step: int = -1  # the step of the last learning rates
+    time: float = 0.0  # their time; learning rates of another training at the same step come later
     rate: float = 0.0
     highest_rate: float = 0.0
 
@@ -267,8 +262,7 @@ class WeightSpikeFacts(RiseFacts):
 
 @dataclass(slots=True)
 class WeightSpikeState(StreakByPlace):
-    last: dict[str, deque[float]] = field(default_factory=dict)
-    """The last norms of each place that were no spike."""
+    last: dict[str, deque[float]] = field(default_factory=dict)  # the last norms of each place that were no spike
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ Numbers = NDArray[np.float64]
 @dataclass(slots=True)
 class OscillationState:
     recent: deque[float] = field(default_factory=deque)
-    since: int = 0
-    """Number of losses since the last judgement."""
+    since: int = 0  # number of losses since the last judgement
     reported: bool = False
 
 

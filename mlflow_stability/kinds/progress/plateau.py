@@ -25,18 +25,12 @@ from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Find
 
 @dataclass(slots=True)
 class PlateauState:
-    losses: int = 0
-    """Number of losses since the start."""
-    start_sum: float = 0.0
-    """Sum of the first losses."""
-    total: float = 0.0
-    """Sum of the losses of the current stretch."""
-    count: int = 0
-    """Number of these losses."""
-    means: deque[float] = field(default_factory=deque)
-    """Means of the last stretches."""
-    best: float = math.inf
-    """The lowest of all means."""
+    losses: int = 0  # number of losses since the start
+    start_sum: float = 0.0  # sum of the first losses
+    total: float = 0.0  # sum of the losses of the current stretch
+    count: int = 0  # number of these losses
+    means: deque[float] = field(default_factory=deque)  # means of the last stretches
+    best: float = math.inf  # the lowest of all means
     reported: bool = False
 
 

@@ -69,16 +69,11 @@ class EarlyStopFacts(Facts):
 class SkipNews(TextEnum):
     """What is new about skipped steps."""
 
-    FIRST = "first"
-    """A step was skipped after one that was taken."""
-    SCALE_LOWERED = "scale lowered"
-    """The loss scale was lowered because several were."""
-    NO_HELP = "no help"
-    """Steps skipped in a row are enough for a rollback."""
-    NO_PROGRESS = "no progress"
-    """Steps skipped in a row are enough to say that the training makes no progress."""
-    OFTEN = "often"
-    """A large share of the last steps was skipped."""
+    FIRST = "first"  # a step was skipped after one that was taken
+    SCALE_LOWERED = "scale lowered"  # the loss scale was lowered because several were
+    NO_HELP = "no help"  # steps skipped in a row are enough for a rollback
+    NO_PROGRESS = "no progress"  # steps skipped in a row are enough to say that the training makes no progress
+    OFTEN = "often"  # a large share of the last steps was skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +128,9 @@ class SkippedStepFacts(Facts):
 class Smaller(TextEnum):
     """How the autopilot made steps smaller without a rollback."""
 
-    CUT = "cut_learning_rate"
-    """The learning rate is limited for the rest of the training."""
-    RESET = "reset_at_spike"
-    """The moments of the optimizers were reset, and the learning rate is warmed up."""
-    AHEAD = "act_ahead"
-    """A divergence may follow: the learning rate is eased, or a checkpoint was written."""
+    CUT = "cut_learning_rate"  # the learning rate is limited for the rest of the training
+    RESET = "reset_at_spike"  # the moments of the optimizers were reset, and the learning rate is warmed up
+    AHEAD = "act_ahead"  # a divergence may follow: the learning rate is eased, or a checkpoint was written
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,22 +77,14 @@ class TensorFacts:
 class NanSource(TextEnum):
     """Where a first value that is not finite comes from."""
 
-    INPUT = "input"
-    """The batch held it."""
-    WEIGHT = "weight"
-    """A weight held it, and the optimizer did not write it."""
-    BUFFER = "buffer"
-    """A buffer held it."""
-    OPTIMIZER = "optimizer"
-    """The optimizer wrote it into a weight."""
-    FORWARD = "forward"
-    """An operation of the forward pass."""
-    BACKWARD = "backward"
-    """An operation of the backward pass."""
-    LOSS = "loss"
-    """The loss function, after the model."""
-    ELSEWHERE = "elsewhere"
-    """A tensor from outside the batch and the model."""
+    INPUT = "input"  # the batch held it
+    WEIGHT = "weight"  # a weight held it, and the optimizer did not write it
+    BUFFER = "buffer"  # a buffer held it
+    OPTIMIZER = "optimizer"  # the optimizer wrote it into a weight
+    FORWARD = "forward"  # an operation of the forward pass
+    BACKWARD = "backward"  # an operation of the backward pass
+    LOSS = "loss"  # the loss function, after the model
+    ELSEWHERE = "elsewhere"  # a tensor from outside the batch and the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,16 +242,11 @@ MAX_TENSORS = 8
 class Rerun(TextEnum):
     """What running a broken batch again has shown."""
 
-    DATA_OR_NUMERICS = "data or numerics"
-    """It was non-finite again."""
-    WEIGHTS = "weights"
-    """The weights were already non-finite."""
-    HARDWARE = "hardware"
-    """It was finite with the same weights and random numbers."""
-    AFTER_THE_MODEL = "after the model"
-    """The output of the model was finite both times."""
-    CANNOT_TELL = "cannot tell"
-    """It could not be run again, or not under the same conditions."""
+    DATA_OR_NUMERICS = "data or numerics"  # it was non-finite again
+    WEIGHTS = "weights"  # the weights were already non-finite
+    HARDWARE = "hardware"  # it was finite with the same weights and random numbers
+    AFTER_THE_MODEL = "after the model"  # the output of the model was finite both times
+    CANNOT_TELL = "cannot tell"  # it could not be run again, or not under the same conditions
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,9 @@ class EndFacts(Facts):
 class StallEnd(TextEnum):
     """What came after a long wait."""
 
-    NONE = "none"
-    """Nothing yet."""
-    CONTINUED = "continued"
-    """The next step."""
-    ENDED = "ended"
-    """The end of the training."""
+    NONE = "none"  # nothing yet
+    CONTINUED = "continued"  # the next step
+    ENDED = "ended"  # the end of the training
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +187,10 @@ WAYS_TO_END: tuple[type[Stall | Crashed | Killed | OutOfMemory], ...] = (Stall, 
 class LogSays(TextEnum):
     """What a line of a log is about."""
 
-    FINDING = "finding"
-    """It names a type of finding."""
-    SKIPPED = "skipped"
-    """A step was skipped."""
-    STOPPED = "stopped"
-    """The script stops because a number is not finite."""
-    ENDED = "ended"
-    """The process ends."""
+    FINDING = "finding"  # it names a type of finding
+    SKIPPED = "skipped"  # a step was skipped
+    STOPPED = "stopped"  # the script stops because a number is not finite
+    ENDED = "ended"  # the process ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,12 +120,9 @@ def rollbacks_kept(facts: Iterable[Facts | None]) -> int:
 class GaveUp(TextEnum):
     """How the autopilot stopped rolling back."""
 
-    NO_ROLLBACK = "no rollback"
-    """A trouble is not answered."""
-    NOT_RESTORED = "not restored"
-    """A rollback failed."""
-    LEVEL_IGNORED = "level ignored"
-    """A loss that rises triggers no rollback any more."""
+    NO_ROLLBACK = "no rollback"  # a trouble is not answered
+    NOT_RESTORED = "not restored"  # a rollback failed
+    LEVEL_IGNORED = "level ignored"  # a loss that rises triggers no rollback any more
 
 
 @dataclass(frozen=True, slots=True)

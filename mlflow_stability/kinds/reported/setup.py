@@ -19,10 +19,8 @@ class Setting(TextEnum):
     CLIPPING_VALUE = "clipping value"
     PARAMETER_GROUPS = "parameter groups"
     TRAINED_PARAMETERS = "trained parameters"
-    GROUP_OPTION = "group option"
-    """An option of a parameter group, such as its weight decay."""
-    GRADIENTS_CLEARED = "gradients cleared"
-    """Gradients are cleared again."""
+    GROUP_OPTION = "group option"  # an option of a parameter group, such as its weight decay
+    GRADIENTS_CLEARED = "gradients cleared"  # gradients are cleared again
 
 
 _NAMES = {
@@ -125,14 +123,10 @@ class LintFacts(Facts):
 class Unmeasured(TextEnum):
     """A part of a training that is not measured."""
 
-    HIDDEN_MODEL = "hidden model"
-    """Python does not list the model among its objects."""
-    SPLIT_PARAMETERS = "split parameters"
-    """No process has all of some parameters."""
-    INSIDE = "inside"
-    """Activations, attention and representations of a model."""
-    LOSS = "loss"
-    """No backward pass began at a scalar tensor."""
+    HIDDEN_MODEL = "hidden model"  # python does not list the model among its objects
+    SPLIT_PARAMETERS = "split parameters"  # no process has all of some parameters
+    INSIDE = "inside"  # activations, attention and representations of a model
+    LOSS = "loss"  # no backward pass began at a scalar tensor
 
 
 @dataclass(frozen=True, slots=True)
