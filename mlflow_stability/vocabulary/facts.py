@@ -256,13 +256,25 @@ class LossTrouble:
 
 
 @dataclass(frozen=True)
-class LastingFacts(Facts):
-    """A finding that is reported again, as a warning, where it lasts."""
+class RepeatedFacts(Facts):
+    """A finding that may be reported again later."""
 
     __slots__ = ()  # each subclass has the slots, so that it can have a second base class with fields
 
     found_first: int | None = field(default=None, kw_only=True)
     """The step at which it was found, where it goes on at a later one."""
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics, and the step at which it was found first."""
+        values = Facts.numbers(self)
+        return values if self.found_first is None else values | {SINCE: float(self.found_first)}
+
+
+@dataclass(frozen=True)
+class LastingFacts(RepeatedFacts):
+    """A finding that is reported again, as a warning, where it lasts."""
+
+    __slots__ = ()
 
     @abstractmethod
     def statement(self, step: int, unit: str, /) -> str:
@@ -273,20 +285,13 @@ class LastingFacts(Facts):
         since = "" if self.found_first is None else f"; so since {unit} {self.found_first}"
         return f"{self.statement(step, unit)}{since}."
 
-    def numbers(self) -> dict[str, float]:
-        """The metrics, and the step at which it was found first."""
-        values = Facts.numbers(self)
-        return values if self.found_first is None else values | {SINCE: float(self.found_first)}
-
 
 @dataclass(frozen=True)
-class FollowedFacts(Facts):
+class FollowedFacts(RepeatedFacts):
     """A finding after which the loss is followed; a loss that gets worse makes it a warning."""
 
-    __slots__ = ()  # each subclass has the slots, so that it can have a second base class with fields
+    __slots__ = ()
 
-    found_first: int | None = field(default=None, kw_only=True)
-    """The step at which it was found, where it goes on at a later one."""
     loss_since: LossTrouble | None = field(default=None, kw_only=True)
     """What is wrong with the loss since then, where that made it a warning."""
 
@@ -299,11 +304,6 @@ class FollowedFacts(Facts):
         if self.loss_since is None or self.found_first is None:
             return self.statement(step, unit)
         return f"{self.statement(self.found_first, unit)} Since then: {self.loss_since}."
-
-    def numbers(self) -> dict[str, float]:
-        """The metrics, and the step at which it was found first."""
-        values = Facts.numbers(self)
-        return values if self.found_first is None else values | {SINCE: float(self.found_first)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,14 +117,8 @@ class SameInputFacts(Facts):
         )
 
 
-@dataclass(slots=True)
-class SameInputState:
-    looks: int = 0
-    is_over: bool = False  # whether rows differed once, or the finding was made
-
-
 @dataclass(frozen=True, slots=True)
-class SameInput(Detector):
+class SameInput(StreakDetector):
     """The first layer gets the same input for each row of a batch.
 
     What it sees: the largest difference between rows of the input of the first layer, in batches of 8 rows and more. A
@@ -149,20 +143,13 @@ class SameInput(Detector):
     question = "Does the input differ between the rows of a batch?"
     check_by_hand = "Print (x - x[0]).abs().max() of what the first layer gets: it must not be 0."
     quantities = ("input_spread",)
+    in_a_row = "looks"
     remedies = (Remedy(Action.INSPECT_INPUT_PATH),)
-    state_type = SameInputState
+    state_type = Once
 
-    def step(self, state: SameInputState, point: Point) -> tuple[SameInputState, Finding | None]:
-        if state.is_over or not point.finite:
-            return state, None
-        if point.value > 0:
-            state.is_over = True
-            return state, None
-        state.looks += 1
-        if state.looks < self.looks:
-            return state, None
-        state.is_over = True
-        return state, self.finding(point, Severity.WARNING, SameInputFacts(point.place, state.looks))
+    def facts(self, state: Once, point: Point) -> Facts | None:
+        state.is_found = state.is_found or point.value > 0  # only the first looks count
+        return None if point.value > 0 else SameInputFacts(point.place, self.looks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,10 +136,7 @@ class NanDetected(NonFiniteDetector):
         LOWER_RATE_2_TO_5_OR_CLIP,
         Remedy(Action.TRAIN_IN_BF16),
     )
-
-    @staticmethod
-    def is_bad(value: float) -> bool:
-        return math.isnan(value)
+    is_bad = staticmethod(math.isnan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +166,7 @@ class InfDetected(NonFiniteDetector):
         Remedy(Action.FIND_UNBOUNDED_OPERATION),
         Remedy(Action.TRAIN_IN_BF16_OR_SCALE),
     )
-
-    @staticmethod
-    def is_bad(value: float) -> bool:
-        return math.isinf(value)
+    is_bad = staticmethod(math.isinf)
 
 
 @dataclass(frozen=True, slots=True)
