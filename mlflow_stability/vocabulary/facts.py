@@ -124,8 +124,7 @@ class Facts(ABC):
 class OtherFacts(Facts):
     """Facts of a type that this version does not know."""
 
-    values: dict[str, Any]
-    """The JSON object."""
+    values: dict[str, Any]  # The JSON object
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OtherFacts) and self.values == other.values
@@ -199,15 +198,11 @@ def rises_beyond(value: float, baseline: float, ratio: float) -> float | None:
 class LimitFacts(Facts):
     """A value that is beyond a threshold."""
 
-    value: float
-    """The value, in the unit of its signal."""
-    threshold: float
-    """The threshold, in the same unit."""
+    value: float  # The value, in the unit of its signal
+    threshold: float  # The threshold, in the same unit
     _: KW_ONLY
-    in_a_row: int = 1
-    """Number of such values in a row."""
-    place: str = ""
-    """The module or layer of the value; empty: the whole model."""
+    in_a_row: int = 1  # Number of such values in a row
+    place: str = ""  # The module or layer of the value; empty: the whole model
 
     @property
     def exceeds(self) -> float | None:
@@ -219,15 +214,11 @@ class LimitFacts(Facts):
 class RiseFacts(Facts):
     """A value that is a multiple of its baseline."""
 
-    value: float
-    """The value, in the unit of its signal."""
-    baseline: float
-    """The value that is usual, in the same unit."""
-    ratio: float
-    """The threshold, as a ratio to the baseline."""
+    value: float  # The value, in the unit of its signal
+    baseline: float  # The value that is usual, in the same unit
+    ratio: float  # The threshold, as a ratio to the baseline
     _: KW_ONLY
-    place: str = ""
-    """The module or layer of the value; empty: the whole model."""
+    place: str = ""  # The module or layer of the value; empty: the whole model
 
     @property
     def exceeds(self) -> float | None:
@@ -310,18 +301,15 @@ class FollowedFacts(RepeatedFacts):
 class LossRiseFacts(Facts):
     """A loss that is above what was normal."""
 
-    value: float
-    """The loss, in its unit."""
-    baseline: float
-    """The loss that was normal before, in its unit."""
+    value: float  # The loss, in its unit
+    baseline: float  # The loss that was normal before, in its unit
 
 
 @dataclass(frozen=True, slots=True)
 class PeakFacts(Facts):
     """The highest value of a rise, as the curve shows it."""
 
-    highest: float
-    """In the unit of the metric."""
+    highest: float  # In the unit of the metric
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``maximum 9.12``."""
@@ -332,9 +320,6 @@ class PeakFacts(Facts):
 class LossEndFacts(Facts):
     """A loss whose whole curve shows that it rose and did not come down again."""
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    last: float
-    """The loss at its end, in its unit."""
-    highest: float
-    """The highest loss since it rose, in its unit."""
+    signal: str  # The loss, by the name that the log gives it
+    last: float  # The loss at its end, in its unit
+    highest: float  # The highest loss since it rose, in its unit

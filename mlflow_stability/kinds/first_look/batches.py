@@ -17,14 +17,10 @@ class InputScaleFacts(Facts):
 
     kind: ClassVar[str] = "input_scale"
 
-    module: str
-    """The first layer."""
-    low: float
-    """Its lowest input."""
-    high: float
-    """Its highest input."""
-    rms: float
-    """Their root mean square."""
+    module: str  # The first layer
+    low: float  # Its lowest input
+    high: float  # Its highest input
+    rms: float  # Their root mean square
 
     @property
     def are_bytes(self) -> bool:
@@ -105,10 +101,8 @@ class SameInputFacts(Facts):
 
     kind: ClassVar[str] = "same_input"
 
-    module: str
-    """The first layer."""
-    looks: int
-    """Number of these steps."""
+    module: str  # The first layer
+    looks: int  # Number of these steps
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -159,12 +153,9 @@ class OneClassFacts(Facts):
     kind: ClassVar[str] = "one_class"
     metrics: ClassVar = ("batches", "classes")
 
-    batches: int
-    """Number of these batches."""
-    classes: tuple[int, ...]
-    """Their classes, each once."""
-    mixed: int = 0
-    """Number of the other batches, in which one class ends and the next begins."""
+    batches: int  # Number of these batches
+    classes: tuple[int, ...]  # Their classes, each once
+    mixed: int = 0  # Number of the other batches, in which one class ends and the next begins
 
     def numbers(self) -> dict[str, float]:
         return {"batches": float(self.batches), "classes": float(len(self.classes))}
@@ -255,8 +246,7 @@ class IgnoredFacts(Facts):
 
     kind: ClassVar[str] = "targets_ignored"
 
-    share: float
-    """Share of targets with the value of `ignore_index`."""
+    share: float  # Share of targets with the value of `ignore_index`
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -307,8 +297,7 @@ class LabelRangeFacts(Facts):
 
     kind: ClassVar[str] = "label_range"
 
-    value: float
-    """The target."""
+    value: float  # The target
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return f"A target of binary_cross_entropy_with_logits is {self.value:.4g} at {unit} {step}; it expects 0 to 1."
@@ -349,8 +338,7 @@ class UnreachableFacts(Facts):
 
     kind: ClassVar[str] = "targets_unreachable"
 
-    share: float
-    """Their share."""
+    share: float  # Their share
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -401,8 +389,7 @@ class TargetSumFacts(Facts):
 
     kind: ClassVar[str] = "target_sum"
 
-    share: float
-    """Share of the rows whose targets add up to more than 1.5."""
+    share: float  # Share of the rows whose targets add up to more than 1.5
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

@@ -18,12 +18,9 @@ class BatchAsSequenceFacts(Facts):
 
     kind: ClassVar[str] = "batch_as_sequence"
 
-    module: str
-    """The layer."""
-    rows: int
-    """Number of rows of the loss, and of positions that the layer sees."""
-    sequences: int
-    """Number of sequences that the layer sees."""
+    module: str  # The layer
+    rows: int  # Number of rows of the loss, and of positions that the layer sees
+    sequences: int  # Number of sequences that the layer sees
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
@@ -68,8 +65,7 @@ class AttentionDimFacts(Facts):
 
     kind: ClassVar[str] = "attention_dim"
 
-    positions: int
-    """Number of queries, and of keys."""
+    positions: int  # Number of queries, and of keys
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
@@ -113,8 +109,7 @@ class SameOutputFacts(Facts):
 
     kind: ClassVar[str] = "same_output"
 
-    looks: int
-    """Number of steps in a row in which they were."""
+    looks: int  # Number of steps in a row in which they were
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

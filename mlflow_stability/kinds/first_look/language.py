@@ -17,10 +17,8 @@ class TargetsInInputFacts(Facts):
 
     kind: ClassVar[str] = "targets_in_input"
 
-    loss: float
-    """The loss, in its unit."""
-    first_loss: float
-    """The first one, in its unit."""
+    loss: float  # The loss, in its unit
+    first_loss: float  # The first one, in its unit
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -99,8 +97,7 @@ class TargetsInViewFacts(Facts):
 
     kind: ClassVar[str] = "targets_in_view"
 
-    share: float
-    """Their share."""
+    share: float  # Their share
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -152,8 +149,7 @@ class PaddingFacts(Facts):
 
     kind: ClassVar[str] = "padding_in_loss"
 
-    share: float
-    """Their share."""
+    share: float  # Their share
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

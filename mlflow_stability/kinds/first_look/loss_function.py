@@ -41,12 +41,9 @@ class LossInputFacts(Facts):
 
     kind: ClassVar[str] = "loss_input"
 
-    function: LossFunction
-    """The loss function."""
-    activation: Activation
-    """What its input comes from."""
-    module: str = ""
-    """The module of that activation; empty: it is called as a function, or there are several."""
+    function: LossFunction  # The loss function
+    activation: Activation  # What its input comes from
+    module: str = ""  # The module of that activation; empty: it is called as a function, or there are several
 
     @property
     def expected(self) -> str:
@@ -156,8 +153,7 @@ class LossSumFacts(Facts):
 
     kind: ClassVar[str] = "loss_sum"
 
-    values: int
-    """Number of values in the sum."""
+    values: int  # Number of values in the sum
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
@@ -203,16 +199,11 @@ class ChanceFacts(Facts):
 
     kind: ClassVar[str] = "above_chance"
 
-    first: float
-    """The first loss."""
-    last: float
-    """Median of the last tenth of the losses."""
-    chance: float
-    """The loss of a model that gives each class the same probability, or answers the mean of the targets."""
-    classes: int
-    """Number of classes; 0 for a mean squared error."""
-    is_stuck: bool
-    """Whether the loss never got below chance level."""
+    first: float  # The first loss
+    last: float  # Median of the last tenth of the losses
+    chance: float  # The loss of a model that gives each class the same probability, or answers the mean of the targets
+    classes: int  # Number of classes; 0 for a mean squared error
+    is_stuck: bool  # Whether the loss never got below chance level
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         level = f"chance level ({self.chance:.3g} for {self.classes:,} classes)"

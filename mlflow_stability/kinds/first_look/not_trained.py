@@ -18,12 +18,9 @@ class NotTrainedFacts(Facts):
 
     metrics: ClassVar[tuple[str, ...]] = ("tensors", "share")
 
-    tensors: int
-    """Number of these parameters."""
-    share: float
-    """Their share of the values of the model that require a gradient."""
-    modules: tuple[str, ...]
-    """The first of their modules; empty where they belong to none."""
+    tensors: int  # Number of these parameters
+    share: float  # Their share of the values of the model that require a gradient
+    modules: tuple[str, ...]  # The first of their modules; empty where they belong to none
 
     @property
     def which(self) -> str:
@@ -60,10 +57,8 @@ class NoGradientFacts(NotTrainedFacts):
 
     kind: ClassVar[str] = "no_gradient"
 
-    steps: int
-    """Number of steps."""
-    reached: Reached = Reached.UNKNOWN
-    """Which parameters the loss depends on, where that is known."""
+    steps: int  # Number of steps
+    reached: Reached = Reached.UNKNOWN  # Which parameters the loss depends on, where that is known
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         are = "is" if self.tensors == 1 else "are"
@@ -162,18 +157,12 @@ class UnregisteredFacts(Facts):
     kind: ClassVar[str] = "unregistered_module"
     metrics: ClassVar[tuple[str, ...]] = ("tensors", "values")
 
-    holder: Holder
-    """What holds them."""
-    name: str
-    """The attribute of the model: ``blocks``."""
-    first: str
-    """The first key in the list or dict; empty for an attribute."""
-    last: str
-    """The last one."""
-    tensors: int
-    """Number of tensors that have a gradient and are in no optimizer."""
-    values: int
-    """Number of their values."""
+    holder: Holder  # What holds them
+    name: str  # The attribute of the model: ``blocks``
+    first: str  # The first key in the list or dict; empty for an attribute
+    last: str  # The last one
+    tensors: int  # Number of tensors that have a gradient and are in no optimizer
+    values: int  # Number of their values
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         missing = f"{counted(self.tensors, 'tensor')} with a gradient"

@@ -17,8 +17,7 @@ class EpsilonFacts(Facts):
 
     kind: ClassVar[str] = "epsilon_large"
 
-    ratio: float
-    """Root mean square of the gradients over epsilon."""
+    ratio: float  # Root mean square of the gradients over epsilon
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -70,10 +69,8 @@ class UnderflowFacts(Facts):
 
     kind: ClassVar[str] = "gradient_underflow"
 
-    largest: float
-    """The largest one."""
-    smallest_normal: float
-    """The threshold."""
+    largest: float  # The largest one
+    smallest_normal: float  # The threshold
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -125,8 +122,7 @@ class UpdatesLostFacts(Facts):
 
     kind: ClassVar[str] = "updates_lost"
 
-    share: float
-    """Share of weights with a gradient that the step left as they were."""
+    share: float  # Share of weights with a gradient that the step left as they were
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

@@ -19,10 +19,8 @@ class StrongDropoutFacts(Facts):
 
     kind: ClassVar[str] = "dropout_strong"
 
-    module: str
-    """The dropout module."""
-    probability: float
-    """Its probability."""
+    module: str  # The dropout module
+    probability: float  # Its probability
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
@@ -65,10 +63,8 @@ class OptimizedTwiceFacts(Facts):
 
     kind: ClassVar[str] = "optimized_twice"
 
-    tensors: int
-    """Number of parameters that both have."""
-    share: float
-    """Their share of the values of the smaller optimizer."""
+    tensors: int  # Number of parameters that both have
+    share: float  # Their share of the values of the smaller optimizer
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
@@ -113,8 +109,7 @@ class AccumulationFacts(Facts):
 
     kind: ClassVar[str] = "accumulation_sum"
 
-    passes: int
-    """Number of backward passes in a step."""
+    passes: int  # Number of backward passes in a step
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return (
@@ -244,8 +239,7 @@ class UntiedWeightsFacts(Facts):
 
     kind: ClassVar[str] = "untied_weights"
 
-    module: str
-    """The output layer."""
+    module: str  # The output layer
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -293,8 +287,7 @@ class LateClippingFacts(Facts):
 
     kind: ClassVar[str] = "clipping_late"
 
-    steps: int
-    """Number of steps in a row."""
+    steps: int  # Number of steps in a row
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return f"Gradients were clipped after the optimizer had used them, in {counted(self.steps, unit)} in a row."
@@ -336,10 +329,8 @@ class RecreatedFacts(Facts):
 
     kind: ClassVar[str] = "optimizer_recreated"
 
-    name: str
-    """Its class."""
-    looks: int
-    """Number of steps that were looked at, each with an optimizer of its own."""
+    name: str  # Its class
+    looks: int  # Number of steps that were looked at, each with an optimizer of its own
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -383,12 +374,9 @@ class ZeroGroupFacts(Facts):
 
     kind: ClassVar[str] = "group_rate_zero"
 
-    group: int
-    """Number of the group in its optimizer, from 0 on."""
-    share: float
-    """Its share of the values of the optimizer."""
-    highest: float
-    """The highest learning rate of the other groups."""
+    group: int  # Number of the group in its optimizer, from 0 on
+    share: float  # Its share of the values of the optimizer
+    highest: float  # The highest learning rate of the other groups
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

@@ -41,20 +41,13 @@ class GradientSpikeFacts(FollowedFacts):
     kind = "gradient_explosion"
     metrics: ClassVar = {"grad_norm": "value", "level": "baseline", "z": "sigmas", "limit": "threshold"}
 
-    value: float
-    """The gradient norm."""
-    baseline: float
-    """The gradient norm that was normal before."""
-    sigmas: float
-    """How far the norm is above that, in σ of its noise."""
-    threshold: float
-    """From how many σ on it is too high."""
-    steps_in_a_row: int | None = None
-    """Number of high norms in a row, where that made it a finding."""
-    number: int | None = None
-    """Number of such findings up to this one in a short time; None where they are rare."""
-    number_since: int | None = None
-    """The step of the first of them."""
+    value: float  # The gradient norm
+    baseline: float  # The gradient norm that was normal before
+    sigmas: float  # How far the norm is above that, in σ of its noise
+    threshold: float  # From how many σ on it is too high
+    steps_in_a_row: int | None = None  # Number of high norms in a row, where that made it a finding
+    number: int | None = None  # Number of such findings up to this one in a short time; None where they are rare
+    number_since: int | None = None  # The step of the first of them
 
     @property
     def exceeds(self) -> float | None:
@@ -328,16 +321,11 @@ class GradientRiseFacts(Facts):
 
     kind = "gradient_rise"
 
-    signal: str
-    """The gradient norm, by the name that the log gives it."""
-    level: float
-    """Its lowest level."""
-    last: float
-    """The norm at the end."""
-    highest: float
-    """The highest norm since it grew."""
-    threshold: float
-    """From how many times its lowest level on it is a finding."""
+    signal: str  # The gradient norm, by the name that the log gives it
+    level: float  # Its lowest level
+    last: float  # The norm at the end
+    highest: float  # The highest norm since it grew
+    threshold: float  # From how many times its lowest level on it is a finding
 
     @property
     def grown(self) -> float:

@@ -155,22 +155,14 @@ class VanishingLayerFacts(Facts):
     kind = "vanishing_layer"
     metrics = ("grad_norm", "last", "share_of_loss")
 
-    place: str
-    """The layer."""
-    grad_norm: float
-    """Its gradient norm."""
-    last: float
-    """The gradient norm of the last layer."""
-    last_place: str
-    """That layer."""
-    threshold: float
-    """What the gradient norm is below: a norm, or a share of that of the last layer."""
-    of_last: bool
-    """Whether it is a share."""
-    share_of_loss: float
-    """The loss, as a share of its start."""
-    in_a_row: int
-    """Number of such measurements in a row."""
+    place: str  # The layer
+    grad_norm: float  # Its gradient norm
+    last: float  # The gradient norm of the last layer
+    last_place: str  # That layer
+    threshold: float  # What the gradient norm is below: a norm, or a share of that of the last layer
+    of_last: bool  # Whether it is a share
+    share_of_loss: float  # The loss, as a share of its start
+    in_a_row: int  # Number of such measurements in a row
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         below = f"below the threshold of {self.threshold:.3g}"
@@ -190,18 +182,12 @@ class LostGradientFacts(Facts):
     kind = "lost_gradient"
     metrics = ("grad_norm", "greatest", "share_of_loss")
 
-    place: str
-    """The first layer."""
-    grad_norm: float
-    """Its gradient norm."""
-    greatest: float
-    """The largest gradient norm of a layer."""
-    greatest_place: str
-    """That layer."""
-    threshold: float
-    """The share of the largest norm below which the gradient is lost."""
-    share_of_loss: float
-    """The loss, as a share of its start."""
+    place: str  # The first layer
+    grad_norm: float  # Its gradient norm
+    greatest: float  # The largest gradient norm of a layer
+    greatest_place: str  # That layer
+    threshold: float  # The share of the largest norm below which the gradient is lost
+    share_of_loss: float  # The loss, as a share of its start
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

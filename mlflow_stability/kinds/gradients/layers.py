@@ -25,18 +25,12 @@ class DeadLayerFacts(Facts):
     kind = "dead_layer"
     metrics = ("grad_norm", "measurements")
 
-    place: str
-    """The layer."""
-    grad_norm: float
-    """Its gradient norm, which is 0."""
-    measurements: int
-    """Number of measurements in a row without a gradient."""
-    first_step: int
-    """The step of the first of them."""
-    rounds: int
-    """The threshold of their number."""
-    steps: int
-    """The threshold of the steps between the first and the last of them."""
+    place: str  # The layer
+    grad_norm: float  # Its gradient norm, which is 0
+    measurements: int  # Number of measurements in a row without a gradient
+    first_step: int  # The step of the first of them
+    rounds: int  # The threshold of their number
+    steps: int  # The threshold of the steps between the first and the last of them
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -157,14 +151,10 @@ class LayerExplosionFacts(RiseFacts):
         "layers": "layers",
     }
 
-    sigmas: float
-    """How far the norm is above its baseline, in σ of its noise."""
-    threshold: float
-    """The threshold in σ, without that of the norm's own noise."""
-    jumped: int
-    """Number of layers that jumped together."""
-    layers: int
-    """Number of layers that were measured."""
+    sigmas: float  # How far the norm is above its baseline, in σ of its noise
+    threshold: float  # The threshold in σ, without that of the norm's own noise
+    jumped: int  # Number of layers that jumped together
+    layers: int  # Number of layers that were measured
 
     @property
     def exceeds(self) -> float | None:
@@ -271,21 +261,14 @@ class ImbalanceFacts(Facts):
     """Layers whose norms differ too much."""
 
     metrics: ClassVar = {"largest": "largest", "smallest": "smallest", "layers": "layers"}
-    of_what: ClassVar[str]
-    """``gradient`` or ``weight``."""
+    of_what: ClassVar[str]  # ``gradient`` or ``weight``
 
-    largest: float
-    """The largest norm of a layer."""
-    largest_place: str
-    """That layer."""
-    smallest: float
-    """The smallest norm of a layer, above zero."""
-    smallest_place: str
-    """That layer."""
-    ratio: float
-    """The threshold of the ratio between them."""
-    layers: int
-    """Number of layers that were compared."""
+    largest: float  # The largest norm of a layer
+    largest_place: str  # That layer
+    smallest: float  # The smallest norm of a layer, above zero
+    smallest_place: str  # That layer
+    ratio: float  # The threshold of the ratio between them
+    layers: int  # Number of layers that were compared
 
     def statement(self, step: int, unit: str, /) -> str:
         ratio = factor(self.largest / max(self.smallest, 5e-324))

@@ -73,8 +73,7 @@ class ThroughputFacts(LastingFacts, RiseFacts):
 
     kind: ClassVar[str] = "throughput_drop"
 
-    signal: str
-    """What is counted: ``tokens_per_second`` or ``samples_per_second``."""
+    signal: str  # What is counted: ``tokens_per_second`` or ``samples_per_second``
 
     def statement(self, step: int, unit: str, /) -> str:
         return (

@@ -23,8 +23,7 @@ class DeadUnitsFacts(FollowedFacts, LimitFacts):
     kind: ClassVar[str] = "dead_units"
     metrics: ClassVar = {"dead_share": "value", "limit": "threshold"}
 
-    from_start: bool = False
-    """Whether they have been dead since the first steps: no update killed them."""
+    from_start: bool = False  # Whether they have been dead since the first steps: no update killed them
 
     def statement(self, step: int, unit: str, /) -> str:
         since = ", and since the first steps" if self.from_start else ""
@@ -196,12 +195,9 @@ class ActivationNonfiniteFacts(Facts):
     kind: ClassVar[str] = "activation_nonfinite"
     metrics: ClassVar = ("nonfinite_values",)
 
-    place: str
-    """The module."""
-    nonfinite_values: float
-    """Number of values that are not finite, among those that were sampled."""
-    last_finite_step: int
-    """The step of the last measurement in which all were finite."""
+    place: str  # The module
+    nonfinite_values: float  # Number of values that are not finite, among those that were sampled
+    last_finite_step: int  # The step of the last measurement in which all were finite
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -261,18 +257,12 @@ class RepresentationCollapseFacts(Facts):
     kind: ClassVar[str] = "representation_collapse"
     metrics: ClassVar = ("effective_rank", "first", "mean_cosine")
 
-    effective_rank: float
-    """Number of directions that the outputs span."""
-    first: float
-    """The largest such number of the first measurements."""
-    share: float
-    """The threshold, as a share of `first`."""
-    mean_cosine: float
-    """Mean cosine similarity of the outputs, -1 to 1."""
-    cosine: float
-    """The threshold of that similarity."""
-    place: str
-    """The module."""
+    effective_rank: float  # Number of directions that the outputs span
+    first: float  # The largest such number of the first measurements
+    share: float  # The threshold, as a share of `first`
+    mean_cosine: float  # Mean cosine similarity of the outputs, -1 to 1
+    cosine: float  # The threshold of that similarity
+    place: str  # The module
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         where = f" of {self.place}" if self.place else ""

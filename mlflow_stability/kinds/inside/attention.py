@@ -76,20 +76,13 @@ class AttentionCollapseFacts(Facts):
 
     kind: ClassVar[str] = "attention_collapse"
 
-    place: str
-    """The layer."""
-    entropy: float
-    """Mean entropy of these heads, as a share of its maximum."""
-    threshold: float
-    """Share of the maximum below which a head has collapsed."""
-    first: float
-    """Mean of the first values of these heads."""
-    heads: tuple[int, ...]
-    """Numbers of the heads."""
-    of_heads: int
-    """Number of heads that the layer has."""
-    layers: int
-    """Number of layers with such heads that were found together."""
+    place: str  # The layer
+    entropy: float  # Mean entropy of these heads, as a share of its maximum
+    threshold: float  # Share of the maximum below which a head has collapsed
+    first: float  # Mean of the first values of these heads
+    heads: tuple[int, ...]  # Numbers of the heads
+    of_heads: int  # Number of heads that the layer has
+    layers: int  # Number of layers with such heads that were found together
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -248,18 +241,12 @@ class AttentionLogitGrowthFacts(FollowedFacts):
     kind: ClassVar[str] = "attention_logit_growth"
     metrics: ClassVar = {"attention_max_logit": "value", "start": "first", "layers": "layers"}
 
-    place: str
-    """The layer."""
-    head: int
-    """Number of its head with the largest logit."""
-    value: float
-    """The largest logit of that head."""
-    threshold: float
-    """The logit above which it is too large."""
-    first: float
-    """The largest logit of that head in the first measurement."""
-    layers: int
-    """Number of layers with such heads that were found together."""
+    place: str  # The layer
+    head: int  # Number of its head with the largest logit
+    value: float  # The largest logit of that head
+    threshold: float  # The logit above which it is too large
+    first: float  # The largest logit of that head in the first measurement
+    layers: int  # Number of layers with such heads that were found together
 
     def statement(self, step: int, unit: str, /) -> str:
         return (

@@ -27,10 +27,8 @@ class RouterCollapseFacts(LimitFacts):
         "router_max_share": "largest_share",
     }
 
-    experts: float
-    """Number of experts that there are."""
-    largest_share: float
-    """Share of the tokens that goes to one expert."""
+    experts: float  # Number of experts that there are
+    largest_share: float  # Share of the tokens that goes to one expert
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -120,18 +118,12 @@ class DeadExpertFacts(Facts):
 
     kind: ClassVar[str] = "dead_expert"
 
-    place: str
-    """The router."""
-    dead: tuple[str, ...]
-    """Numbers of these experts."""
-    experts: float
-    """Number of experts that there are."""
-    threshold: float
-    """The share of an even load below which an expert is dead."""
-    first_step: int
-    """The step of the first of the measurements that are taken together."""
-    routers: int
-    """Number of routers with such experts."""
+    place: str  # The router
+    dead: tuple[str, ...]  # Numbers of these experts
+    experts: float  # Number of experts that there are
+    threshold: float  # The share of an even load below which an expert is dead
+    first_step: int  # The step of the first of the measurements that are taken together
+    routers: int  # Number of routers with such experts
 
     @property
     def exceeds(self) -> float | None:

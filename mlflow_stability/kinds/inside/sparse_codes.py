@@ -106,8 +106,7 @@ class SdrCollapseFacts(LimitFacts):
     kind: ClassVar[str] = "sdr_collapse"
     metrics: ClassVar = {"sdr_unique_ratio": "value", "limit": "threshold", "active_bits": "codes.active_bits"}
 
-    codes: CodeCounts
-    """The codes of the batch."""
+    codes: CodeCounts  # The codes of the batch
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         where = f" of {self.place}" if self.place else ""
@@ -184,16 +183,11 @@ class SdrLowDiversityFacts(Facts):
     kind: ClassVar[str] = "sdr_low_diversity"
     metrics: ClassVar = ("sdr_unique_ratio", "best")
 
-    sdr_unique_ratio: float
-    """Number of unique codes, as a share of the different inputs."""
-    best: float
-    """The largest such share before."""
-    threshold: float
-    """The share above which there are enough."""
-    codes: CodeCounts
-    """The codes of the batch."""
-    place: str
-    """The module."""
+    sdr_unique_ratio: float  # Number of unique codes, as a share of the different inputs
+    best: float  # The largest such share before
+    threshold: float  # The share above which there are enough
+    codes: CodeCounts  # The codes of the batch
+    place: str  # The module
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         where = f" of {self.place}" if self.place else ""
@@ -267,18 +261,12 @@ class SdrBitUsageFacts(Facts):
     kind: ClassVar[str] = "sdr_bit_usage"
     metrics: ClassVar = ("sdr_bit_usage", "unevenness")
 
-    sdr_bit_usage: float
-    """Share of the bits that are on for any input of the batch."""
-    used: float
-    """The threshold of that share."""
-    unevenness: float
-    """Standard deviation of the duty cycles of bits, as a ratio to their mean."""
-    uneven: float
-    """The threshold of that ratio."""
-    codes: CodeCounts
-    """The codes of the batch."""
-    place: str
-    """The module."""
+    sdr_bit_usage: float  # Share of the bits that are on for any input of the batch
+    used: float  # The threshold of that share
+    unevenness: float  # Standard deviation of the duty cycles of bits, as a ratio to their mean
+    uneven: float  # The threshold of that ratio
+    codes: CodeCounts  # The codes of the batch
+    place: str  # The module
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         where = f" of {self.place}" if self.place else ""
@@ -358,16 +346,11 @@ class SdrTemperatureFacts(Facts):
     kind: ClassVar[str] = "sdr_temperature"
     metrics: ClassVar = ("temperature", "first")
 
-    temperature: float
-    """The temperature."""
-    first: float
-    """Its first value."""
-    lowest: float
-    """The lowest one that is allowed."""
-    highest: float
-    """The highest one that is allowed."""
-    place: str
-    """The module."""
+    temperature: float  # The temperature
+    first: float  # Its first value
+    lowest: float  # The lowest one that is allowed
+    highest: float  # The highest one that is allowed
+    place: str  # The module
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         where = f" of {self.place}" if self.place else ""

@@ -57,20 +57,13 @@ class DivergenceFacts(LossRiseFacts):
         "onset": "onset",
     }
 
-    sigmas: float
-    """How far the loss is above that, in σ of its noise."""
-    threshold: float
-    """From how many σ on a loss is high."""
-    high_steps: int
-    """Number of high losses among the last ones."""
-    of_steps: int
-    """Number of these last losses."""
-    first_high: int | None = None
-    """The step of the first of the high losses."""
-    onset: int | None = None
-    """The first step of the divergence, where it was found before and became worse."""
-    exceeds: float | None = None
-    """By how many times the high losses exceed what counts as high."""
+    sigmas: float  # How far the loss is above that, in σ of its noise
+    threshold: float  # From how many σ on a loss is high
+    high_steps: int  # Number of high losses among the last ones
+    of_steps: int  # Number of these last losses
+    first_high: int | None = None  # The step of the first of the high losses
+    onset: int | None = None  # The first step of the divergence, where it was found before and became worse
+    exceeds: float | None = None  # By how many times the high losses exceed what counts as high
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -111,20 +104,13 @@ class SizeFacts(Facts):
     kind = "loss_size"
     metrics = ("loss", "early", "high_steps", "first_high")
 
-    loss: float
-    """The loss, in its unit."""
-    early: float
-    """Median size of the first losses, in the unit of the loss."""
-    early_steps: int
-    """Number of these losses."""
-    high_steps: int
-    """Number of losses above the threshold among the last ones."""
-    of_steps: int
-    """Number of these last losses."""
-    threshold: float
-    """From which size on a loss is high, in the unit of the loss."""
-    first_high: int
-    """The step of the first of the high losses."""
+    loss: float  # The loss, in its unit
+    early: float  # Median size of the first losses, in the unit of the loss
+    early_steps: int  # Number of these losses
+    high_steps: int  # Number of losses above the threshold among the last ones
+    of_steps: int  # Number of these last losses
+    threshold: float  # From which size on a loss is high, in the unit of the loss
+    first_high: int  # The step of the first of the high losses
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -387,16 +373,11 @@ class AboveMeanFacts(Facts):
     kind = "divergence_classic"
     metrics = ("loss", "mean", "steps")
 
-    loss: float
-    """The loss, in its unit."""
-    mean: float
-    """Mean of the values before, in the unit of the loss."""
-    values: int
-    """Number of these values."""
-    steps: int
-    """Number of high losses in a row."""
-    threshold: float
-    """From how many times the mean on a loss is high."""
+    loss: float  # The loss, in its unit
+    mean: float  # Mean of the values before, in the unit of the loss
+    values: int  # Number of these values
+    steps: int  # Number of high losses in a row
+    threshold: float  # From how many times the mean on a loss is high
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

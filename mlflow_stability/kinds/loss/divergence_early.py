@@ -192,14 +192,10 @@ class FastGrowthFacts(Facts):
 
     kind = "divergence_ahead"
 
-    param_norm: float
-    """The norm of all weights."""
-    above: float
-    """How far it is above its course, in nats."""
-    cusum: float
-    """How far the last norms were above their course in all, in σ."""
-    limit: float
-    """From which sum on it is a finding, in σ."""
+    param_norm: float  # The norm of all weights
+    above: float  # How far it is above its course, in nats
+    cusum: float  # How far the last norms were above their course in all, in σ
+    limit: float  # From which sum on it is a finding, in σ
 
     @property
     def exceeds(self) -> float:

@@ -31,12 +31,9 @@ class FinalRiseFacts(LossEndFacts):
     kind = "final_rise"
     metrics = ("before", "highest", "last")
 
-    before: float
-    """Its level before, in the unit of the loss."""
-    points: int
-    """Number of high points."""
-    threshold: float
-    """From how many times its level before on a loss above zero is high."""
+    before: float  # Its level before, in the unit of the loss
+    points: int  # Number of high points
+    threshold: float  # From how many times its level before on a loss above zero is high
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         times = f"; level before {self.before:.4g}"
@@ -162,12 +159,9 @@ class SizeRiseFacts(LossEndFacts):
     kind = "size_rise"
     metrics = ("early", "highest", "last")
 
-    early: float
-    """Its size in the first points, in the unit of the loss."""
-    threshold: float
-    """From which size on it is a finding, in the unit of the loss."""
-    points: int = FIRST_VALUES
-    """Number of first points."""
+    early: float  # Its size in the first points, in the unit of the loss
+    threshold: float  # From which size on it is a finding, in the unit of the loss
+    points: int = FIRST_VALUES  # Number of first points
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         times = ""
@@ -237,14 +231,10 @@ class ResumeFacts(LossEndFacts):
     kind = "resume"
     metrics = ("before", "resumed", "highest", "last")
 
-    before: float
-    """The loss before the resume, in its unit."""
-    after: float
-    """The loss after the resume, in its unit."""
-    resumed: int
-    """The first step after the resume."""
-    threshold: float
-    """From how many times the loss before on it is a finding."""
+    before: float  # The loss before the resume, in its unit
+    after: float  # The loss after the resume, in its unit
+    resumed: int  # The first step after the resume
+    threshold: float  # From how many times the loss before on it is a finding
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return (
@@ -327,14 +317,10 @@ class ReturnFallFacts(Facts):
 
     kind = "return_fall"
 
-    signal: str
-    """The return, by the name that the log gives it."""
-    start: float
-    """Its level at the start, in its unit."""
-    best: float
-    """Its best level."""
-    last: float
-    """Its level since it fell."""
+    signal: str  # The return, by the name that the log gives it
+    start: float  # Its level at the start, in its unit
+    best: float  # Its best level
+    last: float  # Its level since it fell
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

@@ -97,14 +97,10 @@ class AboveMeanSpikeFacts(Facts):
     kind = "loss_spike_classic"
     metrics = ("loss", "mean", "limit")
 
-    loss: float
-    """The loss, in its unit."""
-    mean: float
-    """Mean of the values before, in the unit of the loss."""
-    limit: float
-    """Above which loss it is a spike, in the unit of the loss."""
-    values: int
-    """Number of the values before."""
+    loss: float  # The loss, in its unit
+    mean: float  # Mean of the values before, in the unit of the loss
+    limit: float  # Above which loss it is a spike, in the unit of the loss
+    values: int  # Number of the values before
 
     @property
     def exceeds(self) -> float | None:

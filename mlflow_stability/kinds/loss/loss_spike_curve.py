@@ -31,22 +31,14 @@ class CurveSpikeFacts(Facts):
     kind = "curve_spike"
     metrics: ClassVar = {"peak": "value", "before": "baseline", "z": "sigmas"}
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    value: float
-    """The highest loss, in its unit."""
-    baseline: float
-    """The loss around it, in its unit."""
-    sigmas: float
-    """How far the highest loss is above its neighbours, in σ of the noise of single points."""
-    threshold: float
-    """From how many σ on a single point is a spike."""
-    points: int
-    """Number of high points."""
-    peak_step: int | None
-    """The step of the highest loss; None where it is the first."""
-    recovered: bool
-    """Whether it was over by the end of the log."""
+    signal: str  # The loss, by the name that the log gives it
+    value: float  # The highest loss, in its unit
+    baseline: float  # The loss around it, in its unit
+    sigmas: float  # How far the highest loss is above its neighbours, in σ of the noise of single points
+    threshold: float  # From how many σ on a single point is a spike
+    points: int  # Number of high points
+    peak_step: int | None  # The step of the highest loss; None where it is the first
+    recovered: bool  # Whether it was over by the end of the log
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         top = step if self.peak_step is None else self.peak_step

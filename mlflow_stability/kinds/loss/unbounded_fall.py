@@ -22,14 +22,10 @@ class UnboundedFallFacts(Facts):
     kind = "unbounded_fall"
     metrics = ("early", "last")
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    last: float
-    """Its median in the last eighth of the run, in its unit."""
-    early: float
-    """Its median size in the first points, in the unit of the loss."""
-    threshold: float
-    """From which size below zero on it is a finding, in the unit of the loss."""
+    signal: str  # The loss, by the name that the log gives it
+    last: float  # Its median in the last eighth of the run, in its unit
+    early: float  # Its median size in the first points, in the unit of the loss
+    threshold: float  # From which size below zero on it is a finding, in the unit of the loss
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return (

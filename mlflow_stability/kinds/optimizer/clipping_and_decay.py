@@ -21,14 +21,10 @@ class StrongClippingFacts(Facts):
 
     kind = "clipping_strong"
 
-    before: float
-    """Median gradient norm before clipping."""
-    after: float
-    """Median gradient norm after clipping."""
-    share: float
-    """Share of steps that were clipped."""
-    update_ratio: float
-    """Median update norm as a share of the weight norm."""
+    before: float  # Median gradient norm before clipping
+    after: float  # Median gradient norm after clipping
+    share: float  # Share of steps that were clipped
+    update_ratio: float  # Median update norm as a share of the weight norm
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return (
@@ -130,12 +126,9 @@ class StrongDecayFacts(Facts):
 
     kind = "weight_decay_strong"
 
-    weight_decay: float
-    """The weight decay of the parameter group."""
-    learning_rate: float
-    """Its learning rate at this step."""
-    is_l2: bool = False
-    """Whether Adam adds it to the gradient."""
+    weight_decay: float  # The weight decay of the parameter group
+    learning_rate: float  # Its learning rate at this step
+    is_l2: bool = False  # Whether Adam adds it to the gradient
 
     @property
     def shrinks_by(self) -> float:

@@ -30,18 +30,12 @@ class LearningRateJumpFacts(Facts):
         SINCE: "found_first",
     }
 
-    learning_rate: float
-    """The learning rate."""
-    before: float
-    """The one of the step before."""
-    highest_before: float
-    """The highest one before."""
-    loss: float | None = None
-    """Median of the losses since then, where that made it a warning."""
-    loss_before: float | None = None
-    """Median of the losses before."""
-    found_first: int | None = None
-    """The step of the jump, where the losses after it made it a warning."""
+    learning_rate: float  # The learning rate
+    before: float  # The one of the step before
+    highest_before: float  # The highest one before
+    loss: float | None = None  # Median of the losses since then, where that made it a warning
+    loss_before: float | None = None  # Median of the losses before
+    found_first: int | None = None  # The step of the jump, where the losses after it made it a warning
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         at = step if self.found_first is None else self.found_first

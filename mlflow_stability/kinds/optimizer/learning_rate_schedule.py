@@ -36,14 +36,10 @@ class ZeroRateFacts(Facts):
     kind = "learning_rate_zero"
     metrics = ("since", "steps", "highest")
 
-    since: int
-    """The first step at which it was so low."""
-    steps: int
-    """Number of steps since then."""
-    highest: float
-    """The highest learning rate before."""
-    rate: float = 0.0
-    """The learning rate now, or at the end."""
+    since: int  # The first step at which it was so low
+    steps: int  # Number of steps since then
+    highest: float  # The highest learning rate before
+    rate: float = 0.0  # The learning rate now, or at the end
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         steps = counted(self.steps, unit)
@@ -247,14 +243,10 @@ class RateRiseFacts(Facts):
     kind = "learning_rate_rise"
     metrics = ("learning_rate", "lowest", "lowest_step", "highest")
 
-    learning_rate: float
-    """The learning rate now, or at the end."""
-    lowest: float
-    """The lowest one after the highest."""
-    lowest_step: int
-    """The step of the lowest one."""
-    highest: float
-    """The highest one before."""
+    learning_rate: float  # The learning rate now, or at the end
+    lowest: float  # The lowest one after the highest
+    lowest_step: int  # The step of the lowest one
+    highest: float  # The highest one before
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return (
@@ -396,8 +388,7 @@ class LearningRateRangeFacts(LimitFacts):
     kind = "learning_rate_out_of_range"
     metrics: ClassVar = {"learning_rate": "value", "limit": "threshold"}
 
-    is_high: bool
-    """Whether it was above the threshold in `in_a_row` steps; else it never was in that many first steps."""
+    is_high: bool  # Whether it was above the threshold in `in_a_row` steps; else it never was in that many first steps
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         where = f"above {self.threshold:g} for" if self.is_high else f"never above {self.threshold:g} in"

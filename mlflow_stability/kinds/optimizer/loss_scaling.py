@@ -24,16 +24,11 @@ class LossScaleFacts(Facts):
     kind = "loss_scale_collapse"
     metrics = ("loss_scale", "highest", "falls")
 
-    loss_scale: float
-    """The loss scale."""
-    highest: float
-    """The highest one so far."""
-    falls: int
-    """Number of times that it was lowered without growing in between."""
-    floor: float
-    """The threshold of the scale."""
-    most_falls: int
-    """The threshold of that number."""
+    loss_scale: float  # The loss scale
+    highest: float  # The highest one so far
+    falls: int  # Number of times that it was lowered without growing in between
+    floor: float  # The threshold of the scale
+    most_falls: int  # The threshold of that number
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         why = f"lowered {self.falls} times without growing (threshold {self.most_falls})"
@@ -126,14 +121,10 @@ class SkippedStepsFacts(Facts):
     kind = "step_skipped"
     metrics: ClassVar = {"skipped_of_recent": "recent", "skipped_steps": "skipped_steps"}
 
-    recent: int
-    """Number of skipped steps among the last ones."""
-    of_steps: int
-    """Number of these last steps."""
-    skipped_steps: float
-    """Number of skipped steps since the start of the training."""
-    threshold: int | None
-    """From how many on it is a finding; None without a loss scaler, where each is."""
+    recent: int  # Number of skipped steps among the last ones
+    of_steps: int  # Number of these last steps
+    skipped_steps: float  # Number of skipped steps since the start of the training
+    threshold: int | None  # From how many on it is a finding; None without a loss scaler, where each is
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         allowed = "" if self.threshold is None else f" (threshold {self.threshold})"
@@ -237,14 +228,10 @@ class SkippedEndFacts(Facts):
     kind = "skipped_end"
     metrics = ("skipped_of_recent", "skipped_steps")
 
-    skipped_of_recent: int
-    """Number of last steps, which were all skipped."""
-    skipped_steps: int
-    """Number of steps that were skipped in all."""
-    last_step: int
-    """The last step."""
-    threshold: int
-    """From how many steps on it is a finding."""
+    skipped_of_recent: int  # Number of last steps, which were all skipped
+    skipped_steps: int  # Number of steps that were skipped in all
+    last_step: int  # The last step
+    threshold: int  # From how many steps on it is a finding
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

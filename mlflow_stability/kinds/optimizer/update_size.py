@@ -62,8 +62,7 @@ class LargeUpdateFacts(UpdateRatioFacts):
 
     kind = "update_ratio_high"
 
-    phase: Phase
-    """The phase of the training, which sets the threshold."""
+    phase: Phase  # The phase of the training, which sets the threshold
 
     def _why(self, step: int, unit: str) -> str:
         low, high = ("1e-3", "1e-2") if step <= 1000 else ("1e-4", "1e-3") if step <= 10_000 else ("1e-5", "1e-4")
@@ -342,8 +341,7 @@ class AdamRmsFacts(RiseFacts):
     kind = "adam_rms_high"
     metrics: ClassVar = {"adam_rms": "value", "level": "baseline"}
 
-    threshold: float
-    """The AdamW RMS above which it is high."""
+    threshold: float  # The AdamW RMS above which it is high
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         limit = f"threshold {self.threshold:g}"

@@ -26,14 +26,10 @@ class LargeUpdatesFacts(Facts):
     kind = "large_updates"
     metrics = ("update_ratio", "limit", "late_fall")
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    update_ratio: float
-    """Median update norm, as a share of the weight norm."""
-    limit: float
-    """From which share on updates are large."""
-    late_fall: float
-    """How far the loss fell in that time, as a share; below zero where it rose."""
+    signal: str  # The loss, by the name that the log gives it
+    update_ratio: float  # Median update norm, as a share of the weight norm
+    limit: float  # From which share on updates are large
+    late_fall: float  # How far the loss fell in that time, as a share; below zero where it rose
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

@@ -34,16 +34,11 @@ class SlowProgressFacts(Facts):
     kind: ClassVar[str] = "slow_progress"
     metrics = ("loss", "start", "gain")
 
-    loss: float
-    """Mean of the last losses, in the unit of the loss."""
-    start: float
-    """Mean of the first losses, in the unit of the loss."""
-    gain: float
-    """How far the loss has fallen since, as a share."""
-    threshold: float
-    """Minimum share that is progress."""
-    steps: int
-    """Number of losses since the start."""
+    loss: float  # Mean of the last losses, in the unit of the loss
+    start: float  # Mean of the first losses, in the unit of the loss
+    gain: float  # How far the loss has fallen since, as a share
+    threshold: float  # Minimum share that is progress
+    steps: int  # Number of losses since the start
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (
@@ -116,14 +111,10 @@ class FrozenFacts(LastLevelFacts):
     kind: ClassVar[str] = "frozen"
     metrics = ("last", "equal")
 
-    equal: int
-    """Number of equal values, up to the last."""
-    last_step: int
-    """The step of the last of them."""
-    threshold: int
-    """Minimum number of equal values."""
-    before: float | None = None
-    """Its level before, in the unit of the loss; None where all of its values are equal."""
+    equal: int  # Number of equal values, up to the last
+    last_step: int  # The step of the last of them
+    threshold: int  # Minimum number of equal values
+    before: float | None = None  # Its level before, in the unit of the loss; None where all of its values are equal
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         if self.before is None:
@@ -202,20 +193,13 @@ class StandstillFacts(Facts):
     kind: ClassVar[str] = "standstill"
     metrics: ClassVar[Mapping[str, str]] = {"last": "last", "start": "start", "unchanged": "steps"}
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    last: float
-    """Its level at the end, in the unit of the loss."""
-    start: float
-    """Its level at the start, in the unit of the loss."""
-    steps: int
-    """Number of steps without a fall."""
-    share: float
-    """Share of the run."""
-    threshold: float
-    """Relative fall below which it did not change."""
-    other: str = ""
-    """Of a validation loss: the training loss that fell meanwhile."""
+    signal: str  # The loss, by the name that the log gives it
+    last: float  # Its level at the end, in the unit of the loss
+    start: float  # Its level at the start, in the unit of the loss
+    steps: int  # Number of steps without a fall
+    share: float  # Share of the run
+    threshold: float  # Relative fall below which it did not change
+    other: str = ""  # Of a validation loss: the training loss that fell meanwhile
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         unchanged = (
@@ -340,16 +324,11 @@ class LowScoresFacts(Facts):
     kind: ClassVar[str] = "low_scores"
     metrics = ("best", "evaluations")
 
-    signal: str
-    """The score that was logged most often."""
-    best: float
-    """The highest of all scores, as a share."""
-    threshold: float
-    """Maximum score that counts as zero."""
-    evaluations: int
-    """Number of values of the score."""
-    last_step: int
-    """The step of the last one."""
+    signal: str  # The score that was logged most often
+    best: float  # The highest of all scores, as a share
+    threshold: float  # Maximum score that counts as zero
+    evaluations: int  # Number of values of the score
+    last_step: int  # The step of the last one
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         return (

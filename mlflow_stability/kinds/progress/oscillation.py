@@ -37,18 +37,12 @@ class OscillationFacts(Facts):
     kind: ClassVar[str] = "oscillation"
     metrics = ("swing", "level", "turning_points", "correlation")
 
-    swing: float
-    """Median change from step to step, in the unit of the loss."""
-    level: float
-    """Median size of the loss, in its unit."""
-    turning_points: float
-    """Share of the losses that are local maxima or minima."""
-    correlation: float
-    """Correlation of one change with the next."""
-    threshold: float
-    """Minimum swing, as a share of the loss."""
-    values: int
-    """Number of losses that were judged."""
+    swing: float  # Median change from step to step, in the unit of the loss
+    level: float  # Median size of the loss, in its unit
+    turning_points: float  # Share of the losses that are local maxima or minima
+    correlation: float  # Correlation of one change with the next
+    threshold: float  # Minimum swing, as a share of the loss
+    values: int  # Number of losses that were judged
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         share = self.swing / self.level if self.level else math.inf
@@ -142,20 +136,13 @@ class PeriodicLossFacts(Facts):
     kind: ClassVar[str] = "periodic_loss"
     metrics: ClassVar[Mapping[str, str]] = {"low": "low", "high": "high", "period": "period", "share": "share"}
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    low: float
-    """Its 10th percentile, in the unit of the loss."""
-    high: float
-    """Its 90th percentile, in the unit of the loss."""
-    period: float
-    """Number of steps from one maximum to the next."""
-    share: float
-    """Share of its variance that has this period."""
-    threshold: float
-    """Minimum of that share."""
-    last_step: int
-    """The last step of the swing."""
+    signal: str  # The loss, by the name that the log gives it
+    low: float  # Its 10th percentile, in the unit of the loss
+    high: float  # Its 90th percentile, in the unit of the loss
+    period: float  # Number of steps from one maximum to the next
+    share: float  # Share of its variance that has this period
+    threshold: float  # Minimum of that share
+    last_step: int  # The last step of the swing
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         period = f"{self.period:.0f}" if self.period >= 10 else f"{self.period:.1f}".removesuffix(".0")

@@ -44,10 +44,8 @@ class OverfittingState:
 class BestStepFacts(Facts):
     """A model that was best at an earlier step: what all findings of overfitting know."""
 
-    best: float
-    """The best value: a loss in its unit, an accuracy as a share."""
-    best_step: int
-    """The step of that value."""
+    best: float  # The best value: a loss in its unit, an accuracy as a share
+    best_step: int  # The step of that value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,10 @@ class OverfittingFacts(BestStepFacts):
     kind: ClassVar[str] = "overfitting"
     metrics = ("val_loss", "best", "best_step", "loss")
 
-    val_loss: float
-    """The validation loss."""
-    loss: float
-    """The mean training loss since the validation before."""
-    loss_at_best: float
-    """The mean training loss before the best validation."""
-    threshold: float
-    """Minimum ratio to the best validation loss."""
+    val_loss: float  # The validation loss
+    loss: float  # The mean training loss since the validation before
+    loss_at_best: float  # The mean training loss before the best validation
+    threshold: float  # Minimum ratio to the best validation loss
 
     @property
     def exceeds(self) -> float | None:
@@ -84,10 +78,8 @@ class LastBelowBestFacts(BestStepFacts):
 
     metrics = ("best", "best_step", "last")
 
-    signal: str
-    """The validation loss or accuracy, by the name that the log gives it."""
-    last: float
-    """Its value at the end."""
+    signal: str  # The validation loss or accuracy, by the name that the log gives it
+    last: float  # Its value at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +88,12 @@ class ValidationRiseFacts(LastBelowBestFacts):
 
     kind: ClassVar[str] = "validation_rise"
 
-    at_best: float
-    """The single validation loss at the best step; `best` is the median of a stretch."""
-    threshold: float
-    """Minimum rise above the best, as a share of it; for losses above zero."""
-    training: str
-    """The training loss, by the name that the log gives it."""
-    training_at_best: float
-    """The training loss at the best step, in its unit."""
-    training_loss: float
-    """The training loss at the end, in its unit."""
-    is_fall_hidden: bool
-    """Whether noise would hide a fall of the training loss, and it only did not rise."""
+    at_best: float  # The single validation loss at the best step; `best` is the median of a stretch
+    threshold: float  # Minimum rise above the best, as a share of it; for losses above zero
+    training: str  # The training loss, by the name that the log gives it
+    training_at_best: float  # The training loss at the best step, in its unit
+    training_loss: float  # The training loss at the end, in its unit
+    is_fall_hidden: bool  # Whether noise would hide a fall of the training loss, and it only did not rise
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         by = f" (+{self.last / self.best - 1:.0%}, threshold {self.threshold:.0%})" if self.best > 0 else ""

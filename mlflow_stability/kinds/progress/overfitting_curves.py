@@ -32,12 +32,9 @@ class AccuracyFallFacts(LastBelowBestFacts):
 
     kind: ClassVar[str] = "accuracy_fall"
 
-    training_at_best: float
-    """The training accuracy at the best step, as a share."""
-    training_accuracy: float
-    """The training accuracy at the end, as a share."""
-    threshold: float
-    """Minimum fall, as a share of all examples."""
+    training_at_best: float  # The training accuracy at the best step, as a share
+    training_accuracy: float  # The training accuracy at the end, as a share
+    threshold: float  # Minimum fall, as a share of all examples
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         return (
@@ -153,14 +150,10 @@ class GapFacts(LastBelowBestFacts):
 
     kind: ClassVar[str] = "generalisation_gap"
 
-    training: str
-    """The training loss, by the name that the log gives it."""
-    training_loss: float
-    """The training loss at the end, in its unit."""
-    training_fall: float
-    """How far it fell since the step of the finding, as a share."""
-    threshold: float
-    """Minimum ratio to the training loss."""
+    training: str  # The training loss, by the name that the log gives it
+    training_loss: float  # The training loss at the end, in its unit
+    training_fall: float  # How far it fell since the step of the finding, as a share
+    threshold: float  # Minimum ratio to the training loss
 
     def numbers(self) -> dict[str, float]:
         return {**LastBelowBestFacts.numbers(self), "gap": self.last - self.training_loss}

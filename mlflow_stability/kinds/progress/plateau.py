@@ -64,10 +64,8 @@ class PlateauFacts(Facts):
 class LastLevelFacts(Facts):
     """What findings of a plateau know of a whole curve."""
 
-    signal: str
-    """The loss, by the name that the log gives it."""
-    last: float
-    """Its level at the end, in the unit of the loss."""
+    signal: str  # The loss, by the name that the log gives it
+    last: float  # Its level at the end, in the unit of the loss
 
 
 @dataclass(frozen=True, slots=True)

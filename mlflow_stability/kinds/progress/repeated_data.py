@@ -50,16 +50,11 @@ class NoNoiseFacts(Facts):
     kind: ClassVar[str] = "no_noise"
     metrics = ("loss", "usual", "steps", "before")
 
-    loss: float
-    """The loss, in its unit."""
-    usual: float
-    """The usual difference between two changes of the loss, as a share of it."""
-    steps: int
-    """Number of steps in a row without noise."""
-    threshold: float
-    """The difference, as a share of the loss, below which there is no noise."""
-    before: float | None = None
-    """Median of the losses before, in the unit of the loss, where it rose from there."""
+    loss: float  # The loss, in its unit
+    usual: float  # The usual difference between two changes of the loss, as a share of it
+    steps: int  # Number of steps in a row without noise
+    threshold: float  # The difference, as a share of the loss, below which there is no noise
+    before: float | None = None  # Median of the losses before, in the unit of the loss, where it rose from there
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         rose = f"; it rose from a median of {self.before:.4g} to {self.loss:.4g}" if self.before is not None else ""

@@ -41,12 +41,9 @@ class EarlyStopFacts(Facts):
 
     kind = "early_stopping"
 
-    condition: str
-    """The condition, as it was written: ``loss>50``."""
-    reason: str
-    """How it was met: ``loss is 60``."""
-    before_step: bool = False
-    """Whether the step was not taken."""
+    condition: str  # The condition, as it was written: ``loss>50``
+    reason: str  # How it was met: ``loss is 60``
+    before_step: bool = False  # Whether the step was not taken
 
     def statement(self, step: int) -> str:
         return f"{self._when(step)}: {self.reason} (stop_on={self.condition})."
@@ -83,24 +80,15 @@ class SkippedStepFacts(Facts):
     kind = "skipped_step"
     metrics = ("skips_in_a_row", "skipped_steps", "loss_scale", "share")
 
-    news: SkipNews
-    """What is new about it."""
-    skips_in_a_row: int
-    """Number of steps up to this one that were skipped in a row."""
-    skipped_steps: int
-    """Number of all steps skipped so far."""
-    by_scaler: bool
-    """Whether a loss scaler skipped it, because of the gradients."""
-    loss_scale: float | None = None
-    """The loss scale of the step; None without a loss scaler."""
-    new_loss_scale: float | None = None
-    """The loss scale from the next step on, where it was lowered."""
-    share: float | None = None
-    """Share of the last steps that were skipped, where that is a large one."""
-    of_steps: int = 0
-    """The number of these last steps."""
-    buffers_not_restored: bool = False
-    """Whether buffers are not finite, and no earlier copy of them exists."""
+    news: SkipNews  # What is new about it
+    skips_in_a_row: int  # Number of steps up to this one that were skipped in a row
+    skipped_steps: int  # Number of all steps skipped so far
+    by_scaler: bool  # Whether a loss scaler skipped it, because of the gradients
+    loss_scale: float | None = None  # The loss scale of the step; None without a loss scaler
+    new_loss_scale: float | None = None  # The loss scale from the next step on, where it was lowered
+    share: float | None = None  # Share of the last steps that were skipped, where that is a large one
+    of_steps: int = 0  # The number of these last steps
+    buffers_not_restored: bool = False  # Whether buffers are not finite, and no earlier copy of them exists
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         buffers = (
@@ -140,18 +128,12 @@ class SmallerStepsFacts(Facts):
     kind = "smaller_steps"
     metrics = ("factor", "steps", "tensors")
 
-    how: Smaller
-    """The option that asked for it."""
-    factor: float | None = None
-    """Factor on the learning rate of the next step; None where it is not reduced."""
-    steps: int | None = None
-    """Number of steps until it is as scheduled; None for the rest of the training."""
-    tensors: int | None = None
-    """Number of tensors of moments that were reset."""
-    checkpoint: str = ""
-    """The sentence about a checkpoint that was written."""
-    value: str = ""
-    """The value of the option `act_ahead`."""
+    how: Smaller  # The option that asked for it
+    factor: float | None = None  # Factor on the learning rate of the next step; None where it is not reduced
+    steps: int | None = None  # Number of steps until it is as scheduled; None for the rest of the training
+    tensors: int | None = None  # Number of tensors of moments that were reset
+    checkpoint: str = ""  # The sentence about a checkpoint that was written
+    value: str = ""  # The value of the option `act_ahead`
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         if self.how is Smaller.CUT:
@@ -178,14 +160,10 @@ class CheckpointFailedFacts(Facts):
 
     kind = "checkpoint_failed"
 
-    reason: str = ""
-    """The error of the system; empty where the state is split over processes."""
-    folder: str = ""
-    """Where it was to be written."""
-    newest: int | None = None
-    """The step of the newest checkpoint there, if there is one."""
-    split_by: str = ""
-    """What splits the state over processes; empty where it is not split."""
+    reason: str = ""  # The error of the system; empty where the state is split over processes
+    folder: str = ""  # Where it was to be written
+    newest: int | None = None  # The step of the newest checkpoint there, if there is one
+    split_by: str = ""  # What splits the state over processes; empty where it is not split
 
     def numbers(self) -> dict[str, float]:
         return {}
@@ -206,10 +184,8 @@ class CheckpointNotFiniteFacts(Facts):
 
     kind = "checkpoint_not_finite"
 
-    tensors: int
-    """Number of tensors that are not finite."""
-    first: str
-    """The first of them."""
+    tensors: int  # Number of tensors that are not finite
+    first: str  # The first of them
 
     def numbers(self) -> dict[str, float]:
         return {}

@@ -17,42 +17,27 @@ _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "floa
 class TokenFacts:
     """What is in a tensor of whole numbers."""
 
-    different: int
-    """How many different ones there are."""
-    most_frequent: int
-    """The most frequent number."""
-    its_share: float
-    """Its share of all."""
-    longest_run: int
-    """The longest row of equal ones."""
-    repeated_rows: int
-    """How many rows are the same as an earlier one."""
-    negative: int
-    """How many are below zero."""
+    different: int  # How many different ones there are
+    most_frequent: int  # The most frequent number
+    its_share: float  # Its share of all
+    longest_run: int  # The longest row of equal ones
+    repeated_rows: int  # How many rows are the same as an earlier one
+    negative: int  # How many are below zero
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
     """What is in one tensor."""
 
-    name: str
-    """Such as ``args[0]``."""
-    shape: tuple[int, ...]
-    """Its length in each dimension."""
-    dtype: str
-    """Such as ``float32``; empty where it was not recorded."""
-    least: float | None
-    """The smallest finite value, if there is one."""
-    greatest: float | None
-    """The largest finite value."""
-    mean: float | None
-    """The mean of the finite values."""
-    nan: int = 0
-    """Number of NaNs."""
-    inf: int = 0
-    """Number of infinities."""
-    tokens: TokenFacts | None = None
-    """Of whole numbers only."""
+    name: str  # Such as ``args[0]``
+    shape: tuple[int, ...]  # Its length in each dimension
+    dtype: str  # Such as ``float32``; empty where it was not recorded
+    least: float | None  # The smallest finite value, if there is one
+    greatest: float | None  # The largest finite value
+    mean: float | None  # The mean of the finite values
+    nan: int = 0  # Number of NaNs
+    inf: int = 0  # Number of infinities
+    tokens: TokenFacts | None = None  # Of whole numbers only
 
     @property
     def is_finite(self) -> bool:
@@ -253,16 +238,11 @@ class Rerun(TextEnum):
 class BatchFacts(Facts):
     """What is in a batch, and where it is kept."""
 
-    tensors: tuple[TensorFacts, ...] = ()
-    """Its first tensors, and all that are not finite."""
-    first_process_only: bool = False
-    """Whether other processes had other parts of it, which were not inspected."""
-    saved_in: str = ""
-    """Path of the file with its tensors; empty where they are not saved."""
-    in_run: bool = False
-    """Whether that file is among the artifacts of the run, too, under ``stability/batches/``."""
-    not_saved: str = ""
-    """Why they are not saved, where saving failed."""
+    tensors: tuple[TensorFacts, ...] = ()  # Its first tensors, and all that are not finite
+    first_process_only: bool = False  # Whether other processes had other parts of it, which were not inspected
+    saved_in: str = ""  # Path of the file with its tensors; empty where they are not saved
+    in_run: bool = False  # Whether that file is among the artifacts of the run, too, under ``stability/batches/``
+    not_saved: str = ""  # Why they are not saved, where saving failed
 
     def numbers(self) -> dict[str, float]:
         broken = (tensor for tensor in self.tensors if not tensor.is_finite)
@@ -300,12 +280,9 @@ class BrokenBatchFacts(BatchFacts):
 
     kind = "broken_batch"
 
-    rerun: Rerun | None = None
-    """What running it again has shown; None where it was not tried."""
-    rerun_words: str = ""
-    """The same in a sentence, with what it depends on."""
-    changed_in_place: bool = False
-    """Whether the script or the model wrote into it after the model had received it."""
+    rerun: Rerun | None = None  # What running it again has shown; None where it was not tried
+    rerun_words: str = ""  # The same in a sentence, with what it depends on
+    changed_in_place: bool = False  # Whether the script or the model wrote into it after the model had received it
 
     def numbers(self) -> dict[str, float]:
         numbers = super(BrokenBatchFacts, self).numbers()
@@ -323,10 +300,8 @@ class SpikeBatchFacts(BatchFacts):
 
     kind = "spike_batch"
 
-    spike: str = "loss_spike"
-    """The type of the finding whose batch it is."""
-    micro_batches: int = 1
-    """Of how many backward passes the step consists."""
+    spike: str = "loss_spike"  # The type of the finding whose batch it is
+    micro_batches: int = 1  # Of how many backward passes the step consists
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         several = f" ({self.micro_batches} micro-batches)" if self.micro_batches > 1 else ""

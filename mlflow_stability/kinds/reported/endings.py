@@ -17,10 +17,8 @@ class EndFacts(Facts):
 
     kind = "process_end"
 
-    outcome: str
-    """``crashed``, ``exited``, ``killed`` or ``out_of_memory``."""
-    detail: str = ""
-    """The exception, the exit status or the signal."""
+    outcome: str  # ``crashed``, ``exited``, ``killed`` or ``out_of_memory``
+    detail: str = ""  # The exception, the exit status or the signal
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         detail = f": {self.detail.removesuffix('.')}" if self.detail else ""
@@ -42,12 +40,9 @@ class StallFacts(Facts):
     kind = "stall"
     metrics = ("seconds",)
 
-    seconds: float
-    """How long no step came, in seconds; while none has come yet, the threshold."""
-    ended: StallEnd = StallEnd.NONE
-    """What came after it."""
-    usual_seconds: float | None = None
-    """The usual time of a step, in seconds; None where it is not known."""
+    seconds: float  # How long no step came, in seconds; while none has come yet, the threshold
+    ended: StallEnd = StallEnd.NONE  # What came after it
+    usual_seconds: float | None = None  # The usual time of a step, in seconds; None where it is not known
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         if self.ended is StallEnd.NONE:
@@ -66,10 +61,8 @@ class RestartFacts(Facts):
     kind = "job_restarted"
     metrics = ("attempt",)
 
-    attempt: int
-    """The attempt that begins, from 1."""
-    restarts_allowed: int
-    """How often the launcher starts it again at most."""
+    attempt: int  # The attempt that begins, from 1
+    restarts_allowed: int  # How often the launcher starts it again at most
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         times = f"{self.attempt - 1} of at most {self.restarts_allowed} restarts"
@@ -200,26 +193,16 @@ class LogLineFacts(Facts):
     kind = "log_line"
     metrics = ("line", "loss_scale", "sdr_unique_ratio")
 
-    says: LogSays
-    """What it is about."""
-    text: str
-    """The line."""
-    after_step: int
-    """The last step before it."""
-    line: int | None = None
-    """Its number in the log, from 1; None where the log has no lines."""
-    went_on: bool = False
-    """Whether training went on after it."""
-    outcome: str = ""
-    """How the process ended, where that is what it says."""
-    names_nan: bool = False
-    """Whether it names NaN."""
-    names_not_finite: bool = False
-    """Whether it names numbers that are not finite: NaN, infinities or both."""
-    loss_scale: float | None = None
-    """The loss scale that it names."""
-    sdr_unique_ratio: float | None = None
-    """The share of unique codes that it names."""
+    says: LogSays  # What it is about
+    text: str  # The line
+    after_step: int  # The last step before it
+    line: int | None = None  # Its number in the log, from 1; None where the log has no lines
+    went_on: bool = False  # Whether training went on after it
+    outcome: str = ""  # How the process ended, where that is what it says
+    names_nan: bool = False  # Whether it names NaN
+    names_not_finite: bool = False  # Whether it names numbers that are not finite: NaN, infinities or both
+    loss_scale: float | None = None  # The loss scale that it names
+    sdr_unique_ratio: float | None = None  # The share of unique codes that it names
 
     @property
     def is_end(self) -> bool:
@@ -253,20 +236,13 @@ class RepresentationSummaryFacts(Facts):
 
     kind = "representation_summary"
 
-    module: str
-    """The module."""
-    measurements: int
-    """Number of measurements."""
-    means: tuple[tuple[str, float], ...]
-    """Each quantity with its mean."""
-    last: tuple[tuple[str, float], ...]
-    """Each quantity with its last value."""
-    warnings: int = 0
-    """Number of warnings about the module."""
-    worst: str = ""
-    """The worst kind of these warnings; empty: there was none."""
-    worst_since: int | None = None
-    """The step of the first warning of that kind."""
+    module: str  # The module
+    measurements: int  # Number of measurements
+    means: tuple[tuple[str, float], ...]  # Each quantity with its mean
+    last: tuple[tuple[str, float], ...]  # Each quantity with its last value
+    warnings: int = 0  # Number of warnings about the module
+    worst: str = ""  # The worst kind of these warnings; empty: there was none
+    worst_since: int | None = None  # The step of the first warning of that kind
 
     @property
     def last_unique_ratio(self) -> float | None:

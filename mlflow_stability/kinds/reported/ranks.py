@@ -31,14 +31,10 @@ class RankFacts(Facts):
 class FirstRanksFacts(RankFacts):
     """The ranks on which something began."""
 
-    names: tuple[str, ...]
-    """The ranks, such as ``rank 3``."""
-    ranks: int
-    """Number of these ranks."""
-    of_ranks: int
-    """Number of all ranks."""
-    first_rank: int
-    """Number of the first of them, or of the rank with the largest jump."""
+    names: tuple[str, ...]  # The ranks, such as ``rank 3``
+    ranks: int  # Number of these ranks
+    of_ranks: int  # Number of all ranks
+    first_rank: int  # Number of the first of them, or of the rank with the largest jump
 
     @property
     def _where(self) -> str:
@@ -71,16 +67,11 @@ class RankSpikeFacts(FirstRanksFacts):
     kind = "rank_spike"
     metrics = ("ranks", "first_rank", "loss", "level", "z", "limit")
 
-    rank: str
-    """The rank with the largest jump."""
-    loss: float
-    """Its loss, in the unit of the loss."""
-    level: float
-    """Its loss just before, in the unit of the loss."""
-    z: float
-    """How far the loss is above that, in σ of its noise."""
-    limit: float
-    """Threshold in σ for a spike on one of `of_ranks` ranks."""
+    rank: str  # The rank with the largest jump
+    loss: float  # Its loss, in the unit of the loss
+    level: float  # Its loss just before, in the unit of the loss
+    z: float  # How far the loss is above that, in σ of its noise
+    limit: float  # Threshold in σ for a spike on one of `of_ranks` ranks
 
     def heading(self, step: int, /) -> str:
         return f"Loss spike first on {self._where} at step {step}"
@@ -100,16 +91,11 @@ class WaitFacts(RankFacts):
 
     metrics = ("seconds", "level", "rank")
 
-    name: str
-    """The rank, such as ``rank 3``."""
-    rank: int
-    """Its number."""
-    seconds: float
-    """The time that it took, in seconds."""
-    level: float
-    """The time that is usual, in seconds."""
-    times: float
-    """Threshold: this many times the usual time."""
+    name: str  # The rank, such as ``rank 3``
+    rank: int  # Its number
+    seconds: float  # The time that it took, in seconds
+    level: float  # The time that is usual, in seconds
+    times: float  # Threshold: this many times the usual time
 
     @property
     def _ratio(self) -> float:
@@ -138,8 +124,7 @@ class StragglerFacts(WaitFacts):
 
     kind = "straggler"
 
-    in_a_row: int
-    """Threshold: number of comparisons in a row."""
+    in_a_row: int  # Threshold: number of comparisons in a row
 
     def heading(self, step: int, /) -> str:
         return (
@@ -159,14 +144,10 @@ class RankDiedFacts(Facts):
     kind = "rank_died"
     metrics = ("seconds_before", "ranks")
 
-    names: tuple[str, ...]
-    """These ranks, such as ``rank 3``, the first that ended first."""
-    ranks: int
-    """Number of these ranks."""
-    at: str
-    """When the first ended: ``12:03:44 UTC``."""
-    seconds_before: float
-    """How long before rank 0, in seconds; 0 where that is not known."""
+    names: tuple[str, ...]  # These ranks, such as ``rank 3``, the first that ended first
+    ranks: int  # Number of these ranks
+    at: str  # When the first ended: ``12:03:44 UTC``
+    seconds_before: float  # How long before rank 0, in seconds; 0 where that is not known
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         names = ", ".join(self.names)

@@ -132,24 +132,15 @@ class GiveUpFacts(Facts):
     kind = "give_up"
     metrics = ("onset", "rollbacks")
 
-    gave_up: GaveUp
-    """What it stopped doing."""
-    reason: str
-    """Why a rollback was needed and why it did not happen, in a sentence or two."""
-    onset: int
-    """The step at which the trouble began at the earliest."""
-    rollbacks: int
-    """Number of rollbacks of this training."""
-    final: bool = True
-    """Whether there are no further rollbacks."""
-    ended_training: bool = False
-    """Whether the training was ended with `TrainingDiverged`."""
-    target: int | None = None
-    """Where a rollback failed: the step whose state was to be restored."""
-    failure: str = ""
-    """Where a rollback failed: why."""
-    not_restored: str = ""
-    """Where a rollback failed: what is neither as it was nor as it should be."""
+    gave_up: GaveUp  # What it stopped doing
+    reason: str  # Why a rollback was needed and why it did not happen, in a sentence or two
+    onset: int  # The step at which the trouble began at the earliest
+    rollbacks: int  # Number of rollbacks of this training
+    final: bool = True  # Whether there are no further rollbacks
+    ended_training: bool = False  # Whether the training was ended with `TrainingDiverged`
+    target: int | None = None  # Where a rollback failed: the step whose state was to be restored
+    failure: str = ""  # Where a rollback failed: why
+    not_restored: str = ""  # Where a rollback failed: what is neither as it was nor as it should be
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         if self.gave_up is GaveUp.LEVEL_IGNORED:

@@ -55,16 +55,11 @@ class ConfigurationFacts(Facts):
 
     kind = "configuration_changed"
 
-    name: SettingName
-    """Which setting."""
-    before: str = ""
-    """Its value before."""
-    after: str = ""
-    """Its value since."""
-    last_report: bool = False
-    """Whether further changes of it are not reported."""
-    not_cleared_since: int | None = None
-    """Where gradients are cleared again: the first step at which they were not."""
+    name: SettingName  # Which setting
+    before: str = ""  # Its value before
+    after: str = ""  # Its value since
+    last_report: bool = False  # Whether further changes of it are not reported
+    not_cleared_since: int | None = None  # Where gradients are cleared again: the first step at which they were not
 
     def numbers(self) -> dict[str, float]:
         if self.not_cleared_since is not None:
@@ -87,10 +82,8 @@ class UnclearedFacts(Facts):
 
     kind = "missing_zero_grad"
 
-    steps: int
-    """Number of steps in a row in which they were not cleared."""
-    optimizer: str = ""
-    """Their optimizer, of several: ``optimizer_1 (Adam)``."""
+    steps: int  # Number of steps in a row in which they were not cleared
+    optimizer: str = ""  # Their optimizer, of several: ``optimizer_1 (Adam)``
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         whose = f" of {self.optimizer}" if self.optimizer else ""
@@ -106,12 +99,9 @@ class LintFacts(Facts):
 
     kind = "model_lint"
 
-    check: str
-    """Which check found it: ``frozen``, ``small_eps``, ``few_rows``."""
-    text: str
-    """What it found, in a sentence."""
-    values: tuple[tuple[str, float], ...] = ()
-    """Numbers behind that, with their names."""
+    check: str  # Which check found it: ``frozen``, ``small_eps``, ``few_rows``
+    text: str  # What it found, in a sentence
+    values: tuple[tuple[str, float], ...] = ()  # Numbers behind that, with their names
 
     def numbers(self) -> dict[str, float]:
         return dict(self.values)
@@ -182,12 +172,9 @@ class EvaluationModeFacts(Facts):
 
     kind = "evaluation_mode"
 
-    norms: int
-    """Number of batch normalisations that do not update their running statistics."""
-    dropouts: int
-    """Number of dropout layers that are off."""
-    module: str
-    """The first of them."""
+    norms: int  # Number of batch normalisations that do not update their running statistics
+    dropouts: int  # Number of dropout layers that are off
+    module: str  # The first of them
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         parts = []
@@ -205,10 +192,8 @@ class DiscardedBatchFacts(Facts):
     kind = "batch_discarded"
     metrics = ("discarded",)
 
-    losses: tuple[float, ...]
-    """The first losses that were discarded before the step."""
-    discarded: int
-    """Number of such losses so far."""
+    losses: tuple[float, ...]  # The first losses that were discarded before the step
+    discarded: int  # Number of such losses so far
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         losses = ", ".join(f"{loss:g}" for loss in self.losses)

@@ -81,8 +81,7 @@ class Text(Facts):
     """A sentence in place of facts: of the user's own detector, of a log, or of a recording without facts."""
 
     text: str
-    values: tuple[tuple[str, float], ...] = ()
-    """The numbers behind it, by name."""
+    values: tuple[tuple[str, float], ...] = ()  # The numbers behind it, by name
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """The text."""

@@ -1,4 +1,4 @@
-"""The JSON schema of the facts of findings, from their classes: types of the fields, and their docstrings.
+"""The JSON schema of the facts of findings, from their classes: types of the fields, and what is said of them.
 
 Run it to write them into the published schema: ``python tests/reports/run/facts_schema.py``.
 """
@@ -9,6 +9,7 @@ import ast
 import enum
 import inspect
 import json
+import re
 import textwrap
 import types
 from dataclasses import fields, is_dataclass
@@ -22,6 +23,7 @@ from mlflow_stability.vocabulary.facts import classes_of_facts
 
 PACKAGE = "mlflow_stability."
 FILE = Path(__file__).parents[3] / "mlflow_stability" / "reports" / "formats" / "diagnosis.schema.json"
+COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
 FIRST = "facts"
 """The definitions from this one on are made here."""
 
@@ -92,7 +94,7 @@ def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _meanings(cls: type) -> dict[str, str]:
-    """The docstring of each field, those of base classes included."""
+    """The comment behind each field, or the docstring below it, those of base classes included."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if not each.__module__.startswith(PACKAGE):
@@ -100,6 +102,7 @@ def _meanings(cls: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(each))
         body = ast.parse(source).body[0]
         assert isinstance(body, ast.ClassDef)
+        found |= {name: f"{comment}." for name, comment in COMMENT.findall(source)}
         for field, meaning in pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(meaning, ast.Expr):
                 found[ast.unparse(field.target)] = " ".join(ast.literal_eval(meaning.value).split())
