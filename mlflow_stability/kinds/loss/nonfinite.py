@@ -136,7 +136,10 @@ class NanDetected(NonFiniteDetector):
         LOWER_RATE_2_TO_5_OR_CLIP,
         Remedy(Action.TRAIN_IN_BF16),
     )
-    is_bad = staticmethod(math.isnan)
+
+    @staticmethod
+    def is_bad(value: float) -> bool:
+        return math.isnan(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,10 @@ class InfDetected(NonFiniteDetector):
         Remedy(Action.FIND_UNBOUNDED_OPERATION),
         Remedy(Action.TRAIN_IN_BF16_OR_SCALE),
     )
-    is_bad = staticmethod(math.isinf)
+
+    @staticmethod
+    def is_bad(value: float) -> bool:
+        return math.isinf(value)
 
 
 @dataclass(frozen=True, slots=True)
