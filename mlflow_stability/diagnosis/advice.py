@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.diagnosis.causes.catalog import causes, rules_out_rate
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, first_step_of, norm_baseline
 from mlflow_stability.diagnosis.causes.course import RAISE_LOSS
 from mlflow_stability.diagnosis.causes.gradient import LIMITS as GRADIENT_LIMITS
@@ -54,7 +54,7 @@ JUDGED_BY_CURVES = frozenset(
     {"above_chance", "clipping_strong", "weight_decay_strong", "one_class", "learning_rate_zero", "learning_rate_rise"}
 )
 """Mistakes in the set-up that curves, batches or a schedule only suggest."""
-MAY_RAISE_LOSS = frozenset({MissingZeroGrad.kind, *(kind.kind for kind in RAISE_LOSS)})
+MAY_RAISE_LOSS = frozenset({MissingZeroGrad.kind, *RAISE_LOSS.split()})
 """Mistakes that let a loss rise, as a learning rate does that is too high."""
 CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
 """Mistakes that are seen in the set-up itself."""
@@ -267,7 +267,7 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
     first = tuple(remedy for mistake in sorted(certain, key=rank) for remedy in mistake.remedies)
     own = not_led_to(serious)
     others = tuple(remedy for episode in sorted(own, key=rank) for remedy in episode.remedies)
-    if cause is not None and cause.name not in RATE_CAUSES and rules_out_rate(cause.ruled_out_causes):
+    if cause is not None and cause.name not in RATE_CAUSES and "learning_rate_too_high" in cause.ruled_out_causes:
         against, others = without_topics(against, RATE_TOPICS) or against, without_topics(others, RATE_TOPICS)
     if any(episode.kind in RISING for episode in serious):
         others = without_topics(others, {Topic.RAISE_RATE})

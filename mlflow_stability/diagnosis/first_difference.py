@@ -9,7 +9,7 @@ bring its mean as far from zero in their whole length, and the next window is of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,6 @@ class _Pair:
     second: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class _Parting:
-    """Steps, None where there is no such step."""
-
-    identical: int | None = None  # the last of the identical first steps
-    differs: int | None = None
-    parts: int | None = None  # from where the runs differ by more than their noise
-    gap: float | None = None  # how far the second is above the first from there, as a share
-    meets: int | None = None  # from where they agree again
-
-
 def first_difference_of(first: RunHistory, second: RunHistory) -> FirstDifference:
     curve, other = main_curve(first), main_curve(second)
     seeds, other_seeds = seeds_of(first.params), seeds_of(second.params)
@@ -65,29 +54,22 @@ def first_difference_of(first: RunHistory, second: RunHistory) -> FirstDifferenc
     pair = _Pair(steps, curve.values[places], other.values[other_places])
     with np.errstate(all="ignore"):
         parting = _parting(pair)
+    difference = FirstDifference(first.source, second.source, metric, len(steps), same_seed, *parting)
     names = (first.name, second.name) if first.name != second.name else ("the first", "the second")
-    sentence = _sentence(pair, metric, same_seed, parting, names)
+    sentence = _sentence(pair, difference, names)
     ends = int(curve.steps[-1]), int(other.steps[-1])
     if len(steps) and abs(ends[0] - ends[1]) > MIN_SHARE * max(ends):
         sentence += (
             f" Only common steps were compared: {names[0]} ends at step {ends[0]:,}, {names[1]} at step {ends[1]:,}."
         )
-    return FirstDifference(
-        first.source,
-        second.source,
-        metric,
-        len(steps),
-        same_seed,
-        parting.identical,
-        parting.differs,
-        parting.parts,
-        parting.gap,
-        parting.meets,
-        sentence,
-    )
+    return replace(difference, sentence=sentence)
 
 
-def _parting(pair: _Pair) -> _Parting:
+def _parting(pair: _Pair) -> tuple[int | None, int | None, int | None, float | None, int | None]:
+    """Return the last of the identical first steps, the first that differs, from where they part, by what, until where.
+
+    None where there is no such step.
+    """
     equal = (pair.first == pair.second) | (np.isnan(pair.first) & np.isnan(pair.second))
     unequal = np.flatnonzero(~equal)
     count = int(unequal[0]) if len(unequal) else len(pair.steps)
@@ -95,10 +77,10 @@ def _parting(pair: _Pair) -> _Parting:
     differs = int(pair.steps[count]) if count < len(pair.steps) else None
     apart = _apart(pair) if len(pair.steps) >= MIN_COMMON_STEPS and differs is not None else None
     if apart is None:
-        return _Parting(identical, differs)
+        return identical, differs, None, None, None
     begin, end, gap = apart
     begin = max(begin, count)  # what is equal to the last digit is not apart
-    return _Parting(identical, differs, int(pair.steps[begin]), gap, None if end is None else int(pair.steps[end]))
+    return identical, differs, int(pair.steps[begin]), gap, None if end is None else int(pair.steps[end])
 
 
 def _apart(pair: _Pair) -> tuple[int, int | None, float | None] | None:
@@ -159,30 +141,30 @@ def _onset(difference: NDArray[np.float64], place: int, size: int, mean: float) 
     return low + min(int(np.argmin(wrong)), len(off) - 1)
 
 
-def _sentence(pair: _Pair, metric: str, same_seed: bool | None, parting: _Parting, names: tuple[str, str]) -> str:
+def _sentence(pair: _Pair, difference: FirstDifference, names: tuple[str, str]) -> str:
+    metric, same_seed, differs = difference.metric, difference.same_seed, difference.differs_at
     if not len(pair.steps):
         return "The runs have no step in common."
     is_, differ = ("are", "differ") if " and " in metric else ("is", "differs")  # of two metrics with different names
-    differs = parting.differs
     if differs is None:
         return f"{metric} {is_} identical at all {len(pair.steps):,} common steps."
     equal = [int(step) for step in pair.steps[pair.steps < differs]]
     if not equal:
         begun = f"{metric} {differ} from step {differs:,}"
-    elif parting.identical is None:  # few values may be equal by chance
+    elif difference.identical_until is None:  # few values may be equal by chance
         at = f"step{'s' if len(equal) > 1 else ''} {' and '.join(f'{step:,}' for step in equal)}"
         begun = f"{metric} {is_} identical at {at} and {differ} from step {differs:,}"
     else:
-        begun = f"{metric} {is_} identical up to step {parting.identical:,} and {differ} from step {differs:,}"
+        begun = f"{metric} {is_} identical up to step {difference.identical_until:,} and {differ} from step {differs:,}"
     if same_seed is not None:
         begun = f"With {'the same seed' if same_seed else 'different seeds'}, {begun}"
-    if parting.parts is None:
+    if difference.parts_at is None:
         if len(pair.steps) < MIN_COMMON_STEPS:
             return f"{begun}; {len(pair.steps)} common steps are too few to separate this from noise."
         return f"{begun}, but always within its noise."
-    gap = "" if parting.gap is None else _gap_words(parting.gap, names)
-    again = "" if parting.meets is None else f"; from step {parting.meets:,} on they agree again"
-    return f"{begun}. From step {parting.parts:,} on the runs differ by more than their noise{gap}{again}."
+    gap = "" if difference.gap is None else _gap_words(difference.gap, names)
+    again = "" if difference.meets_at is None else f"; from step {difference.meets_at:,} on they agree again"
+    return f"{begun}. From step {difference.parts_at:,} on the runs differ by more than their noise{gap}{again}."
 
 
 def _gap_words(gap: float, names: tuple[str, str]) -> str:

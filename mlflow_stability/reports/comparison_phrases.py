@@ -25,7 +25,6 @@ from mlflow_stability.vocabulary.result import (
 )
 from mlflow_stability.vocabulary.text.phrases import counted, number_text
 
-OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 CONFOUNDING = "Correlation only: vary it alone to confirm."
 MAX_VALUES = 6  # values of a parameter that are listed one by one
 NOTHING = "-"
@@ -47,7 +46,7 @@ NUMBERS_TITLE = "Spikes, losses and speed"
 
 
 def outcome(card: RunCard) -> str:
-    return OUTCOMES.get(card.outcome, card.outcome)
+    return card.outcome.replace("_", " ")
 
 
 def name(card: RunCard) -> str:
@@ -251,10 +250,6 @@ def _recovered(card: RunCard) -> str:
     return f"{len(times)}/{len(card.troubles)} in {max(times):,}" if times else NOTHING
 
 
-def _speed(card: RunCard) -> str:
-    return NOTHING if card.steps_per_second is None else f"{number_text(card.steps_per_second)}/s"
-
-
 _LENGTH = Column("steps", _length, "length of the run")
 _NUMBERS = (
     Column("1st spike", lambda card: steps(min(card.spike_steps, default=None)), "the step of the first loss spike"),
@@ -267,7 +262,11 @@ _NUMBERS = (
     Column("recovered", _recovered, "of how many episodes, within how many steps at most"),
     Column("rolled back", lambda card: steps(card.rolled_back or None), "steps rolled back"),
     Column("skipped", lambda card: steps(card.skipped or None), "steps without an update"),
-    Column("speed", _speed, "steps per second"),
+    Column(
+        "speed",
+        lambda card: NOTHING if card.steps_per_second is None else f"{number_text(card.steps_per_second)}/s",
+        "steps per second",
+    ),
     Column("overhead", lambda card: share(card.overhead), "share of the time that recording took"),
 )
 

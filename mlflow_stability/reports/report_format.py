@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlflow_stability.reports.report import Report, ReportFormat
 from mlflow_stability.vocabulary.discovery import constants_of
-from mlflow_stability.vocabulary.result import Comparison, Diagnosis, register_page
+from mlflow_stability.vocabulary.result import Comparison, register_page
 
 FORMATS = {
     form.name: form
@@ -43,19 +43,11 @@ _STYLE = (
 )
 
 
-def diagnosis_in_frame(diagnosis: Diagnosis) -> str:
-    return _in_frame(render(Report((diagnosis,)), "html"), f"Diagnosis of {diagnosis.name}")
-
-
-def comparison_in_frame(comparison: Comparison) -> str:
-    return _in_frame(render_comparison(comparison, "html"), "Comparison of runs")
-
-
 def _in_frame(page: str, title: str) -> str:
     # Without a base, links to a part of the page would lead to the notebook's address.
     page = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
     return f'<iframe title="{escape(title)}" sandbox srcdoc="{escape(page)}" style="{_STYLE}"></iframe>'
 
 
-register_page(Diagnosis.__name__, diagnosis_in_frame)
-register_page(Comparison.__name__, comparison_in_frame)
+register_page("Diagnosis", lambda result: _in_frame(render(Report((result,)), "html"), f"Diagnosis of {result.name}"))
+register_page("Comparison", lambda result: _in_frame(render_comparison(result, "html"), "Comparison of runs"))

@@ -12,8 +12,6 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import changed, counted, number_text, some_of
 
-OUTCOMES = {"cannot_tell": "cannot tell", "not_found": "not found", "out_of_memory": "out of memory"}
-"""Outcomes that people write differently."""
 TRENDS = {
     "strong": "fell strongly",
     "steady": "fell steadily",
@@ -25,7 +23,7 @@ NO_TROUBLE = frozenset({"healthy", "cannot_tell", "not_found"})  # outcomes that
 
 
 def outcome(diagnosis: Diagnosis) -> str:
-    return OUTCOMES.get(diagnosis.outcome, diagnosis.outcome)
+    return diagnosis.outcome.replace("_", " ")
 
 
 def headline(diagnosis: Diagnosis) -> tuple[str, str]:

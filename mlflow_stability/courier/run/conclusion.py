@@ -167,7 +167,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     ]
     title = title_of(word, diagnosis.findings)
     # Two titles of verdicts are no outcomes: "Check the set-up" and "Stopped".
-    headline = run_phrases.OUTCOMES.get(word, word) if title == word.capitalize() else title[0].lower() + title[1:]
+    headline = word.replace("_", " ") if title == word.capitalize() else title[0].lower() + title[1:]
     return description_summary(headline, paragraphs)
 
 

@@ -5,7 +5,7 @@ A file of this package that has `CAUSES` and `CHECKS` adds to the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -134,7 +134,3 @@ def excluded(cause: str, settings: RecordedSettings) -> str:
     if documentation is None:
         raise ValueError(f"The cause {cause!r} is not in the catalog.")
     return "" if documentation.excluded_by is None else documentation.excluded_by(settings)
-
-
-def rules_out_rate(causes: Iterable[str]) -> bool:
-    return "learning_rate_too_high" in causes

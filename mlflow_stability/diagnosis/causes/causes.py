@@ -16,7 +16,6 @@ from mlflow_stability.diagnosis.causes.catalog import (
     excluded,
     not_checked,
     ruled_out,
-    rules_out_rate,
     symptoms,
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_context, first_step_of
@@ -94,7 +93,7 @@ def _explained(
 ) -> Finding:
     cause = _cause_of(item, checked, history, curves, attempts)
     remedies = item.episode.remedies
-    if rules_out_rate(item.ruled_out) and (cause is None or cause.name not in RATE_CAUSES):
+    if "learning_rate_too_high" in item.ruled_out and (cause is None or cause.name not in RATE_CAUSES):
         remedies = without_topics(remedies, RATE_TOPICS)
     return replace(item.episode, cause=cause, remedies=remedies)
 

@@ -5,56 +5,29 @@ of the process, repeated or changed data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
 from mlflow_stability.curves.curves import Curve, after_last
-from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.recorded_settings import may_follow_scale
-from mlflow_stability.kinds.first_look.batches import (
-    InputScale,
-    LabelRange,
-    OneClass,
-    SameInput,
-    TargetsIgnored,
-    TargetSum,
-    TargetsUnreachable,
-)
-from mlflow_stability.kinds.first_look.dimensions import AttentionDim, BatchAsSequence, SameOutput
+from mlflow_stability.kinds.first_look.batches import InputScale
+from mlflow_stability.kinds.first_look.dimensions import SameOutput
 from mlflow_stability.kinds.first_look.loss_function import (
     AboveChance,
     AboveChanceRule,
     Activation,
     ChanceFacts,
-    LossBroadcast,
-    LossInput,
     LossInputFacts,
-    LossSum,
 )
-from mlflow_stability.kinds.first_look.not_trained import (
-    NoGradient,
-    NoGradientFacts,
-    NotOptimized,
-    UnregisteredModule,
-)
-from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
-from mlflow_stability.kinds.first_look.settings import (
-    AccumulationSum,
-    EqualWeights,
-    GroupRateZero,
-    LateClipping,
-    OptimizedTwice,
-    StrongDropout,
-    ZeroGroupFacts,
-)
+from mlflow_stability.kinds.first_look.not_trained import NoGradient, NoGradientFacts
+from mlflow_stability.kinds.first_look.settings import ZeroGroupFacts
 from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallFacts
-from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClipping, StrongWeightDecay
-from mlflow_stability.kinds.optimizer.learning_rate_schedule import LearningRateZero
 from mlflow_stability.kinds.progress.no_progress import StandstillFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts
@@ -65,34 +38,16 @@ from mlflow_stability.kinds.reported.setup import LintFacts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 PREVENT_LEARNING = (
-    LossInput,
-    LossBroadcast,
-    EqualWeights,
-    SameInput,
-    StrongWeightDecay,
-    NoGradient,
-    NotOptimized,
-    UnregisteredModule,
-    LearningRateZero,
-    GradientUnderflow,
-    UpdatesLost,
-    EpsilonLarge,
-    StrongClipping,
-    InputScale,
-    OneClass,
-    TargetsIgnored,
-    TargetsUnreachable,
-    StrongDropout,
-    BatchAsSequence,
-    AttentionDim,
-    GroupRateZero,
-    TargetSum,
+    "loss_input loss_broadcast equal_weights same_input weight_decay_strong no_gradient not_optimized "
+    "unregistered_module learning_rate_zero gradient_underflow updates_lost epsilon_large clipping_strong input_scale "
+    "one_class targets_ignored targets_unreachable dropout_strong batch_as_sequence attention_dim group_rate_zero "
+    "target_sum"
 )
-"""Mistakes that keep a training from learning, the most direct first."""
-SUMS = frozenset((AccumulationSum.kind, LossSum.kind))
+"""Kinds of mistakes that keep a training from learning, the most direct first."""
+SUMS = "accumulation_sum loss_sum"
 """Kinds that make steps larger, except those of an optimizer that scales its own."""
-RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, LateClipping, LossSum, AccumulationSum, OneClass)
-"""Mistakes that make a loss rise, or fall without end, the most direct first."""
+RAISE_LOSS = "loss_input label_range input_scale optimized_twice clipping_late loss_sum accumulation_sum one_class"
+"""Kinds of mistakes that make a loss rise, or fall without end, the most direct first."""
 FIRST_LOSSES = 10
 """Number of losses whose median is the first level."""
 ONSET_STEPS = 64
@@ -105,7 +60,7 @@ LOSSES_BEFORE = 100
 
 def standstill_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that keeps the model from learning."""
-    mistakes = [finding for kind in PREVENT_LEARNING for finding in context.findings_of(kind.kind)]
+    mistakes = [finding for kind in PREVENT_LEARNING.split() for finding in context.findings_of(kind)]
     return _first_mistake(context, (*mistakes, *filter(_misses_mean, context.findings_of(AboveChance.kind))))
 
 
@@ -121,18 +76,13 @@ def _far_level(facts: ChanceFacts) -> float:
 
 def without_gradient_check(context: EpisodeContext) -> CheckResult:
     """Check whether nothing that the optimizer holds ever had a gradient."""
-    mistakes = context.findings_of(NoGradient.kind)
-    return _first_mistake(context, (mistake for mistake in mistakes if _holds_for_all(mistake)))
-
-
-def _holds_for_all(mistake: Finding) -> bool:
-    facts = mistake.facts_as(NoGradientFacts)
-    return facts is not None and facts.share == 1.0
+    mistakes = [(mistake, mistake.facts_as(NoGradientFacts)) for mistake in context.findings_of(NoGradient.kind)]
+    return _first_mistake(context, (mistake for mistake, facts in mistakes if facts is not None and facts.share == 1.0))
 
 
 def rise_check(context: EpisodeContext) -> CheckResult:
     """Check for a mistake in the set-up that makes a loss or gradients grow."""
-    findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
+    findings = (finding for kind in RAISE_LOSS.split() for finding in context.findings_of(kind))
     far = (finding for finding in context.findings_of(AboveChance.kind) if _was_always_far(finding, context.whole_loss))
     return _first_mistake(context, (*filter(_lets_loss_grow, findings), *far, *context.events_of(LintFacts.kind)))
 
@@ -148,14 +98,9 @@ def _was_always_far(finding: Finding, loss: Curve | None) -> bool:
     return float(np.nanmedian(loss.values[:FIRST_LOSSES])) >= max(facts.last / 2, _far_level(facts))
 
 
-def same_output_check(context: EpisodeContext) -> CheckResult:
-    """Check for an output that does not depend on the data, where nothing says why."""
-    return _first_mistake(context, context.findings_of(SameOutput.kind))
-
-
-def inside_check(context: EpisodeContext) -> CheckResult:
-    """Check for inputs whose size saturates or kills units."""
-    return _first_mistake(context, context.findings_of(InputScale.kind))
+def finding_check(kind: type[FindingType]) -> Callable[[EpisodeContext], CheckResult]:
+    """Return a check for one kind of mistake in the set-up."""
+    return lambda context: _first_mistake(context, context.findings_of(kind.kind))
 
 
 def unbounded_check(context: EpisodeContext) -> CheckResult:
@@ -179,7 +124,7 @@ def _lets_loss_grow(finding: Finding) -> bool:
 
 def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> CheckResult:
     for finding in findings:
-        is_sum = finding.kind in SUMS and may_follow_scale(context.history)
+        is_sum = finding.kind in SUMS.split() and may_follow_scale(context.history)
         facts = finding.facts_as(LintFacts)
         is_unbounded = facts is not None and facts.check == "betas_swapped"
         group = finding.facts_as(ZeroGroupFacts)
@@ -308,7 +253,7 @@ def _first_smooth(values: NDArray[np.float64], low: int, usual: float) -> int:
 
 def constant_output_check(context: EpisodeContext) -> CheckResult:
     """Check whether the loss lost its noise because the output no longer depends on the input."""
-    if context.loss is None or context.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
+    if context.loss is None:
         return not_checked("constant output: no loss was logged")
     facts, course = context.episode.facts_as(NoNoiseFacts), "without falling"
     if facts is not None and facts.before is not None:
@@ -412,10 +357,10 @@ CHECKS = (
     Check(standstill_check, {Symptom.STUCK: 5, Symptom.VANISHING: 5}, frozenset({"setup"})),
     Check(without_gradient_check, {Symptom.TINY_UPDATES: 5, Symptom.DEAD_LAYER: 5}, frozenset({"setup"})),
     Check(rise_check, {Symptom.RISING: 5, Symptom.NON_FINITE: 5}, frozenset({"setup"})),
-    Check(inside_check, {Symptom.INSIDE: 5}, frozenset({"setup"})),
+    Check(finding_check(InputScale), {Symptom.INSIDE: 5}, frozenset({"setup"})),
     Check(unbounded_check, {Symptom.RISING: 6}, frozenset({"setup"})),
     Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
-    Check(same_output_check, {Symptom.STUCK: 50}, frozenset({"setup"})),
+    Check(finding_check(SameOutput), {Symptom.STUCK: 50}, frozenset({"setup"})),
     Check(chance_check, {Symptom.STUCK: 60}),
     Check(overfitting_check, {Symptom.OVERFITTING: 10}),
     Check(end_check, {Symptom.ENDED: 10}),

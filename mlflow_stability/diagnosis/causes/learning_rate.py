@@ -8,6 +8,7 @@ warm-ups.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,24 +290,21 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
     """Check whether the learning rate was too high from the start, or for the optimizer."""
     episode, now, tolerance = context.episode, float(values[-1]), tolerance_of_optimizer(context)
     top, first = float(rate.values[rate.finite].max()), int(rate.steps[0])
+    too_high = partial(cause_found, "learning_rate_too_high", since=first)
     at_start = f"learning rate {now:.3g} at {context.unit} {episode.start}"
     earlier = _earlier_rate(context, episode.start)
     if earlier is not None and now > max(tolerance.rate, LIMITS.raised * earlier):
-        return cause_found(
-            "learning_rate_too_high",
+        return too_high(
             f"The learning rate was {now:.3g} with the optimizer that took over at {context.unit} {first}; with the "
             f"one before, it was at most {earlier:.3g}.",
             at_start,
-            since=first,
             remedies=(lower_by(now, max(10.0, now / tolerance.rate)),),
         )
     rarely = f"{tolerance.optimizer} rarely tolerates learning rates above {tolerance.rate:g}."
     if context.is_early and now > tolerance.far_too_high:
-        return cause_found(
-            "learning_rate_too_high",
+        return too_high(
             f"The learning rate was {now:.3g} from the start, far too high: {rarely}",
             at_start,
-            since=first,
             remedies=(lower_by(now, now / tolerance.rate),),
         )
     if context.is_early and episode.kind != "loss_spike" and float(values[0]) >= LIMITS.from_start * top > 0:
@@ -317,12 +315,10 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             )
         stable = stable_rate(context, now)
         if stable is not None:
-            return cause_found(
-                "learning_rate_too_high",
+            return too_high(
                 f"The learning rate was {now:.3g} from the start. After the rollback the training went on well at "
                 f"{stable.target:.3g}.",
                 at_start,
-                since=first,
                 remedies=(stable,),
             )
         return cause_found(
@@ -333,22 +329,18 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             certainty="likely" if first_updates_large(context) else "possible",
         )
     if now > tolerance.rate == LIMITS.high_for_adam:
-        return cause_found(
-            "learning_rate_too_high",
+        return too_high(
             f"The learning rate was {now:.3g}; {rarely}",
             at_start,
-            since=first,
             certainty="possible",
             remedies=(lower_by(now, now / tolerance.rate),) if now >= 2 * tolerance.rate else (),
         )
     before = np.empty(0) if context.loss is None else context.before(context.loss, len(context.loss.values))
     learned = _fell(before)
     if now > tolerance.rate and context.span.begins_training and (not learned or len(before) < tolerance.memory):
-        return cause_found(
-            "learning_rate_too_high",
+        return too_high(
             f"The learning rate was {now:.3g}" + (f"; {rarely}" if learned else ", and the loss had not fallen at it."),
             f"learning rate {_course(values)}",
-            since=first,
             certainty="possible",
             remedies=(lower_by(now, now / tolerance.rate if learned else 10.0),),
         )

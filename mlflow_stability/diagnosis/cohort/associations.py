@@ -24,14 +24,7 @@ from scipy import stats
 
 from mlflow_stability.diagnosis.cohort.association_tests import CONFIG as TESTS
 from mlflow_stability.diagnosis.cohort.association_tests import holm, p_value_of, rank_correlation, strata_of
-from mlflow_stability.diagnosis.cohort.features import (
-    Exposure,
-    Feature,
-    Split,
-    best_split,
-    exposure_of,
-    features_of,
-)
+from mlflow_stability.diagnosis.cohort.features import Exposure, Feature, Split, best_split, exposure_of, features_of
 from mlflow_stability.vocabulary.result import Association, RunCard
 from mlflow_stability.vocabulary.text.phrases import capitalised
 

@@ -7,78 +7,79 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from mlflow_stability.reports.escape import csv_cell
 from mlflow_stability.reports.report import Report, ReportFormat
 from mlflow_stability.reports.run_phrases import NO_TROUBLE
-from mlflow_stability.vocabulary.result import Compared, Comparison, Diagnosis, Finding
+from mlflow_stability.vocabulary.result import Compared, Comparison, Finding
 
-COLUMNS = (
-    "source",
-    "name",
-    "outcome",
-    "step",
-    "issue_type",
-    "severity",
-    "message",
-    "metrics",
-    "place",
-    "metric",
-    "peak_step",
-    "end_step",
-    "events",
-    "attempt",
-    "recovered",
-    "experimental",
-    "remedies",
-    "cause",
-    "cause_statement",
-    "verdict",
-    "verdict_cause",
-)
-COMPARISON_COLUMNS = (
-    "rank",
-    "source",
-    "name",
-    "outcome",
-    "severity",
-    "verdict",
-    "cause",
-    "first_step",
-    "last_step",
-    "onset",
-    "divergence",
-    "episodes",
-    "spikes",
-    "spikes_per_10k",
-    "spikes_low",
-    "spikes_high",
-    "first_spike",
-    "spike_score",
-    "recovery_steps",
-    "rolled_back",
-    "skipped",
-    "loss_metric",
-    "first_loss",
-    "final_loss",
-    "best_loss",
-    "steps_per_second",
-    "overhead",
-    "worse_than_baseline",
-    "error",
-)
+_T = TypeVar("_T")
+
+FINDING_CELLS: dict[str, Callable[[Finding], object]] = {
+    "step": lambda finding: finding.start,
+    "issue_type": lambda finding: finding.kind,
+    "severity": lambda finding: finding.severity.name,
+    "message": lambda finding: finding.message,
+    "metrics": lambda finding: "; ".join(f"{name}={float(value)!r}" for name, value in finding.metrics.items()),
+    "place": lambda finding: finding.place,
+    "metric": lambda finding: finding.metric,
+    "peak_step": lambda finding: finding.peak,
+    "end_step": lambda finding: finding.end,
+    "events": lambda finding: finding.count,
+    "attempt": lambda finding: finding.attempt,
+    "recovered": lambda finding: finding.recovered,
+    "experimental": lambda finding: finding.experimental,
+    "remedies": lambda finding: "; ".join(map(str, finding.remedies)),
+    "cause": lambda finding: finding.cause and finding.cause.name,
+    "cause_statement": lambda finding: finding.cause and finding.cause.statement,
+}
+COMPARED_CELLS: dict[str, Callable[[Compared], object]] = {
+    "source": lambda run: run.card.source,
+    "name": lambda run: run.card.name,
+    "outcome": lambda run: run.card.outcome,
+    "severity": lambda run: run.card.severity.name,
+    "verdict": lambda run: run.card.verdict,
+    "cause": lambda run: run.card.cause,
+    "first_step": lambda run: run.card.first_step,
+    "last_step": lambda run: run.card.last_step,
+    "onset": lambda run: run.card.onset,
+    "divergence": lambda run: run.card.divergence,
+    "episodes": lambda run: len(run.card.troubles),
+    "spikes": lambda run: len(run.card.spike_steps),
+    "spikes_per_10k": lambda run: run.spike_rate and run.spike_rate.per_10k,
+    "spikes_low": lambda run: run.spike_rate and run.spike_rate.low,
+    "spikes_high": lambda run: run.spike_rate and run.spike_rate.high,
+    "first_spike": lambda run: min(run.card.spike_steps, default=None),
+    "spike_score": lambda run: run.card.spike_score,
+    "recovery_steps": lambda run: "; ".join(map(str, run.card.recovery_steps)),
+    "rolled_back": lambda run: run.card.rolled_back,
+    "skipped": lambda run: run.card.skipped,
+    "loss_metric": lambda run: run.card.loss,
+    "first_loss": lambda run: run.card.first_loss,
+    "final_loss": lambda run: run.card.final_loss,
+    "best_loss": lambda run: run.card.best_loss,
+    "steps_per_second": lambda run: run.card.steps_per_second,
+    "overhead": lambda run: run.card.overhead,
+}
+COLUMNS = ("source", "name", "outcome", *FINDING_CELLS, "verdict", "verdict_cause")
 
 
 def run(report: Report) -> str:
     """Return a row for each finding, and for each run without trouble that has none."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for diagnosis in report.diagnoses:
-        cells = _diagnosis_cells(diagnosis)
-        rows += [cells | _finding_cells(finding) for finding in diagnosis.findings]
+        of_run = {
+            "source": _cell(diagnosis.source),
+            "name": _cell(diagnosis.name),
+            "outcome": diagnosis.outcome,
+            "verdict": _cell(diagnosis.verdict),
+            "verdict_cause": _cell(diagnosis.cause and diagnosis.cause.name),
+        }
+        rows += [of_run | _cells(FINDING_CELLS, finding) for finding in diagnosis.findings]
         if not diagnosis.findings and diagnosis.outcome in NO_TROUBLE:
-            rows.append(cells)
+            rows.append(of_run)
     return _table(COLUMNS, rows)
 
 
@@ -89,24 +90,22 @@ def comparison(compared: Comparison) -> str:
     """
     worse = {verdict.source: not verdict.passed for verdict in compared.gate.verdicts} if compared.gate else {}
     params = {csv_cell(f"param:{param.name}"): param.values for param in compared.differences if not param.is_tag}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for place, run in enumerate(compared.runs):
         values = {column: _param(values[place]) for column, values in params.items()}
-        rows.append({"rank": place + 1} | _compared_cells(run) | values)
+        rows.append({"rank": place + 1} | _cells(COMPARED_CELLS, run) | values)
     rows += [
-        {"source": csv_cell(card.source), "name": csv_cell(card.name), "error": csv_cell(card.error)}
-        for card in compared.unread
+        {"source": _cell(card.source), "name": _cell(card.name), "error": _cell(card.error)} for card in compared.unread
     ]
-    cards = [*compared.cards, *compared.unread]
-    for row, card in zip(rows, cards, strict=True):
-        row["worse_than_baseline"] = _truth(worse.get(card.source))
-    return _table((*COMPARISON_COLUMNS, *params), rows)
+    for row, card in zip(rows, [*compared.cards, *compared.unread], strict=True):
+        row["worse_than_baseline"] = _cell(worse.get(card.source))
+    return _table(("rank", *COMPARED_CELLS, "worse_than_baseline", "error", *params), rows)
 
 
 FORMAT = ReportFormat("csv", run, comparison, (".csv",), order=20)
 
 
-def _table(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
+def _table(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
     text = io.StringIO()
     table = csv.DictWriter(text, tuple(columns), lineterminator="\n")
     table.writeheader()
@@ -114,67 +113,14 @@ def _table(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _diagnosis_cells(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "source": csv_cell(diagnosis.source),
-        "name": csv_cell(diagnosis.name),
-        "outcome": diagnosis.outcome,
-        "verdict": csv_cell(diagnosis.verdict),
-        "verdict_cause": csv_cell("" if diagnosis.cause is None else diagnosis.cause.name),
-    }
+def _cells(columns: Mapping[str, Callable[[_T], object]], item: _T) -> dict[str, object]:
+    return {column: _cell(value(item)) for column, value in columns.items()}
 
 
-def _finding_cells(finding: Finding) -> dict[str, Any]:
-    return {
-        "step": finding.start,
-        "issue_type": csv_cell(finding.kind),
-        "severity": finding.severity.name,
-        "message": csv_cell(finding.message),
-        "metrics": csv_cell("; ".join(f"{name}={float(value)!r}" for name, value in finding.metrics.items())),
-        "place": csv_cell(finding.place),
-        "metric": csv_cell(finding.metric),
-        "peak_step": finding.peak,
-        "end_step": finding.end,
-        "events": finding.count,
-        "attempt": finding.attempt,
-        "recovered": _truth(finding.recovered),
-        "experimental": _truth(finding.experimental),
-        "remedies": csv_cell("; ".join(map(str, finding.remedies))),
-        "cause": csv_cell("" if finding.cause is None else finding.cause.name),
-        "cause_statement": csv_cell("" if finding.cause is None else finding.cause.statement),
-    }
-
-
-def _compared_cells(run: Compared) -> dict[str, Any]:
-    card, rate = run.card, run.spike_rate
-    return {
-        "source": csv_cell(card.source),
-        "name": csv_cell(card.name),
-        "outcome": card.outcome,
-        "severity": card.severity.name,
-        "verdict": csv_cell(card.verdict),
-        "cause": csv_cell(card.cause),
-        "first_step": card.first_step,
-        "last_step": card.last_step,
-        "onset": card.onset,
-        "divergence": card.divergence,
-        "episodes": len(card.troubles),
-        "spikes": len(card.spike_steps),
-        "spikes_per_10k": _exact(rate.per_10k if rate else None),
-        "spikes_low": _exact(rate.low if rate else None),
-        "spikes_high": _exact(rate.high if rate else None),
-        "first_spike": min(card.spike_steps, default=None),
-        "spike_score": _exact(card.spike_score),
-        "recovery_steps": "; ".join(map(str, card.recovery_steps)),
-        "rolled_back": card.rolled_back,
-        "skipped": card.skipped,
-        "loss_metric": csv_cell(card.loss),
-        "first_loss": _exact(card.first_loss),
-        "final_loss": _exact(card.final_loss),
-        "best_loss": _exact(card.best_loss),
-        "steps_per_second": _exact(card.steps_per_second),
-        "overhead": _exact(card.overhead),
-    }
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return csv_cell(value) if isinstance(value, str) else value
 
 
 def _param(value: str | None) -> str:
@@ -184,11 +130,3 @@ def _param(value: str | None) -> str:
     except ValueError:
         return csv_cell(value or "")
     return value or ""
-
-
-def _exact(value: float | None) -> str:
-    return "" if value is None else repr(float(value))
-
-
-def _truth(value: bool | None) -> str:
-    return "" if value is None else str(value).lower()

@@ -11,6 +11,7 @@ import mlflow_stability
 from mlflow_stability.cli.finding_types import EXPLAINED
 from mlflow_stability.cli.main import run
 from mlflow_stability.diagnosis.causes.catalog import CauseType, causes, checks_of, excluded, symptoms
+from mlflow_stability.diagnosis.causes.course import PREVENT_LEARNING, RAISE_LOSS, SUMS
 from mlflow_stability.diagnosis.causes.inside import SIGNS
 from mlflow_stability.diagnosis.causes.non_finite import CAUSE_BY_SOURCE
 from mlflow_stability.diagnosis.recorded_settings import RecordedSettings
@@ -142,3 +143,7 @@ def test_every_kind_of_event_that_is_made_anywhere_can_be_explained() -> None:
                     kinds.add(str(constants[kind.id]))
     assert len(kinds) > 5
     assert kinds <= set(EXPLAINED), kinds - set(EXPLAINED)
+
+
+def test_every_kind_of_a_mistake_in_the_set_up_that_causes_name_exists() -> None:
+    assert {*PREVENT_LEARNING.split(), *RAISE_LOSS.split(), *SUMS.split()} <= set(KINDS)
