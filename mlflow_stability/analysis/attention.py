@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -182,7 +181,7 @@ def attention_entropy_plot(
         maps = [m for step, weights in given.items() for m in maps_of_weights(weights, step, argument="run_id_or_path")]
         layers, name = _entropies_of_maps(maps), ""
     else:
-        layers, name, axis = _entropies_by_position(given), "", "query position"
+        layers, name, axis = entropy_by_position(given), "", "query position"
     subtitle = " · ".join(filter(None, [_ENTROPY if title else "", name]))
     return saved(attention_entropy(layers, title or _ENTROPY, subtitle, axis), save_path)
 
@@ -212,13 +211,6 @@ def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:
             _layer_entropy(layer, steps, [np.array([m.entropy[h] for m in of_layer]) for h in range(heads)])
         )
     return entropies
-
-
-def _entropies_by_position(weights: Any) -> list[LayerEntropy]:
-    return [
-        _layer_entropy(layer.layer, layer.positions, list(layer.entropy))
-        for layer in entropy_by_position(weights, "run_id_or_path")
-    ]
 
 
 def _layer_entropy(layer: str, x: NDArray[np.int64], heads: Sequence[NDArray[np.float32]]) -> LayerEntropy:
@@ -322,19 +314,8 @@ def maps_of_weights(
     return (_map(given, step, layer, 0, argument),)
 
 
-@dataclass(frozen=True, slots=True)
-class PositionEntropy:
-    """Entropy of the heads of one layer, query by query."""
-
-    layer: str
-    positions: NDArray[np.int64]
-    """The queries that may attend to more than one key, from 0 on."""
-    entropy: NDArray[np.float32]
-    """By head and position."""
-
-
-def entropy_by_position(given: Any, argument: str) -> list[PositionEntropy]:
-    """Return the entropy of each query, for each layer; a map has that of its sample."""
+def entropy_by_position(given: Any) -> list[LayerEntropy]:
+    """Return the entropy of each query that may attend to more than one key; a map has that of its sample."""
     layers = list(given) if _has_layers(given) else [given]
     entropies = []
     for number, weights in enumerate(layers):
@@ -342,10 +323,10 @@ def entropy_by_position(given: Any, argument: str) -> list[PositionEntropy]:
         if isinstance(weights, AttentionMap):
             name, every, causal = weights.layer, weights.weights.astype(np.float32)[None], weights.causal
         else:
-            every = _weights(weights, argument)
+            every = _weights(weights, "run_id_or_path")
             causal = _is_causal(every)
         positions, rows = _entropy_of_queries(every, causal=causal)
-        entropies.append(PositionEntropy(name, positions, rows.mean(0)))
+        entropies.append(_layer_entropy(name, positions, list(rows.mean(0))))
     return entropies
 
 

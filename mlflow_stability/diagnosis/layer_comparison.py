@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import restore_infinities
 from mlflow_stability.vocabulary.measured.layer_comparison import (
+    QUANTITY_TITLES,
     Cells,
     FirstNonFinite,
     LargestGap,
@@ -25,18 +26,12 @@ from mlflow_stability.vocabulary.measured.layer_comparison import (
 from mlflow_stability.vocabulary.result import RunCard
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
-BY_LAYER = ("grad_norm", "update_ratio", "param_norm", "attention_entropy")
+BY_LAYER = tuple(QUANTITY_TITLES)
 SMALLEST = frozenset({"attention_entropy"})
 """For these a column keeps the smallest value: attention collapses to zero."""
 MAX_LAYERS = 2048
 MAX_COLUMNS = 384
 """Before columns are joined."""
-QUANTITY_WORDS = {
-    "grad_norm": "gradient norm by layer",
-    "update_ratio": "update ratio by layer",
-    "param_norm": "parameter norm by layer",
-    "attention_entropy": "attention entropy by head",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +143,12 @@ def lacking(first: Mapping[str, LayerCourse], second: Mapping[str, LayerCourse],
         has = (quantity in first, quantity in second)
         if has == (False, False):
             if quantity == "attention_entropy":
-                missing.append(f"Neither run has {QUANTITY_WORDS[quantity]}.")
+                missing.append(f"Neither run has {QUANTITY_TITLES[quantity].lower()}.")
         elif not all(has):
             without, with_it = (names[1], names[0]) if has[0] else (names[0], names[1])
-            missing.append(f"{without} has no {QUANTITY_WORDS[quantity]} to compare with {with_it}.")
+            missing.append(f"{without} has no {QUANTITY_TITLES[quantity].lower()} to compare with {with_it}.")
     omitted = [
-        f"{course.left_out:,} rows of {QUANTITY_WORDS[course.quantity]} were omitted (too many)."
+        f"{course.left_out:,} rows of {QUANTITY_TITLES[course.quantity].lower()} were omitted (too many)."
         for course in (*first.values(), *second.values())
         if course.left_out
     ]

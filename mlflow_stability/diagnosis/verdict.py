@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from mlflow_stability.curves.curve_shape import is_noisy, is_unmoved
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
-from mlflow_stability.diagnosis.findings.episodes import persists
+from mlflow_stability.diagnosis.findings.episodes import NON_FINITE, persists
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP, noun_of
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
@@ -27,7 +27,6 @@ from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diag
 from mlflow_stability.vocabulary.text.phrases import counted, factor, times
 
 NONE: Mapping[str, str] = MappingProxyType({})
-NON_FINITE = ("nan_detected", "inf_detected")
 KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
     "broken": NON_FINITE,
     "diverged": ("divergence", "loss_spike"),

@@ -14,17 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MIN_BLOCKS = 8  # names are shortened to the depth at which there are at least this many blocks
-_TITLES = {
-    "grad_norm": "Gradient norm by layer",
-    "update_ratio": "Update ratio by layer",
-    "param_norm": "Parameter norm by layer",
-    "attention_entropy": "Attention entropy by head",
-}
-
-
-def quantity_title(quantity: str) -> str:
-    """Return the title of a picture that compares two runs: ``Gradient norm by layer``."""
-    return _TITLES.get(quantity, quantity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layer_grid import labels_of, quantity_title
+from mlflow_stability.figures.layer_grid import labels_of
 from mlflow_stability.figures.style import (
     BAD,
     GRID,
@@ -56,7 +56,7 @@ def layers_beside(beside: LayerComparison, names: tuple[str, str]) -> Picture:
     extreme = "smallest" if beside.smallest else "largest"
     facts = [f"all in {shown(common.rstrip('.'), 40)}"] if common else []
     facts += [f"each column the {extreme} of {beside.width:,} steps"] if beside.width > 1 else []
-    entitle(figure, quantity_title(beside.quantity), " · ".join(facts))
+    entitle(figure, beside.title, " · ".join(facts))
     low, high = beside.colour_limits
     norm = LogNorm(low, high) if beside.logarithmic else Normalize(low, high)
     wide = (WIDTH - left - _RIGHT - _BETWEEN) / 2
@@ -74,7 +74,7 @@ def layers_beside(beside: LayerComparison, names: tuple[str, str]) -> Picture:
         bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
     bar.outline.set_visible(False)
-    bar.set_label(quantity_title(beside.quantity).partition(" by ")[0].lower(), fontsize=SMALL_SIZE)
+    bar.set_label(beside.measure, fontsize=SMALL_SIZE)
     _legend(axes, beside, tall)
     return figure
 

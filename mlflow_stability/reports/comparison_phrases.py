@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
-from mlflow_stability.figures.layer_grid import quantity_title
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import (
     Association,
@@ -280,11 +279,6 @@ def number_columns(cards: Sequence[RunCard]) -> list[Column]:
 def meanings(columns: Sequence[Column]) -> str:
     """``lost at: the step from which the loss never recovered; ...``."""
     return "; ".join(f"{column.title}: {column.meaning}" for column in columns) + "."
-
-
-def layer_measure(beside: LayerComparison) -> str:
-    """What colours show: ``gradient norm``."""
-    return quantity_title(beside.quantity).partition(" by ")[0].lower()
 
 
 def layer_columns(beside: LayerComparison) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 
-from mlflow_stability.figures.layer_grid import quantity_title
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.sections import Row, Section, Sign, failures, sentences
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, BaselineGate, Cohort, Comparison, RunCard
@@ -160,7 +159,7 @@ def _statement(card: RunCard) -> tuple[str, ...]:
 def _layers(comparison: Comparison) -> Iterator[Row]:
     for beside in comparison.layers:
         difference = wording.layer_difference(beside, wording.two_names(comparison))
-        yield Row((difference,), quantity_title(beside.quantity), Sign.LABEL)
+        yield Row((difference,), beside.title, Sign.LABEL)
 
 
 def _differences(comparison: Comparison) -> Section:

@@ -88,8 +88,9 @@ def test_weights_of_one_step_have_an_entropy_for_each_position() -> None:
 
 def test_the_mean_over_positions_is_the_entropy_of_the_head() -> None:
     weights = weights_of(2, 4, 6, 9)
-    (layer,) = entropy_by_position(weights, "weights")
-    assert layer.entropy.mean(1) == pytest.approx(maps_of_weights(weights)[0].entropy, rel=1e-5)
+    (layer,) = entropy_by_position(weights)
+    means = [curve.mean.mean() for curve in layer.curves]
+    assert means == pytest.approx(maps_of_weights(weights)[0].entropy, rel=1e-5)
 
 
 def test_entropy_is_what_a_recording_measures() -> None:

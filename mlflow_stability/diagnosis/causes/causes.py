@@ -108,7 +108,12 @@ def _cause_of(
     """Return the most likely cause, found for the episode or for an earlier finding of the same trouble."""
     episode = item.episode
     span, reach = attempts.around(episode.attempt, episode.start), _reach(curves)
-    trouble = [other for other in _same_trouble(episode, checked, reach) if other.episode.start in span]
+    same = (item for item in checked if item.episode is episode or _led_to(item.episode, episode, reach))
+    # Earliest first; learning rate jumps last, because their effect is explained.
+    trouble = sorted(
+        (item for item in same if item.episode.start in span),
+        key=lambda item: (item.episode.kind == "learning_rate_jump", item.episode.start),
+    )
     candidates = [(other, result.cause) for other in trouble for result in other.results if result.cause is not None]
     if not candidates:
         return None
@@ -162,15 +167,8 @@ def _with_rerun(cause: Cause, episode: Finding, history: RunHistory, attempts: R
 
 def _reach(curves: RunCurves) -> float:
     """Return the number of steps between the starts of two findings up to which they may be the same trouble."""
-    losses = [curve for curve in curves.losses if len(curve.steps) > 1]
-    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
-    return min(SHARE_OF_RUN * span, POINTS * max((curve.distance for curve in losses), default=1.0))
-
-
-def _same_trouble(episode: Finding, checked: Sequence[CheckedEpisode], reach: float) -> list[CheckedEpisode]:
-    """Return the episode and what led to it, earliest first; learning rate jumps last: their effect is explained."""
-    same = [item for item in checked if item.episode is episode or _led_to(item.episode, episode, reach)]
-    return sorted(same, key=lambda item: (item.episode.kind == "learning_rate_jump", item.episode.start))
+    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
+    return min(SHARE_OF_RUN * span, POINTS * max((curve.distance for curve in curves.losses), default=1.0))
 
 
 def _led_to(earlier: Finding, later: Finding, reach: float) -> bool:

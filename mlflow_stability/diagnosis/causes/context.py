@@ -175,8 +175,7 @@ class EpisodeContext:
     @property
     def reach(self) -> float:
         """Number of steps that count as just before."""
-        several = self.loss is not None and len(self.loss.steps) > 1
-        return LOOKBACK.just_before * (self.loss.distance if self.loss is not None and several else 1.0)
+        return LOOKBACK.just_before * (1.0 if self.loss is None else self.loss.distance)
 
     @property
     def optimizer_norm(self) -> Curve | None:

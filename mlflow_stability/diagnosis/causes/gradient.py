@@ -23,21 +23,17 @@ class GradientLimits:
     settled_after: int = 50
     """Maximum number of steps after gradients were cleared again for a missing zero_grad() to be the cause."""
     explosion: float = 5.0
-    """Minimum ratio of a gradient norm to its baseline for an explosion, ..."""
+    """Minimum ratio of a gradient norm, also of a layer, to its baseline for an explosion, ..."""
     deviations: float = 6.0
     """... and minimum σ of its logarithm."""
     lost_to_rounding: float = 1e-10
     """Gradient norm of a layer below which none of its weights move: with Adam, too, it is below the usual epsilon."""
     min_norms: int = 16
-    """Minimum number of gradient norms before an episode for a baseline."""
-    layer_explosion: float = 5.0
-    """Minimum ratio of a layer's gradient norm to its own baseline."""
+    """Minimum number of gradient norms before an episode for a baseline, and of clipped ones for regular clipping."""
     layer_ends: float = 0.01
     """Share of the next layer's gradient norm below which gradients end in a layer."""
     clipped_share: float = 0.9
     """Minimum share of the steps before that were clipped."""
-    min_clipped: int = 16
-    """Minimum number of clipped steps before."""
     shortened: float = 1.1
     """Ratio of a norm to the clipped norm above which clipping mattered, ..."""
     shortened_share: float = 0.1
@@ -175,7 +171,7 @@ def exploding_layer(context: EpisodeContext) -> LayerEvidence:
         if not curve.place or len(values) < 4 or start - int(steps[-1]) > context.reach:
             continue
         usual, last = float(np.median(values[:-1])), float(values[-1])
-        if last > LIMITS.layer_explosion * usual > 0:
+        if last > LIMITS.explosion * usual > 0:
             value = f"{last:.3g} at {context.unit} {int(steps[-1])} (baseline {usual:.3g})"
             candidates.append((last / usual, curve.place, f"largest increase in {curve.place}: {value}"))
     return LayerEvidence(*max(candidates)[1:]) if candidates else LayerEvidence()
@@ -211,7 +207,7 @@ def clipping_ended_check(context: EpisodeContext) -> CheckResult:
     after_clip = clipped.values[np.isin(clipped.steps, norm.steps[before])]
     before_clip = norm.values[before][is_clipped[before]]
     finite = np.isfinite(after_clip) & np.isfinite(before_clip)
-    regular = finite.sum() >= LIMITS.min_clipped and is_clipped[before].mean() >= LIMITS.clipped_share
+    regular = finite.sum() >= LIMITS.min_norms and is_clipped[before].mean() >= LIMITS.clipped_share
     if not regular or len(unclipped) > LOOKBACK.points:
         return not_checked("end of clipping: it was not regular, or ended long before")
     limit = float(after_clip[finite].max())

@@ -17,6 +17,7 @@ from mlflow_stability.curves.curves import Curve, after_last, curves_of
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, jumps_in, restart_before
+from mlflow_stability.diagnosis.causes.step_size import LIMITS as STEP_LIMITS
 from mlflow_stability.diagnosis.causes.step_size import (
     first_updates_large,
     hardly_moved,
@@ -76,8 +77,6 @@ class RateLimits:
     """Minimum number of losses at a learning rate that show whether it was tolerated."""
     ends: int = 5
     """Number of points at either end whose median is compared."""
-    from_start: float = 0.9
-    """Minimum share of the highest learning rate of a first one that was not warmed up."""
     in_rise: float = 0.25
     """Share of the way from its baseline to its value when found above which a loss is part of a rise."""
 
@@ -307,7 +306,7 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             at_start,
             remedies=(lower_by(now, now / tolerance.rate),),
         )
-    if context.is_early and episode.kind != "loss_spike" and float(values[0]) >= LIMITS.from_start * top > 0:
+    if context.is_early and episode.kind != "loss_spike" and float(values[0]) >= STEP_LIMITS.no_warm_up * top > 0:
         fell = _fell_afterwards(context, rate, now)
         if fell is not None:
             return ruled_out(

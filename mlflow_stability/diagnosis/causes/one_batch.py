@@ -61,8 +61,6 @@ class BatchLimits:
     """Share of its rise that values before must reach, `returns` times, for a value to be no exception."""
     searched: int = 48
     """Maximum number of points between a jump and the divergence that is found."""
-    jump_min_losses: int = 16
-    """Minimum number of losses before a jump that show their range."""
     deviations: float = 6.0
     """Minimum rise of a jump in σ of the losses before."""
     stay_above: int = 4
@@ -342,10 +340,10 @@ def jump_near(context: EpisodeContext) -> Jump | None:
         return None
     start = int(np.searchsorted(loss.steps, context.episode.start, side="left"))
     end = int(np.searchsorted(loss.steps, context.latest, side="right"))
-    for at in range(max(LIMITS.jump_min_losses, start - LIMITS.searched), min(end, len(loss.values))):
+    for at in range(max(LIMITS.min_values, start - LIMITS.searched), min(end, len(loss.values))):
         before, row = loss.values[max(0, at - LOOKBACK.just_before) : at], loss.values[at : at + LIMITS.stay_above]
         before = before[np.isfinite(before)]
-        if len(before) < LIMITS.jump_min_losses or len(row) < LIMITS.stay_above or not np.isfinite(row).all():
+        if len(before) < LIMITS.min_values or len(row) < LIMITS.stay_above or not np.isfinite(row).all():
             continue
         usual, lasting = float(np.median(before)), float(np.median(row))
         rise, noise = float(row[0]) - usual, NORMAL_MAD * median_deviation(before)

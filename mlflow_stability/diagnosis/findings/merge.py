@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
-from mlflow_stability.diagnosis.findings.episodes import REMARKS
+from mlflow_stability.diagnosis.findings.episodes import NON_FINITE, REMARKS
 from mlflow_stability.diagnosis.findings.notes import NanAfterInf, OriginNote, RepeatedNote, also_known, with_note
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
@@ -23,7 +23,6 @@ from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, 
 
 NEAR_SHARE = 0.02
 """Findings that begin within this share of the run from each other are about the same trouble."""
-NON_FINITE = (NanDetected.kind, InfDetected.kind)
 REPEATED_STEPS = StepSkipped().of_steps
 """What comes again within this number of steps is the same trouble, as the detector of skipped steps counts it."""
 HELD_STEPS = 2

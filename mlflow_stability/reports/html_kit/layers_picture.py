@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layer_grid import labels_of, quantity_title
+from mlflow_stability.figures.layer_grid import labels_of
 from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
@@ -111,7 +111,7 @@ def layers_picture_of(beside: LayerComparison, names: tuple[str, str]) -> Layers
     low, high = beside.colour_limits
     special = [beside.without_colour(number) for number in (0, 1)]
     return LayersPicture(
-        title=quantity_title(beside.quantity),
+        title=beside.title,
         text=wording.layer_difference(beside, names),
         columns=wording.layer_columns(beside),
         height=height,
@@ -124,7 +124,7 @@ def layers_picture_of(beside: LayerComparison, names: tuple[str, str]) -> Layers
         bar=tuple("#{:02x}{:02x}{:02x}".format(*colour) for colour in _COLOURS.astype(int)),
         values=apart(Axis(low, high, beside.logarithmic).ticks(4), BAR_CHARACTERS),
         special=tuple(name for name in special[0] if special[0][name].any() or special[1][name].any()),
-        measure=wording.layer_measure(beside),
+        measure=beside.measure,
     )
 
 

@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+QUANTITY_TITLES = {
+    "grad_norm": "Gradient norm by layer",
+    "update_ratio": "Update ratio by layer",
+    "param_norm": "Parameter norm by layer",
+    "attention_entropy": "Attention entropy by head",
+}
+"""What two runs are compared in."""
 Cells = NDArray[np.float32]
 """By layer and column: infinite where a value was not finite, NaN where nothing was measured."""
 COLOUR_PERCENTILES = (1.0, 99.0)
@@ -89,6 +96,16 @@ class LayerComparison:
     """For each run its first and last step, counted from its zero."""
     absent: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     """For each run the layers, or heads, that only the other one has."""
+
+    @property
+    def title(self) -> str:
+        """``Gradient norm by layer``."""
+        return QUANTITY_TITLES[self.quantity]
+
+    @property
+    def measure(self) -> str:
+        """``gradient norm``."""
+        return self.title.partition(" by ")[0].lower()
 
     @property
     def columns(self) -> int:
