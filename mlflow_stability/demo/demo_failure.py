@@ -73,8 +73,6 @@ def demo_failure(steps: int) -> Failure:
         task=demo_gpt,
         trouble=JumpAndPadding(faults),
         onset=faults.first + 1,
-        recoverable=True,
-        why="Weights from before the jump, and the step of the empty batch left out.",
         causes=("learning_rate_jump",),
     )
 

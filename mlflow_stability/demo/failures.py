@@ -95,8 +95,6 @@ JUMP = Failure(
     task=scheduled_gpt,
     trouble=TooHighForAWhile(),
     onset=FIRST + 1,
-    recoverable=True,
-    why="Weights from before the jump; it must be done again where the first time came too early in the jump.",
     causes=("learning_rate_jump",),
 )
 TOO_HIGH = Failure(
@@ -105,8 +103,6 @@ TOO_HIGH = Failure(
     task=plain_gpt,
     trouble=SetAtTheBeginning(1.0),
     onset=2,
-    recoverable=False,
-    why="There was never a good state; the learning rate has to change.",
     causes=("learning_rate_too_high",),
 )
 TOO_LOW = Failure(
@@ -115,8 +111,6 @@ TOO_LOW = Failure(
     task=classification,
     trouble=MuchLower(),
     onset=2,
-    recoverable=False,
-    why="The learning rate has to change.",
     causes=("learning_rate_too_low",),
 )
 NO_WARM_UP = Failure(
@@ -125,8 +119,6 @@ NO_WARM_UP = Failure(
     task=post_norm_transformer,
     trouble=NoWarmUp(),
     onset=2,
-    recoverable=False,
-    why="There was never a good state; the schedule has to change.",
     causes=("no_warm_up", "learning_rate_too_high"),
 )
 
@@ -169,8 +161,6 @@ BIT_FLIP = Failure(
     task=scheduled_gpt,
     trouble=FlippedBit(),
     onset=FIRST,
-    recoverable=True,
-    why="Weights from before; leaving out steps does nothing, for the weight stays what it is.",
     causes=("damaged_weights", "hardware"),
 )
 WEIGHT_DECAY = Failure(
@@ -179,8 +169,6 @@ WEIGHT_DECAY = Failure(
     task=scheduled_gpt,
     trouble=TooStrongForAWhile(),
     onset=FIRST + 1,
-    recoverable=True,
-    why="Weights from before; it must be done again where the first time came too early.",
     causes=("weight_decay",),
 )
 SMALL_INITIALISATION = Failure(
@@ -189,8 +177,6 @@ SMALL_INITIALISATION = Failure(
     task=deep_classification,
     trouble=ScaledInitialisation(0.01),
     onset=1,
-    recoverable=False,
-    why="The initialisation has to change.",
     causes=("vanishing_gradients",),
 )
 LARGE_INITIALISATION = Failure(
@@ -199,8 +185,6 @@ LARGE_INITIALISATION = Failure(
     task=deep_classification,
     trouble=ScaledInitialisation(10.0),
     onset=1,
-    recoverable=False,
-    why="The initialisation has to change.",
     causes=("gradient_explosion", "overflow"),
 )
 
@@ -283,8 +267,6 @@ ATTENTION_LOGITS = Failure(
     task=scheduled_gpt,
     trouble=WrongGroup(),
     onset=FIRST + 1,
-    recoverable=True,
-    why="Weights from before; a softmax that is saturated has no gradient to come back by.",
     causes=("learning_rate_jump", "attention_logit_growth"),
 )
 SDR_COLLAPSE = Failure(
@@ -293,8 +275,6 @@ SDR_COLLAPSE = Failure(
     task=sparse_autoencoder,
     trouble=WrongSign(),
     onset=COLLAPSE_STEP,
-    recoverable=True,
-    why="Weights from before.",
     causes=("sdr_collapse",),
 )
 
@@ -331,8 +311,6 @@ BAD_BATCH = Failure(
     task=plain_gpt,
     trouble=RandomTargets(),
     onset=STEP,
-    recoverable=True,
-    why="Weights and second moments from before that batch.",
     causes=("bad_batch",),
 )
 NAN_BATCH = Failure(
@@ -341,8 +319,6 @@ NAN_BATCH = Failure(
     task=plain_gpt,
     trouble=NaNLoss(),
     onset=STEP,
-    recoverable=True,
-    why="That step left out.",
     causes=("bad_batch", "loss_function"),
 )
 
@@ -392,8 +368,6 @@ NO_ZERO_GRAD = Failure(
     task=regression_with_momentum,
     trouble=NeverCleared(),
     onset=NO_CLEARING_FROM + 1,
-    recoverable=False,
-    why="After a rollback gradients accumulate again; the script has to change.",
     causes=("gradients_not_cleared",),
 )
 HALF_OVERFLOW = Failure(
@@ -402,7 +376,5 @@ HALF_OVERFLOW = Failure(
     task=gpt_in_half,
     trouble=ScaleTooLarge(),
     onset=STEP,
-    recoverable=False,
-    why="No step can be taken any more and the scale is a number of the script; it must be said, not hidden by skips.",
     causes=("gradient_non_finite", "fp16_scale", "overflow"),
 )

@@ -149,10 +149,6 @@ class Failure:
     """The first step whose batch, loss, gradients or weights are not those of the twin: all steps before are the same,
     bit for bit.
     """
-    recoverable: bool
-    """Whether a rollback or a skip can save it, without changes to script or data."""
-    why: str
-    """What saves it, or why nothing can."""
     causes: tuple[str, ...] = ()
     """Causes that are right in a diagnosis."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import Cell, Table, table_of
-from zoo.catalog import ZOO
+from zoo.catalog import CANNOT_BE_SAVED, ZOO
 from zoo.trial import Result, Trial, run
 
 from mlflow_stability.demo.training_loop import Failure
@@ -51,13 +51,13 @@ def rescue(seeds: int = 3, only: tuple[str, ...] = (), workers: int = 2, keep: P
             for step, after in zip(steps, delays, strict=True)
         ):
             late.append(failure.name)
-        if failure.recoverable:
+        if failure.name not in CANNOT_BE_SAVED:
             for mode, values in ratios.items():
                 saved[mode] += sum(value <= MAX_RATIO_SAVED for value in values)
             if max(ratios["rollback"]) > MAX_RATIO_SAVED:
                 lost.append(failure.name)
         rows.append(row_of(failure, ratios, steps, delays, last))
-    recoverable = seeds * sum(failure.recoverable for failure in zoo)
+    recoverable = seeds * sum(failure.name not in CANNOT_BE_SAVED for failure in zoo)
     yield table_of("Final loss in units of the healthy twin's", rows)
     yield table_of(
         "Summary",
@@ -78,6 +78,7 @@ def row_of(
     last: Sequence[Result],
 ) -> dict[str, Cell]:
     lost = [sum(event.metrics.get("steps_lost", 0.0) for event in of_kind(result, "rollback")) for result in last]
+    reason = CANNOT_BE_SAVED.get(failure.name, "")
     final = last[0].error or (last[0].events[-1].kind if last[0].events else "")
     return {
         "failure": failure.name,
@@ -88,7 +89,7 @@ def row_of(
         "rollbacks": max(len(of_kind(result, "rollback")) for result in last),
         "steps lost": round(max(lost)),
         "skipped": max(len(of_kind(result, "step_skipped")) for result in last),
-        "last event": final[:40] if failure.recoverable else f"{final[:40]} (cannot be saved: {failure.why})",
+        "last event": f"{final[:40]} (cannot be saved: {reason})" if reason else final[:40],
     }
 
 

@@ -41,6 +41,4 @@ FAILURE = Failure(
     task=half_precision_gpt,
     trouble=BoldScaler(),
     onset=41,
-    recoverable=True,
-    why="A scale that is cut for good after some skips in a row.",
 )

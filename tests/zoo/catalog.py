@@ -45,6 +45,15 @@ ZOO: tuple[Failure, ...] = (
     failures.TOO_HIGH,
 )
 
+CANNOT_BE_SAVED = {
+    "GPT: lr 1.0 from 0": "There was never a good state; the learning rate has to change.",
+    "missing warm-up": "There was never a good state; the schedule has to change.",
+    "accumulation bug": "After a rollback gradients accumulate again; the script has to change.",
+    "GPT: fp16 overflow": "No step can be taken any more; the loss scale of the script has to change.",
+    "repeated data": "Whatever it goes back to, the next batch is the same again; nothing in the loss is wrong.",
+}
+"""Why no rollback or skip can save a failure without changes to script or data, by its name."""
+
 
 def failure_named(name: str) -> Failure:
     """The one with this name."""

@@ -53,6 +53,4 @@ FAILURE = Failure(
     task=masked_classification,
     trouble=NothingLabelled(),
     onset=STEP,
-    recoverable=True,
-    why="That step left out.",
 )

@@ -65,6 +65,4 @@ FAILURE = Failure(
     task=recurrent,
     trouble=LongSequences(),
     onset=STEP,
-    recoverable=True,
-    why="Weights and momentum from before that batch.",
 )

@@ -21,6 +21,4 @@ FAILURE = Failure(
     task=plain_gpt,
     trouble=SetToOne(),
     onset=STEP + 1,
-    recoverable=True,
-    why="Weights from before and the learning rate of that time with them: at 1.0 no weights live.",
 )

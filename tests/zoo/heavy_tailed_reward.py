@@ -75,6 +75,4 @@ FAILURE = Failure(
     task=policy,
     trouble=AbsurdRewards(),
     onset=STEP,
-    recoverable=True,
-    why="Weights and momentum from before that batch: a policy that is sure explores no more.",
 )

@@ -26,6 +26,4 @@ FAILURE = Failure(
     task=regression_with_adam,
     trouble=UnscaledInputs(),
     onset=STEP,
-    recoverable=True,
-    why="The second moments from before that batch; the weights alone would not do.",
 )

@@ -56,6 +56,4 @@ FAILURE = Failure(
     task=hand_made_loss,
     trouble=OutliersOfTheOtherClass(),
     onset=STEP,
-    recoverable=True,
-    why="That step left out.",
 )

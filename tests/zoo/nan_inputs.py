@@ -23,6 +23,4 @@ FAILURE = Failure(
     task=classification,
     trouble=MissingCells(),
     onset=STEP,
-    recoverable=True,
-    why="That step left out, and the running statistics as they were before its forward pass.",
 )

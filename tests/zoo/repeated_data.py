@@ -27,6 +27,4 @@ FAILURE = Failure(
     task=scheduled_gpt,
     trouble=StuckLoader(),
     onset=FIRST + 1,
-    recoverable=False,
-    why="Whatever it goes back to, the next batch is the same again; nothing in the loss is wrong.",
 )

@@ -19,6 +19,4 @@ FAILURE = Failure(
     task=regression_with_momentum,
     trouble=GramsForKilograms(),
     onset=STEP,
-    recoverable=True,
-    why="Weights and momentum from before that batch.",
 )

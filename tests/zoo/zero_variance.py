@@ -49,6 +49,4 @@ FAILURE = Failure(
     task=hand_made_norm,
     trouble=EmptyRecord(),
     onset=STEP,
-    recoverable=True,
-    why="That step left out.",
 )
