@@ -285,7 +285,9 @@ def _print_lines(states: Iterator[WatchedRun], interval: float) -> None:
         for finding in list(run.findings):
             if finding.severity > Severity.INFO and (finding.kind, finding.start) not in printed:
                 printed.add((finding.kind, finding.start))
-                click.echo(plain(finding_line(finding)))
+                click.echo(
+                    plain(f"{finding.severity.name} {finding.kind} at step {finding.start:,}: {finding.message}")
+                )
         if run.ended or time.monotonic() - last_line >= LINE_INTERVAL:
             last_line = time.monotonic()
             click.echo(plain(f"{run.ended}: {status_line(run)}" if run.ended else status_line(run)))
@@ -320,11 +322,6 @@ def status_line(run: WatchedRun) -> str:
             zone = zone_of(value, GRADIENT_NORM) if quantity == "grad_norm" else None
             parts.append(f"{words} {number_text(value)}" + (f" ({zone.name})" if zone else ""))
     return "  ".join([*parts, *_pace(run)])
-
-
-def finding_line(finding: Finding) -> str:
-    """Return `WARNING loss_spike at step 400: ...`."""
-    return f"{finding.severity.name} {finding.kind} at step {finding.start:,}: {finding.message}"
 
 
 def _head(out: TerminalWriter, run: WatchedRun) -> Text:

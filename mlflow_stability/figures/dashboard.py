@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.gridspec import GridSpec
+from matplotlib.lines import Line2D
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -35,6 +36,7 @@ from mlflow_stability.figures.style import (
     TEXT_SIZE,
     TURNED_BACK,
     Picture,
+    add_legend,
     apply,
     entitle,
     new_figure,
@@ -350,19 +352,11 @@ def _names_of(curves: list[Curve], longest: int) -> list[str]:
 
 def _name_lines(axes: Axes, curves: list[Curve], left_out: int) -> None:
     longest = max(_MIN_LETTERS, _LEGEND_LETTERS // (len(curves) + (left_out > 0)) - _HANDLE_LETTERS)
-    for name, colour in zip(_names_of(curves, longest), LINES, strict=False):
-        axes.plot([], [], color=colour, linewidth=2, label=name)
+    marks = {
+        name: Line2D([], [], color=colour, linewidth=2)
+        for name, colour in zip(_names_of(curves, longest), LINES, strict=False)
+    }
     if left_out > 0:
-        axes.plot([], [], linestyle="none", label=f"and {left_out} more")
-    axes.legend(
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.02),
-        ncols=len(LINES) + 1,
-        fontsize=SMALL_SIZE,
-        frameon=False,
-        labelcolor=FAINT,
-        borderpad=0.1,
-        borderaxespad=0.0,
-        handlelength=1.2,
-        columnspacing=1.2,
-    )
+        marks[f"and {left_out} more"] = Line2D([], [], linestyle="none")
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.02), "ncols": len(LINES) + 1}
+    add_legend(axes, marks, **place, borderpad=0.1, handlelength=1.2, columnspacing=1.2)

@@ -66,14 +66,9 @@ def steps(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
 
 
-def rate(value: Rate | None) -> str:
+def rate(value: Rate | None, to: str = " to ") -> str:
     """``17 (0.4 to 93)``: per 10,000 steps with the 95 % interval."""
-    return NOTHING if value is None else f"{_short(value.per_10k)} ({_short(value.low)} to {_short(value.high)})"
-
-
-def short_rate(value: Rate | None) -> str:
-    """``17 (0.4-93)``: the same where there is little room."""
-    return NOTHING if value is None else f"{_short(value.per_10k)} ({_short(value.low)}-{_short(value.high)})"
+    return NOTHING if value is None else f"{_short(value.per_10k)} ({_short(value.low)}{to}{_short(value.high)})"
 
 
 def lost_steps(card: RunCard) -> str:
@@ -121,11 +116,6 @@ def differences(comparison: Comparison) -> list[Difference]:
     associations = comparison.cohort.associations if comparison.cohort is not None else ()
     associated = {param for association in associations for param in association.params}
     return sorted(comparison.differences, key=lambda difference: difference.is_tag or difference.name not in associated)
-
-
-def differs_title(comparison: Comparison) -> str:
-    """The title of the differences; values of a few runs come in the order of the table."""
-    return "Differences, in the order of the runs" if len(comparison.runs) <= MAX_VALUES else "Differences"
 
 
 def interval(value: Interval | None) -> str:

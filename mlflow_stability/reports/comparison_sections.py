@@ -167,7 +167,9 @@ def _differences(comparison: Comparison) -> Section:
         Row((wording.values(difference),), f"{difference.name}{' (tag)' if difference.is_tag else ''}")
         for difference in wording.differences(comparison)
     )
-    return Section(wording.differs_title(comparison), tuple(rows), ("parameter", "values"), few=FEW_DIFFERENCES)
+    # The values of a few runs are listed one by one.
+    title = "Differences, in the order of the runs" if len(comparison.runs) <= wording.MAX_VALUES else "Differences"
+    return Section(title, tuple(rows), ("parameter", "values"), few=FEW_DIFFERENCES)
 
 
 def _seeds(cohort: Cohort) -> Section:

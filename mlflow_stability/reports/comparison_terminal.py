@@ -113,7 +113,7 @@ def _cells(out: TerminalWriter, run: Compared) -> list[Text]:
         out.text(wording.name(card)),
         out.text(wording.outcome(card), OUTCOME_STYLES[card.outcome]),
         out.text(wording.steps(card.onset)),
-        out.text(wording.short_rate(run.spike_rate)),
+        out.text(wording.rate(run.spike_rate, "-")),
         out.text(wording.number(card.final_loss)),
         out.text(wording.number(card.best_loss)),
         out.text(f"{card.wasted:,}" if card.wasted else wording.NOTHING),

@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.advice import MIN_STEPS_BEFORE
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_context, jumps_in
-from mlflow_stability.diagnosis.checklist.orders import CHOICES, NOTHING_FOUND, ORDERS, Choice, order_of
+from mlflow_stability.diagnosis.checklist.orders import CHOICES, GENERAL, NOTHING_FOUND, ORDERS, Choice
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.checklist.sources import Case, State
 from mlflow_stability.diagnosis.findings.attempts import FOR_EVER
@@ -64,8 +64,9 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
     """
     episode = _episode(kind, diagnosis.findings if diagnosis is not None else ())
     kind_asked = kind or (episode.kind if episode is not None else "")
-    order = NOTHING_FOUND if history is not None and not kind_asked else order_of(kind_asked)
-    questions = {key: QUESTIONS[key] for key in order.questions.split()}
+    order = NOTHING_FOUND if history is not None and not kind_asked else ORDERS.get(kind_asked, GENERAL)
+    own = [kind_asked] if kind_asked in QUESTIONS and order is GENERAL else []
+    questions = {key: QUESTIONS[key] for key in (*own, *order.questions.split())}
     choices = [CHOICES[key] for key in order.choices.split()]
     is_general = kind_asked and kind_asked not in ORDERS
     note = f"{kind_asked} has no checklist of its own: this is the general one." if is_general else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.checklist.sources import Case, State
 from mlflow_stability.vocabulary.result import (
     CLIP_GRADIENTS,
@@ -285,10 +284,3 @@ ORDERS: dict[str, Order] = {
     for kind in order.kinds.split()
 }
 """The checklist of each kind of finding that has one."""
-
-
-def order_of(kind: str) -> Order:
-    """Return the checklist of a kind: its own, or the general one after the question that the kind declares."""
-    if kind in ORDERS or kind not in QUESTIONS:
-        return ORDERS.get(kind, GENERAL)
-    return Order(kind, f"{kind} {GENERAL.questions}", GENERAL.choices)

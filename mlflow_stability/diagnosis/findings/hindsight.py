@@ -144,11 +144,13 @@ def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding
     learnt = {curve.attempt for curve in judged if _is_learnt(curve)}
     first, last = next((curve.tested for curve in curves.losses), NO_TEST)
 
-    def did_none(finding: Finding) -> bool:
-        of_test = finding.kind in KINDS_OF_RANGE_TESTS and first <= finding.start <= last
-        return of_test or (finding.kind == NoGradient.kind and finding.attempt in learnt)
-
-    return [replace(finding, severity=Severity.INFO) if did_none(finding) else finding for finding in findings]
+    return [
+        replace(finding, severity=Severity.INFO)
+        if (finding.kind in KINDS_OF_RANGE_TESTS and first <= finding.start <= last)
+        or (finding.kind == NoGradient.kind and finding.attempt in learnt)
+        else finding
+        for finding in findings
+    ]
 
 
 def _is_learnt(curve: Curve) -> bool:
