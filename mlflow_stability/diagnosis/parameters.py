@@ -223,11 +223,8 @@ def _normalized(name: str) -> str:
 
 def _fraction(text: str) -> float | None:
     """Return a number such as 0.003, which two parameters rarely share by chance; None for words and integers."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return None if value.is_integer() else value
+    value = number_of(text)
+    return None if value is None or value.is_integer() else value
 
 
 def _without_redundant(runs: Sequence[Params]) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
+from mlflow_stability.diagnosis.parameters import number_of
 from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
 from mlflow_stability.vocabulary.result import (
     Association,
@@ -105,7 +106,7 @@ def values(difference: Difference) -> str:
     if len(counts) <= MAX_VALUES:
         return ", ".join(f"{value} ({count})" for value, count in counts.items())
     unset = f", {NOT_SET} ({counts.pop(NOT_SET)})" if None in difference.values else ""
-    numbers = [parsed for value in counts if (parsed := _parsed(value)) is not None]
+    numbers = [parsed for value in counts if (parsed := number_of(value)) is not None]
     if len(numbers) == len(counts):
         return f"{len(counts)} values from {number_text(min(numbers))} to {number_text(max(numbers))}{unset}"
     return f"{len(counts)} values{unset}"
@@ -318,11 +319,3 @@ def _at(beside: LayerComparison, offset: int, spans: Sequence[tuple[int, int]]) 
 
 def _short(value: float) -> str:
     return "0" if value == 0 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
-
-
-def _parsed(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

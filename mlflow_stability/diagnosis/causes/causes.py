@@ -60,7 +60,12 @@ def with_causes(episodes: Sequence[Finding], history: RunHistory, curves: RunCur
         CheckedEpisode(episode, check_results(episode, history, curves, attempts, episodes))
         for episode in explainable(episodes)
     ]
-    explained = {id(item.episode): _explained(item, checked, history, curves, attempts) for item in checked}
+    explained = {}
+    for item in checked:
+        cause, remedies = _cause_of(item, checked, history, curves, attempts), item.episode.remedies
+        if "learning_rate_too_high" in item.ruled_out and (cause is None or cause.name not in RATE_CAUSES):
+            remedies = without_topics(remedies, RATE_TOPICS)
+        explained[id(item.episode)] = replace(item.episode, cause=cause, remedies=remedies)
     return tuple(explained.get(id(episode), episode) for episode in episodes)
 
 
@@ -82,20 +87,6 @@ def deciding_cause(
 
 def explainable(episodes: Sequence[Finding]) -> list[Finding]:
     return [episode for episode in episodes if episode.severity >= Severity.WARNING and episode.kind in symptoms()]
-
-
-def _explained(
-    item: CheckedEpisode,
-    checked: Sequence[CheckedEpisode],
-    history: RunHistory,
-    curves: RunCurves,
-    attempts: RunAttempts,
-) -> Finding:
-    cause = _cause_of(item, checked, history, curves, attempts)
-    remedies = item.episode.remedies
-    if "learning_rate_too_high" in item.ruled_out and (cause is None or cause.name not in RATE_CAUSES):
-        remedies = without_topics(remedies, RATE_TOPICS)
-    return replace(item.episode, cause=cause, remedies=remedies)
 
 
 def _cause_of(

@@ -84,14 +84,17 @@ class Sign:
     """Whether single heads do this by design, so that half of the heads of a layer must show it."""
 
 
+def _has_grown(limit: float, floor: float) -> Callable[[float, float], bool]:
+    """Return whether a logit has grown beyond a limit, or beyond a lower one by more times."""
+    return lambda first, last: last > min(max(limit, LOGITS.more * first), max(floor, LOGITS.growth * first))
+
+
 SIGNS = (
     Sign(
         "attention_max_logit",
         "attention_logit_growth",
         "The attention logits of {place} grew from {first} to {last}: the softmax saturates and has no gradient.",
-        lambda first, last: (
-            last > min(max(LOGITS.limit, LOGITS.more * first), max(LOGITS.floor, LOGITS.growth * first))
-        ),
+        _has_grown(LOGITS.limit, LOGITS.floor),
         lambda first, last: last / max(first, 1e-9),
     ),
     Sign(
@@ -132,9 +135,7 @@ SIGNS = (
         "router_logit_growth",
         "The logits of router {place} grew from {first} to {last}: it sends each token to one expert with certainty, "
         "and small changes send it elsewhere.",
-        lambda first, last: (
-            last > min(max(LIMITS.router_logit, LOGITS.more * first), max(LIMITS.router_floor, LOGITS.growth * first))
-        ),
+        _has_grown(LIMITS.router_logit, LIMITS.router_floor),
         lambda first, last: last / max(first, 1e-9),
         "possible",
     ),
