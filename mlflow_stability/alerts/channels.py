@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -124,9 +123,12 @@ class AppriseChannel:
             self._key = ""
         in_url = "priority" in parse_qs(url.partition("?")[2])
         self._has_priority = type(service).__name__ in _WITH_PRIORITY and hasattr(service, "priority") and not in_url
-        pagerduty = type(service).__name__ == "NotifyPagerDuty"
-        tokens = service.template_tokens if pagerduty else {}
-        self._names = {name for name in ("source", "component") if name in tokens and _is_default(service, name)}
+        tokens = service.template_tokens if type(service).__name__ == "NotifyPagerDuty" else {}
+        self._names = {  # that the URL does not set
+            name
+            for name in ("source", "component")
+            if name in tokens and getattr(service, name, None) == tokens[name].get("default")
+        }
         parts = re.split(r"[/?&=:@#,\s]+", url.partition("://")[2])
         self._secrets = sorted((part for part in parts if len(part) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
 
@@ -141,7 +143,7 @@ class AppriseChannel:
             except Exception as error:  # apprise has over a hundred services
                 raise ChannelError(self._without_secrets(f"{type(error).__name__}: {error}")) from None
         if not sent:
-            raise ChannelError(self._without_secrets(" ".join(log.getvalue().split())) or "not accepted")
+            raise ChannelError(self._without_secrets(" ".join(" ".join(log).split())) or "not accepted")
 
     def _identify(self, message: AlertMessage) -> None:
         """Set the key, priority, source and component in services that have such fields."""
@@ -160,60 +162,38 @@ class AppriseChannel:
         return text[:300]
 
 
-def _is_default(service: Any, name: str) -> bool:
-    """Whether the URL does not set it."""
-    return bool(getattr(service, name, None) == service.template_tokens[name].get("default"))
-
-
-class _SilencedLogger:
-    """Silences apprise's logger while any channel sends, because its messages may hold the URL."""
+class _Capture(logging.Filter):
+    """Keeps what apprise logs in threads that send out of all logs, because its messages may hold the URL."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sending = 0
-        self._propagates = True
+        super().__init__()
+        self.lines: dict[int | None, list[str]] = {}  # by thread
 
-    def begin(self, logger: logging.Logger, handler: logging.Handler) -> None:
-        """Call before a channel sends."""
-        with self._lock:
-            if not self._sending:
-                self._propagates, logger.propagate = logger.propagate, False
-            self._sending += 1
-            logger.addHandler(handler)
-
-    def end(self, logger: logging.Logger, handler: logging.Handler) -> None:
-        """Call after a channel has sent."""
-        with self._lock:
-            logger.removeHandler(handler)
-            self._sending -= 1
-            if not self._sending:
-                logger.propagate = self._propagates
+    def filter(self, record: logging.LogRecord) -> bool:
+        lines = self.lines.get(record.thread)
+        if lines is not None and record.levelno >= logging.WARNING:
+            lines.append(record.getMessage())
+        return lines is None
 
 
-_quiet = _SilencedLogger()
+_capture = _Capture()
 
 
 @contextmanager
-def _captured_log() -> Iterator[StringIO]:
-    """Capture what apprise logs in this thread, and keep it out of all logs."""
-    log = StringIO()
-    handler, thread = logging.StreamHandler(log), threading.get_ident()
-    handler.setLevel(logging.WARNING)
-    handler.addFilter(lambda record: record.thread == thread)  # other channels send meanwhile
-    logger = logging.getLogger("apprise")
-    _quiet.begin(logger, handler)
+def _captured_log() -> Iterator[list[str]]:
+    """Capture what apprise logs in this thread."""
+    logging.getLogger("apprise").addFilter(_capture)  # once, however often it is added
+    thread = threading.get_ident()
+    lines = _capture.lines[thread] = []
     try:
-        yield log
+        yield lines
     finally:
-        _quiet.end(logger, handler)
+        del _capture.lines[thread]
 
 
 def open_channel(address: str, console: str, relay: Callable[[str], None]) -> Channel:
-    """Open the channel of an address; `ChannelError` where apprise does not accept it.
+    """Open the channel of a URL, or of ``console``; `ChannelError` where apprise does not accept it.
 
-    Args:
-        address: A URL, or ``console``.
-        console: The path of the training's console; empty where it has none that can be opened.
-        relay: Asks the training to print a text on its console.
+    `console`: path of the training's console, if it can be opened. `relay` asks the training to print a text there.
     """
     return ConsoleChannel(console, relay) if address == CONSOLE else AppriseChannel(address)

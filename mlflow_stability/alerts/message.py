@@ -117,16 +117,11 @@ class AlertMessage:
                 "severity": Severity(values["severity"]),
                 "remedies": tuple(values["remedies"]),
                 "evidence": {name: float(value) for name, value in values["evidence"].items()},
-                "run": RunLink(**values["run"]) if values["run"] else None,
+                "run": RunLink(**values["run"]) if values.get("run") else None,
             }
         )
 
 
 TEST_MESSAGE = AlertMessage(
-    TEST,
-    Severity.INFO,
-    1,
-    0,
-    0,
-    "Test message of `mlflow-stability doctor --alerts`: alerts reach this channel.",
+    TEST, Severity.INFO, 1, 0, 0, "Test message of `mlflow-stability doctor --alerts`: alerts reach this channel."
 )

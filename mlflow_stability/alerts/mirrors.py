@@ -36,10 +36,6 @@ class Mirror:
     target: str = ""
     """After the colon: an address, a folder, a project; empty for the tool's default."""
 
-    @property
-    def key(self) -> str:
-        return self.tool
-
 
 def read_mirrors(given: Any) -> tuple[Mirror, ...]:
     """Read one mirror or several: texts such as ``tensorboard:runs/`` and ``wandb``."""

@@ -7,13 +7,21 @@ passed in.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.alerts.rules import parse_rules
-from mlflow_stability.vocabulary.measured.signal import StepReading
-from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.catalog import KINDS, TYPES
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
+from mlflow_stability.vocabulary.argument import did_you_mean, short_repr
+from mlflow_stability.vocabulary.measured.signal import StepReading, is_whole_model, parse_condition
+from mlflow_stability.vocabulary.result import Finding, Severity, Text
+from mlflow_stability.vocabulary.run import Closing
+from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar_kinds
 
 COOLDOWNS = {
     "nan_detected": 60.0,
@@ -36,106 +44,105 @@ BURST_SECONDS = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1
 """Seconds for which the first event of a burst waits for others."""
 
 
-@dataclass(slots=True)
-class _WaitingEvents:
-    count: int
-    first_step: int
-    last_step: int
-    time: float
-    severity: Severity
-    due: float
-    message: str
-    remedies: tuple[str, ...]
-    evidence: dict[str, float]
-
-
 class AlertRouter:
-    def __init__(self, rules: tuple[str, ...], floor: Severity, cooldown: float | None = None) -> None:
-        self._rules = parse_rules(rules, floor)
+    def __init__(self, rules: Sequence[str], floor: Severity, cooldown: float | None = None) -> None:
+        """`rules`: event types and conditions on signals that `check_rules` accepted; none: every type."""
+        self._conditions = [condition for rule in rules if (condition := parse_condition(rule)) is not None]
+        self._kinds = {resolve_kind(rule, KINDS) for rule in rules if parse_condition(rule) is None}
+        self._floor = floor
         self._cooldown = cooldown
-        self._bursts: dict[str, _WaitingEvents] = {}
+        self._bursts: dict[str, tuple[AlertMessage, float]] = {}
+        """The message about the waiting events of each type, and when it is due."""
         self._sent: dict[str, tuple[float, Severity]] = {}
         """Time and severity of the last message of each type."""
 
     @property
     def needs_readings(self) -> bool:
         """Whether there are conditions, which need readings."""
-        return bool(self._rules.conditions)
+        return bool(self._conditions)
 
     def step(self, reading: StepReading, now: float) -> bool:
         """Take a reading; return whether it met a condition."""
-        met = self._rules.met(reading)
+        met = self._met(reading)
         for event in met:
             self.add(event, now)
         return bool(met)
 
     def take(self, event: Finding, now: float) -> bool:
         """Take an event; return whether the rules want it."""
-        wanted = self._rules.wants(event)
+        wanted = self._wants(event)
         if wanted:
             self.add(event, now)
         return wanted
 
     def due(self, now: float, run: RunLink | None = None, *, over: bool = False) -> list[AlertMessage]:
         """Return the messages to send now, in order of time; all of them where the run is over."""
-        ready = [kind for kind, burst in self._bursts.items() if over or now >= burst.due]
-        messages = []
-        for kind in ready:
-            burst = self._bursts.pop(kind)
-            self._sent[kind] = now, burst.severity
-            messages.append(
-                AlertMessage(
-                    kind,
-                    burst.severity,
-                    burst.count,
-                    burst.first_step,
-                    burst.last_step,
-                    burst.message,
-                    burst.remedies,
-                    burst.time,
-                    burst.evidence,
-                    run,
-                )
-            )
+        ready = [kind for kind, (_, due) in self._bursts.items() if over or now >= due]
+        messages = [replace(self._bursts.pop(kind)[0], run=run) for kind in ready]
+        self._sent |= {message.kind: (now, message.severity) for message in messages}
         return sorted(messages, key=lambda message: message.time)
 
     def saved(self) -> dict[str, Any]:
         """Return the state as plain JSON, for `resume`."""
-        bursts = {
-            kind: {**asdict(burst), "evidence": {name: repr(value) for name, value in burst.evidence.items()}}
-            for kind, burst in self._bursts.items()
-        }
+        bursts = {kind: {**message.plain(), "due": due} for kind, (message, due) in self._bursts.items()}
         return {"bursts": bursts, "sent": {kind: list(last) for kind, last in self._sent.items()}}
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Continue from what `saved` returned."""
-        self._bursts = {kind: _read_burst(burst) for kind, burst in saved.get("bursts", {}).items()}
+        for kind, burst in saved.get("bursts", {}).items():
+            plain = {"kind": kind, **burst}
+            due = plain.pop("due")
+            self._bursts[kind] = AlertMessage.from_plain(plain), due
         self._sent = {kind: (at, Severity(severity)) for kind, (at, severity) in saved.get("sent", {}).items()}
 
     def add(self, event: Finding, now: float) -> None:
         """Add an event to its burst, whatever the rules are."""
+        due, step = self._due_at(event, now), event.step
+        remedies = tuple(map(str, event.remedies))
+        new = AlertMessage(
+            event.kind, event.severity, 1, step, step, event.message, remedies, event.time, event.metrics
+        )
         burst = self._bursts.get(event.kind)
-        due = self._due_at(event, now)
-        if burst is None:
-            self._bursts[event.kind] = _WaitingEvents(
-                1,
-                event.step,
-                event.step,
-                event.time,
-                event.severity,
-                due,
-                event.message,
-                tuple(map(str, event.remedies)),
-                event.metrics,
+        if burst is not None:
+            before, due_before = burst
+            shown, due = (new, min(due_before, due)) if event.severity > before.severity else (before, due_before)
+            new = replace(
+                shown,
+                count=before.count + 1,
+                first_step=min(before.first_step, step),
+                last_step=max(before.last_step, step),
+                time=max(before.time, event.time),
             )
-            return
-        burst.count += 1
-        burst.first_step, burst.last_step = min(burst.first_step, event.step), max(burst.last_step, event.step)
-        burst.time = max(burst.time, event.time)
-        if event.severity > burst.severity:
-            burst.severity, burst.due = event.severity, min(burst.due, due)
-            burst.message, burst.evidence = event.message, event.metrics
-            burst.remedies = tuple(map(str, event.remedies))
+        self._bursts[event.kind] = new, due
+
+    def _wants(self, event: Finding) -> bool:
+        """Whether to send an event; events of conditions are always sent."""
+        if any(event.kind == condition.text for condition in self._conditions):
+            return True
+        if not self._kinds:
+            return not self._conditions and event.severity >= self._floor
+        return event.kind in self._kinds and event.severity >= min(self._floor, highest_severity(event.kind))
+
+    def _met(self, reading: StepReading) -> list[Finding]:
+        """Return an event for each condition that a step meets."""
+        events = []
+        for condition in self._conditions:
+            wanted = condition.signal
+            for signal, value in zip(reading.signals, reading.values, strict=True):
+                same_place = signal.place == wanted.place or (not wanted.place and is_whole_model(signal.place))
+                if signal.quantity == wanted.quantity and same_place and condition.holds(value):
+                    sentence = f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text})."
+                    event = Finding.at(
+                        Text(sentence, ((signal.quantity, value),)),
+                        reading.step,
+                        Severity.WARNING,
+                        kind=condition.text,
+                        place=signal.place,
+                        attempt=reading.attempt,
+                        time=reading.time,
+                    )
+                    events.append(event)
+        return events
 
     def _due_at(self, event: Finding, now: float) -> float:
         gathered = now + BURST_SECONDS[event.severity]
@@ -146,7 +153,49 @@ class AlertRouter:
         return max(gathered, last[0] + cooldown)
 
 
-def _read_burst(values: dict[str, Any]) -> _WaitingEvents:
-    evidence = {name: float(value) for name, value in values["evidence"].items()}
-    severity, remedies = Severity(values["severity"]), tuple(values["remedies"])
-    return _WaitingEvents(**{**values, "evidence": evidence, "severity": severity, "remedies": remedies})
+def highest_severity(kind: str) -> Severity:
+    """Return the highest severity of a kind of finding; CRITICAL for kinds of the user's own."""
+    return max((max(cls.severities) for cls in TYPES if cls.kind == kind), default=Severity.CRITICAL)
+
+
+def check_rules(rules: Iterable[str], floor: Severity) -> None:
+    """Refuse an event type or a signal that does not exist, and suggest the most similar one.
+
+    A type whose events are never CRITICAL is refused as well if `floor` is CRITICAL: the rule would never fire. It may
+    be below WARNING, the usual floor: a type that is named is sent whatever its severity.
+    """
+    for rule in rules:
+        condition = parse_condition(rule)
+        if condition is None:
+            kind = resolve_kind(rule, KINDS)
+            if kind not in KINDS:
+                near = similar_kinds(kind, KINDS)
+                hint = f"Did you mean {near[0]!r}?" if near else "`mlflow-stability explain` lists the event types."
+                raise SettingsError(f"alerts: there is no event type {short_repr(rule)}. {hint}")
+            highest = highest_severity(kind)
+            if highest < floor and floor > Severity.WARNING:
+                raise SettingsError(
+                    f"alerts: no {kind} is {floor.name}, so the rule {rule!r} would never fire. Its highest "
+                    f"severity is {highest.name}: write severity={highest.name.lower()!r}."
+                )
+            continue
+        if not math.isfinite(condition.limit):
+            raise SettingsError(f"alerts: a condition compares with a finite number; got {short_repr(rule)}.")
+        quantity = condition.signal.quantity
+        if quantity not in KNOWN_QUANTITIES and not quantity.startswith("val_loss"):
+            hint = did_you_mean(quantity, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
+            raise SettingsError(f"alerts: there is no signal {short_repr(quantity)}.{hint}")
+
+
+_ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_of_memory": "out_of_memory"}
+"""Event type of each outcome that is reported; a user who presses Ctrl-C needs no alert."""
+_REMEDIES = {ending.kind: ending.remedies for ending in WAYS_TO_END}
+
+
+def ending_event(closing: Closing, last_step: int, time: float) -> Finding | None:
+    """Return the event of a bad end; None for a good one. `time`: when, if the closing does not say."""
+    kind = _ENDINGS.get(closing.outcome)
+    if kind is None:
+        return None
+    facts, when = EndFacts(closing.outcome, closing.detail), closing.time or time
+    return Finding.at(facts, last_step, Severity.CRITICAL, kind=kind, remedies=_REMEDIES[kind], time=when)

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
-from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings, pop_from_environment
+from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, OutletSettings, pop_from_environment
 from mlflow_stability.courier.processes import MemoryWatch, next_orphan, process_of, was_delivered
 from mlflow_stability.courier.recording import NO_OUTLETS
 from mlflow_stability.courier.session_delivery import DeliveryReport, SessionDelivery

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlflow_stability.alerts.outlet_settings import OutletSettings
+from mlflow_stability.alerts.alert import OutletSettings
 from mlflow_stability.courier.processes import Claim, TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import NO_OUTLETS, Recording

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakMethod
 
 import mlflow_stability
-from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE
+from mlflow_stability.alerts.alert import OUTLETS_VARIABLE
 from mlflow_stability.journal.layout import (
     COURIER_LOG,
     DELIVERED,

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from mlflow_stability.alerts.alert import outlet_settings
 from mlflow_stability.alerts.channels import console_file
-from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.journal.process_identity import launched_job

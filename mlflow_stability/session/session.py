@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 import mlflow_stability
 from mlflow_stability.alerts.callback_thread import CallbackAlerts
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.alerts.rules import ending_event
+from mlflow_stability.alerts.router import ending_event
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.layout import RankProcess, write_ranks
 from mlflow_stability.journal.process_identity import ProcessIdentity, launched_job, own_identity

@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.alerts.alert import Alert, alerts_from_environment, read_alerts
-from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.alerts.outlet_settings import (
+from mlflow_stability.alerts.alert import (
     OUTLETS_VARIABLE,
+    Alert,
     OutletSettings,
+    alerts_from_environment,
     outlet_settings,
     pop_from_environment,
+    read_alerts,
 )
+from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.result import Severity
 

@@ -6,10 +6,9 @@ import pytest
 from findings import at_step
 from waiting import wait_until
 
-from mlflow_stability.alerts.alert import Alert
+from mlflow_stability.alerts.alert import Alert, outlet_settings
 from mlflow_stability.alerts.callback_thread import CallbackAlerts, StepCondition
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading

@@ -161,7 +161,7 @@ class _Progress:
 
     def __init__(self, delivered: Delivered, mirror: Mirror) -> None:
         self._delivered = delivered
-        self._page = mirror_page(delivered.folder, mirror.key)
+        self._page = mirror_page(delivered.folder, mirror.tool)
         page = read_page(self._page)
         self.metrics_until: int = page.get("until", 0)
         self.tables_until: int = page.get("tables", -1)  # last step whose histograms were written

@@ -16,13 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mlflow_stability.alerts.alert import ChannelSettings
 from mlflow_stability.alerts.channels import Channel, open_channel
 from mlflow_stability.alerts.exporters import OtelExporter
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.mirrors import OTEL
-from mlflow_stability.alerts.outlet_settings import ChannelSettings
-from mlflow_stability.alerts.router import AlertRouter
-from mlflow_stability.alerts.rules import ending_event
+from mlflow_stability.alerts.router import AlertRouter, ending_event
 from mlflow_stability.alerts.run_metrics import RunMetrics
 from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.progress import Delivered, write_page
@@ -273,7 +272,7 @@ class Outlets:
         if (plan.prometheus is not None or exports) and not plan.settings.is_left_behind:
             self.sinks.append(MetricsOutlet(plan, delivered))
         for mirror in plan.settings.mirrors:
-            begun = not plan.settings.is_left_behind or mirror_page(delivered.folder, mirror.key).exists()
+            begun = not plan.settings.is_left_behind or mirror_page(delivered.folder, mirror.tool).exists()
             if mirror.tool != OTEL and begun:
                 self.sinks.append(MirrorOutlet(plan, mirror, delivered, opening))
 

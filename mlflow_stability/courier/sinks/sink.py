@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from mlflow_stability.alerts.alert import OutletSettings
 from mlflow_stability.alerts.exporters import PrometheusExporter
-from mlflow_stability.alerts.outlet_settings import OutletSettings
 from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError

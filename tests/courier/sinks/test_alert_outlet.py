@@ -12,8 +12,7 @@ from findings import at_step
 from servers.alert_services import HANG, ChatServer
 from waiting import wait_until
 
-from mlflow_stability.alerts.alert import Alert
-from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings, outlet_settings
+from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, Alert, OutletSettings, outlet_settings
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page

@@ -13,8 +13,7 @@ from findings import at_step
 from servers.alert_services import ChatServer
 
 import mlflow_stability
-from mlflow_stability.alerts.alert import Alert
-from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, outlet_settings
+from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, Alert, outlet_settings
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.vocabulary.result import Severity

@@ -22,8 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers.ports import free_port
 from waiting import wait_until
 
+from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.alerts.mirrors import Mirror
-from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.alerts.run_metrics import EVERYTHING
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page

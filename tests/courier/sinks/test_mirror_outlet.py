@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util.tensor_util import make_ndarray
 from waiting import wait_until
 
+from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.alerts.mirrors import Mirror, read_mirrors
-from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery

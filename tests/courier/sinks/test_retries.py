@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.alerts.outlet_settings import OutletSettings
+from mlflow_stability.alerts.alert import OutletSettings
 from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
