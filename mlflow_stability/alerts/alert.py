@@ -187,8 +187,6 @@ def alerts_from_environment() -> tuple[Alert, ...]:
 
 
 INSTALL_ALERTS = "pip install 'mlflow-stability[alerts]'"
-
-
 OUTLETS_VARIABLE = "_STABILITY_OUTLETS"
 
 
@@ -199,9 +197,9 @@ class ChannelSettings:
     key: str
     """Name in files: ``slack``, and ``slack_2`` for a second one."""
     address: str = field(repr=False)
-    severity: Severity = Severity.WARNING
-    rules: tuple[str, ...] = ()
-    cooldown: float | None = None
+    severity: Severity
+    rules: tuple[str, ...]
+    cooldown: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +226,9 @@ class OutletSettings:
         return replace(self, console="", prometheus_port=None, is_left_behind=True)
 
 
+NO_OUTLETS = OutletSettings()
+
+
 def outlet_settings(
     alerts: Sequence[Alert], console: str, prometheus_port: int | str | None = None, mirrors: tuple[Mirror, ...] = ()
 ) -> OutletSettings:
@@ -247,7 +248,7 @@ def pop_from_environment() -> OutletSettings:
     """Remove the settings from this process's environment, and return them."""
     text = os.environ.pop(OUTLETS_VARIABLE, "")
     if not text:
-        return OutletSettings()
+        return NO_OUTLETS
     values = json.loads(text)
     channels = tuple(
         ChannelSettings(**{**channel, "severity": Severity(channel["severity"]), "rules": tuple(channel["rules"])})

@@ -26,9 +26,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
-from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, OutletSettings, pop_from_environment
+from mlflow_stability.alerts.alert import NO_OUTLETS, OUTLETS_VARIABLE, OutletSettings, pop_from_environment
 from mlflow_stability.courier.processes import MemoryWatch, next_orphan, process_of, was_delivered
-from mlflow_stability.courier.recording import NO_OUTLETS
 from mlflow_stability.courier.session_delivery import DeliveryReport, SessionDelivery
 from mlflow_stability.journal.layout import RELEASED, STATUS, read_page
 from mlflow_stability.tracking.address import without_credentials
@@ -58,7 +57,7 @@ def deliver_session(
     tracking_uri: str | None = None,
     linger: float = 600.0,
     on_progress: Callable[[DeliveryReport], None] | None = None,
-    outlets: OutletSettings = NO_OUTLETS.settings,
+    outlets: OutletSettings = NO_OUTLETS,
 ) -> DeliveryReport:
     """Deliver what a session has recorded so far; `on_progress` is called now and then."""
     session = SessionDelivery(folder, tracking_uri, MemoryWatch().has_killed, outlets)

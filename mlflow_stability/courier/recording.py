@@ -1,35 +1,278 @@
 """Deliver one recording, from its first line to the end of its run.
 
-Guarantees: the folder is removed when, and only when, everything has arrived and no process can write into it any more;
-without a store nothing is read into memory.
+Guarantees: each sink has its own patience, so that a stuck one delays nothing else; `complete` is set when everything
+has arrived, `finished` when the run's status is right as well. Of a deleted journal, what was read arrives, and the run
+ends with the process. The folder is removed when, and only when, everything has arrived and no process can write into
+it any more; without a store nothing is read into memory.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlflow_stability
 from mlflow_stability.alerts.message import RunLink
+from mlflow_stability.courier.finish import RankProcesses, rank_died, silent_end, status_to_set, waits_for_process
 from mlflow_stability.courier.journal_reader import JournalReader
-from mlflow_stability.courier.open_recording import OpenRecording
 from mlflow_stability.courier.processes import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.run.finish import RankProcesses
-from mlflow_stability.courier.run.run_opening import EarlierRecordings
+from mlflow_stability.courier.run_opening import EarlierRecordings, open_run
+from mlflow_stability.courier.run_tags import RunTags
+from mlflow_stability.courier.sinks.attention_sinks import AttentionPictures, AttentionSink
+from mlflow_stability.courier.sinks.checkpoint_sink import BatchSink, CheckpointSink, KeptFileSink
+from mlflow_stability.courier.sinks.event_sink import EventSink
+from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
+from mlflow_stability.courier.sinks.figure_sink import FigureSink
+from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.outlets import Outlets
-from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan
-from mlflow_stability.errors import StabilityError
+from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan, TimedSink, upload_file
+from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
+from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import is_deleted, journal_size, opening_if_readable, opening_of
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.writer import FINAL_STATUS
 from mlflow_stability.tracking.address import tracking_uri_for
-from mlflow_stability.tracking.client import run_page
+from mlflow_stability.tracking.run_files import REPORT_FOLDER
+from mlflow_stability.tracking.run_writer import SystemMetrics
+from mlflow_stability.tracking.store_errors import RefusedError
+from mlflow_stability.vocabulary.run import Closing, Opening
 
-NO_OUTLETS = OutletPlan()
+RECORD_SCHEMA = "1"
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+class OpenRecording:
+    def __init__(
+        self,
+        opening: Opening,
+        delivered: Delivered,
+        uri: str,
+        process: TrainingProcess,
+        reader: JournalReader,
+        awaits: Callable[[], bool],
+        ranks: RankProcesses,
+    ) -> None:
+        """`awaits`: whether the end of the training should wait for something that does not go into the run."""
+        try:
+            self.writer, place = open_run(opening, delivered, uri, process)
+        finally:  # also if the store is away: the code may change until it is back
+            ask_git(delivered, opening)
+        self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
+        self.parts = PartSink(delivered, self.writer, opening.time)
+        self.events = EventSink(delivered, self.writer)
+        facts = FactSink(delivered, self.writer)
+        figures = FigureSink(delivered, self.writer)
+        layers = LayerSink(delivered, self.writer, opening.time, opening.layer_metrics)
+        attention = AttentionSink(delivered, self.writer)
+        self._attention = AttentionPictures(delivered, self.writer, process.alive)
+        self._pictures: list[TimedSink] = [figures, self._attention]
+        self._kept_files: dict[type[KeptFileSink], KeptFileSink] = {}
+        version = {"version": mlflow_stability.__version__, "schema": RECORD_SCHEMA}
+        constant = {**version, "metrics_every": opening.log_every_n_steps}
+        self._board = RunTags(self.writer, delivered.number or 0, place, constant)
+        self._uri = uri
+        self._delivered = delivered
+        self._opening = opening
+        self._process = process
+        self._reader = reader
+        self._ranks: RankProcesses | None = ranks  # until their ends are known
+        self._pace = DeliveryPace(uri)
+        self.metrics = self._new_metrics()
+        self._sinks: list[TimedSink] = [self.events, facts, self.metrics, self.parts, layers, attention]
+        self._awaits = awaits
+        self._patience: dict[object, Backoff] = {}
+        self._last_words: Mapping[str, Any] = {}
+        self._has_ended = False  # the run has ended; only pictures can be left
+        self.concluded = False  # its end and its outcome are in the run
+        self.finished = False
+        reader.add(self.events, facts, self.metrics, self.parts, figures)
+
+    @property
+    def troubles(self) -> list[Backoff]:
+        return [backoff for backoff in self._patience.values() if backoff.error]
+
+    @property
+    def over(self) -> bool:
+        """Whether the training has reported its end."""
+        return self.events.story.closing is not None or bool(self._last_words.get("closing"))
+
+    @property
+    def left(self) -> list[str]:
+        """What has not arrived yet, once nothing more is recorded."""
+        if not self.over or self._delivered.complete:
+            return []
+        waiting = [sink.words for sink in (*self._sinks, *self._pictures) if not sink.done]
+        return waiting or ["report"]
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything recorded before the last `hurry` has arrived."""
+        return not self.over and not any(sink.hurried for sink in self._sinks)
+
+    def hurry(self) -> None:
+        """Deliver at once what was recorded so far."""
+        for sink in self._sinks:
+            sink.hurried = True
+
+    def _new_metrics(self) -> MetricSink:
+        every, layers = self._opening.log_every_n_steps, self._opening.layer_metrics
+        metrics = MetricSink(self._delivered, self.writer, self._pace, every, layers)
+        metrics.awaited = not self._delivered.complete
+        return metrics
+
+    def flush(self, state: TrainingState) -> bool:
+        """Send one request of each sink, and end the run when it is time; False if there was nothing to do."""
+        self._last_words = state.last_words
+        over = not state.alive or self.over
+        if not over and not state.journal_deleted and not self._opening.interactive:
+            self.events.look_for_stall()
+        moved = False
+        self._add_kept_files()
+        for sink in self._sinks:
+            if not (over and sink.done):
+                moved |= self._try(sink, partial(sink.flush, over))
+        if over and self._machine is not None:
+            self._machine.finish()
+            self._machine = None
+        arrived = over and all(sink.done for sink in self._sinks)
+        if arrived and not self.concluded:
+            moved |= self._try(self._board, partial(self._conclude, state))
+        for picture in self._pictures:  # pictures come last
+            if not (arrived and picture.done):
+                moved |= self._try(picture, partial(picture.flush, arrived))
+        left = [picture for picture in self._pictures if not picture.done]
+        if (
+            self.concluded
+            and not self._has_ended
+            and not self._awaits()
+            and (not left or (left == [self._attention] and not self._attention.awaited))
+        ):
+            moved |= self._try(self._board, partial(self._end, state))
+        if (
+            self._has_ended or self._delivered.complete
+        ) and not self.metrics.filled:  # the training does not wait any more
+            moved |= self._try(self.metrics, self._fill)
+        self.finished = self._has_ended and not left and self.metrics.filled
+        if not self.concluded and not self._delivered.complete and self._board.due():
+            self._try(self._board, partial(self._board.show, self.events.story, self._last_words))
+        return moved
+
+    def _add_kept_files(self) -> None:
+        """Start delivering checkpoints and batches once their folder is known."""
+        summary = self.events.story
+        for kind, folder in ((CheckpointSink, summary.checkpoints), (BatchSink, summary.batches)):
+            if folder is not None and kind not in self._kept_files:
+                self._kept_files[kind] = kind(self._delivered, self.writer, folder)
+                self._sinks.append(self._kept_files[kind])
+
+    def seconds_to_wait(self) -> float:
+        failed = self.metrics in self._patience and self._patience[self.metrics].error
+        return float("inf") if failed else self.metrics.seconds_to_wait()
+
+    def waiting_bytes(self) -> int:
+        """Return how much of the journal has not arrived everywhere."""
+        reached = min(self.metrics.reached, self.parts.reached, self.events.until)
+        return max(0, journal_size(self._delivered.folder) - reached)
+
+    def _closing_said(self, state: TrainingState) -> Closing | None:
+        """Return how the training ended, by its own report."""
+        story = self.events.story
+        return story.closing or state.closing or (None if state.alive else story.returned)
+
+    def _closing(self, state: TrainingState) -> Closing:
+        story = self.events.story
+        return self._closing_said(state) or silent_end(
+            state.killed_for_memory(), story.last_step, story.last_time, state.journal_deleted
+        )
+
+    def _conclude(self, state: TrainingState) -> bool:
+        """Write how the process ended, and the outcome, when all data has arrived."""
+        closing = self._closing(state)
+        ranks, self._ranks = self._ranks, None
+        ended = [] if ranks is None else ranks.first_end()
+        died = rank_died(closing, self.events.story, ended, restarts=bool(self._opening.job))
+        if died is not None:
+            self.events.add(died)
+        if self.events.story.closing is None and not self.events.concluded:
+            self.events.conclude(closing)
+            return True
+        if died is not None:
+            return True
+        if not self._delivered.complete:
+            self._board.close(self.events.story, self._last_words, closing)
+            self._report()
+        self.concluded = True
+        return True
+
+    def _end(self, state: TrainingState) -> bool:
+        """End the run, as soon as its status is certain."""
+        story, closing_said = self.events.story, self._closing_said(state)
+        closing = self._closing(state)
+        own = self._opening.run_id is None or self._opening.resumed
+        process_first = state.alive and waits_for_process(closing, own)
+        if not process_first:
+            status = status_to_set(
+                closing, closing_said is not None, own, self.writer.status(), self._board.others_live()
+            )
+            if status is not None:
+                self.writer.end(status, closing.time or story.last_time)
+        # The training may end as soon as it reads this, and end this process with it: report everything first.
+        if not self._delivered.complete and (closing_said is not None or self._process.has_ended()):
+            self._delivered.complete = True
+            self._delivered.save()
+        if process_first:
+            return False
+        self._has_ended = True
+        return True
+
+    def _fill(self) -> bool:
+        """Send the postponed points."""
+        self._pace.share = max(0.5, self._pace.share)  # nothing waits for them, and others write into the same store
+        self.metrics.awaited = False
+        if self.metrics.must_be_repeated:
+            self.metrics = self._new_metrics()
+            self._reader.add(self.metrics)
+        return self.metrics.flush(over=True)
+
+    def _report(self) -> None:
+        """Write report, final tags and description; what reads and judges is imported here."""
+        try:
+            from mlflow_stability.courier.conclusion import best_checkpoint, conclusion_of
+
+            conclusion = conclusion_of(self.writer.run_id, self._uri, self.writer.page())
+            self._board.conclude(conclusion.tags, conclusion.description)
+            self._delivered.verdict, self._delivered.cause = conclusion.verdict, conclusion.cause
+            self._delivered.codes = conclusion.codes
+            self._delivered.checkpoint = best_checkpoint(self.events.story.checkpoints)
+            for name, text in conclusion.files.items():
+                upload_file(self.writer, REPORT_FOLDER, name, text)
+        except Exception as error:  # the rest has arrived, and the run must end
+            if isinstance(error, RunNotFoundError | TrackingError) and not isinstance(error, RefusedError):
+                raise
+            name = type(error).__name__
+            if not self._delivered.verdict:
+                self._delivered.verdict = f"No verdict: the report could not be made ({name})."
+            no_report = "No report of run %s: %s, %s. `mlflow-stability diagnose` makes one."
+            _logger.warning(no_report, self.writer.run_id, name, error)
+
+    def _try(self, what: object, act: Callable[[], bool | None]) -> bool:
+        patience = self._patience.setdefault(what, Backoff())
+        now = time.monotonic()
+        if not patience.ready(now):
+            return False
+        try:
+            moved = bool(act())
+        except StabilityError as error:
+            patience.failed(error, time.monotonic())
+            return False
+        patience.succeeded()
+        return moved
 
 
 class Recording:
@@ -38,9 +281,9 @@ class Recording:
         folder: Path,
         process: TrainingProcess,
         tracking_uri: str | None,
-        plan: OutletPlan = NO_OUTLETS,
-        ranks: RankProcesses | None = None,
-        before: Sequence[Recording] = (),
+        plan: OutletPlan,
+        ranks: RankProcesses,
+        before: Sequence[Recording],
     ) -> None:
         """`before`: earlier recordings of the same session."""
         self.folder = folder
@@ -167,7 +410,8 @@ class Recording:
                 self._ranks,
             )
             if self._outlets is not None:
-                self._outlets.link(partial(_link, self._open.writer.run_id, uri))
+                delivered = self.delivered
+                self._outlets.link(RunLink(delivered.run_id or "", delivered.run_name, delivered.url))
         except StabilityError as error:
             self._patience.failed(error, time.monotonic())
             return False
@@ -180,12 +424,3 @@ class Recording:
             return
         self.gone = True
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _link(run_id: str, uri: str) -> RunLink:
-    """Return a link to the run, without a page if the store is a file."""
-    try:
-        page = run_page(run_id, uri)
-    except StabilityError:
-        return RunLink(run_id)
-    return RunLink(run_id, page.name, "" if page.command else page.url)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlflow_stability.alerts.alert import OutletSettings
+from mlflow_stability.alerts.alert import NO_OUTLETS, OutletSettings
+from mlflow_stability.courier.finish import RankProcesses
 from mlflow_stability.courier.processes import Claim, TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
-from mlflow_stability.courier.recording import NO_OUTLETS, Recording
-from mlflow_stability.courier.run.finish import RankProcesses
+from mlflow_stability.courier.recording import Recording
 from mlflow_stability.courier.sinks.sink import outlet_plan
 from mlflow_stability.journal.layout import RELEASED, flush_asked, recording_folders, remove_empty_root
 
@@ -50,7 +50,7 @@ class SessionDelivery:
         folder: Path,
         tracking_uri: str | None,
         killed_for_memory: Callable[[], bool],
-        outlets: OutletSettings = NO_OUTLETS.settings,
+        outlets: OutletSettings = NO_OUTLETS,
     ) -> None:
         self.folder = folder
         self.claim = Claim(folder)

@@ -12,11 +12,11 @@ from findings import at_step
 from mlflow import MlflowClient
 from waiting import wait_until
 
+from mlflow_stability.alerts.alert import NO_OUTLETS
 from mlflow_stability.analysis.load import load_run
+from mlflow_stability.courier import run_opening
 from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session, follow
 from mlflow_stability.courier.processes import Claim, next_orphan
-from mlflow_stability.courier.recording import NO_OUTLETS
-from mlflow_stability.courier.run import run_opening
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
@@ -63,7 +63,7 @@ def test_garbage_is_collected_again_once_a_run_was_opened(root, sqlite_uri):
     assert session.claim.take()
     gc.disable()
     try:
-        assert follow(session, NO_OUTLETS.settings)
+        assert follow(session, NO_OUTLETS)
         assert gc.isenabled()
     finally:
         gc.enable()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from mlflow_stability.courier.run.finish import RankProcesses, rank_died
+from mlflow_stability.courier.finish import RankProcesses, rank_died
 from mlflow_stability.courier.sinks.event_sink import RunSummary
 from mlflow_stability.journal.layout import RankProcess, read_ranks, write_ranks
 from mlflow_stability.journal.process_identity import identity_of

@@ -34,7 +34,7 @@ TRAINING = ("torch", "torch._dynamo", "mlflow_stability.session.autolog")
 """What each training imports; torch's first optimizer imports its compiler."""
 DELIVERY = (
     "mlflow_stability.courier.deliver",
-    "mlflow_stability.courier.run.conclusion",
+    "mlflow_stability.courier.conclusion",
     "mlflow_stability.figures.dashboard",
     "mlflow.store.tracking.sqlalchemy_store",
     "sqlalchemy.dialects.sqlite",

@@ -23,9 +23,9 @@ from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.mirrors import OTEL
 from mlflow_stability.alerts.router import AlertRouter, ending_event
 from mlflow_stability.alerts.run_metrics import RunMetrics
+from mlflow_stability.courier.finish import silent_end
 from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.progress import Delivered, write_page
-from mlflow_stability.courier.run.finish import silent_end
 from mlflow_stability.courier.sinks.mirror_outlet import MirrorOutlet
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
 from mlflow_stability.journal.layout import ALERTS, mirror_page, read_page
@@ -284,12 +284,9 @@ class Outlets:
     def awaited(self) -> bool:
         return any(sink.awaited and not sink.done for sink in self.sinks)
 
-    def link(self, find_link: Callable[[], RunLink]) -> None:
-        """Give the outlets a link to the run; `found` asks the tracking server for it."""
-        waiting = [sink for sink in self.sinks if isinstance(sink, AlertOutlet | MirrorOutlet) and sink.link is None]
-        if waiting:
-            run = find_link()
-            for sink in waiting:
+    def link(self, run: RunLink) -> None:
+        for sink in self.sinks:
+            if isinstance(sink, AlertOutlet | MirrorOutlet):
                 sink.link = run
 
     def flush(self, state: TrainingState) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from courier.sinks.test_attention_sink import Shelf, keep, no_drawing
+from courier.sinks.test_attention_sinks import Shelf, keep, no_drawing
 from courier.staging import Training
 from figures.drawings import texts
 from matplotlib.figure import Figure
@@ -16,8 +16,8 @@ from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks import attention_pictures
-from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures
+from mlflow_stability.courier.sinks import attention_sinks
+from mlflow_stability.courier.sinks.attention_sinks import AttentionPictures
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.style import sharp_png
 from mlflow_stability.vocabulary.run import Closing
@@ -88,7 +88,7 @@ def test_a_process_that_may_train_again_is_disturbed_by_a_twentieth_of_a_core_at
         clock.now += 6.0
         return b"\x89PNG"
 
-    monkeypatch.setattr(attention_pictures, "png_of", drawn)
+    monkeypatch.setattr(attention_sinks, "png_of", drawn)
     alone = tmp_path / "session" / "recording"  # recordings side by side share the twentieth
     alone.mkdir(parents=True)
     keep(alone, [10], layers=6)
@@ -115,7 +115,7 @@ def test_a_tag_of_the_run_names_the_pictures_that_there_was_no_time_to_draw(
         clock.now += 250.0
         return b"\x89PNG"
 
-    monkeypatch.setattr(attention_pictures, "png_of", drawn)
+    monkeypatch.setattr(attention_sinks, "png_of", drawn)
     keep(tmp_path, [10, 500], layers=2)
     shelf = Shelf()
     with caplog.at_level(logging.WARNING):
@@ -213,11 +213,11 @@ def test_delivery_is_reported_complete_while_pictures_are_still_being_drawn(
 
     def drawn(*_: object) -> bytes:
         found = client.search_runs(["0"])[0]
-        seen.append((Delivered.read(folder).complete, found.info.status, attention_pictures.TAG in found.data.tags))
+        seen.append((Delivered.read(folder).complete, found.info.status, attention_sinks.TAG in found.data.tags))
         return sharp_png(Figure((1, 1)))
 
-    monkeypatch.setattr(attention_pictures, "png_of", drawn)
-    monkeypatch.setattr(attention_pictures, "_AWAITED", 0.0)
+    monkeypatch.setattr(attention_sinks, "png_of", drawn)
+    monkeypatch.setattr(attention_sinks, "_AWAITED", 0.0)
     training.train(1, 20)
     keep(folder, [10, 20], layers=2)
     training.end(Closing("finished", "", 20, time.time()))
@@ -226,5 +226,5 @@ def test_delivery_is_reported_complete_while_pictures_are_still_being_drawn(
     assert len(seen) == 4
     assert (seen[0], seen[-1]) == ((False, "RUNNING", False), (True, "FINISHED", True))
     (run,) = client.search_runs(["0"])
-    assert run.data.tags[attention_pictures.TAG] == "all drawn"
+    assert run.data.tags[attention_sinks.TAG] == "all drawn"
     assert not folder.exists()

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import mlflow_stability
 from mlflow_stability.courier.processes import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.tracking.client import run_page
@@ -21,7 +20,6 @@ from mlflow_stability.tracking.run_writer import RunWriter, TrackingStore, track
 from mlflow_stability.tracking.tag_names import JOB
 from mlflow_stability.vocabulary.run import Opening
 
-RECORD_SCHEMA = "1"
 LONGEST_WAIT = 30.0
 """Seconds without progress of earlier recordings of the process: after as long, a recording counts as dead."""
 _LOOK_SECONDS = 0.5
@@ -114,7 +112,3 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
     if opening.job:
         tags[JOB] = opening.job
     return tags
-
-
-def version_of_recorder() -> dict[str, str]:
-    return {"version": mlflow_stability.__version__, "schema": RECORD_SCHEMA}

@@ -16,9 +16,8 @@ from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks import attention_pictures
-from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures
-from mlflow_stability.courier.sinks.attention_sink import PAGE, AttentionSink, Thinning
+from mlflow_stability.courier.sinks import attention_sinks
+from mlflow_stability.courier.sinks.attention_sinks import PAGE, AttentionPictures, AttentionSink, Thinning
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.array_files import attention_map_files, write_attention_map
 from mlflow_stability.tracking.artifacts import attention_part, read_attention_part
@@ -59,7 +58,7 @@ class Shelf:
         return (key, step) in self.charted
 
     def set_tags(self, tags: dict[str, str]) -> None:
-        self.tags.append(tags[attention_pictures.TAG])
+        self.tags.append(tags[attention_sinks.TAG])
 
     def log(self, file: Path, key: str, step: int, _: float) -> None:
         if self.no_images:
@@ -210,7 +209,7 @@ def test_a_long_training_has_twenty_steps_in_its_chart_and_more_as_maps(
 
 @pytest.mark.parametrize("rounds", [1, 8, 100, 5000])
 def test_thinning_keeps_the_first_rounds_and_never_too_many(rounds: int) -> None:
-    kept = [number for number in range(1, rounds + 1) if attention_pictures.THINNING.keeps(number)]
+    kept = [number for number in range(1, rounds + 1) if attention_sinks.PICTURES_THINNING.keeps(number)]
     assert kept[:8] == list(range(1, min(8, rounds) + 1))
     assert len(kept) <= 19
     gaps = [later - earlier for earlier, later in pairwise(kept)]
@@ -287,7 +286,7 @@ def test_only_the_damaged_map_is_lost(tmp_path: Path, caplog: pytest.LogCaptureF
 
 @pytest.mark.slow
 def test_a_page_that_finds_no_room_keeps_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_stability.courier.sinks.attention_sink.write_page", lambda *_: False)
+    monkeypatch.setattr("mlflow_stability.courier.sinks.attention_sinks.write_page", lambda *_: False)
     keep(tmp_path, [10, 500])
     shelf = Shelf()
     drive(both(tmp_path, shelf))
@@ -321,4 +320,4 @@ def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp
 
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture costs a second; what is tested is which of them there are."""
-    monkeypatch.setattr(attention_pictures, "png_of", lambda *_: b"\x89PNG")
+    monkeypatch.setattr(attention_sinks, "png_of", lambda *_: b"\x89PNG")

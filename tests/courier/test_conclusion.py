@@ -13,10 +13,10 @@ from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability import diagnose
+from mlflow_stability.courier import run_tags
+from mlflow_stability.courier.conclusion import best_checkpoint, conclusion_of
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.run import run_tags
-from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
-from mlflow_stability.courier.run.run_tags import live_description
+from mlflow_stability.courier.run_tags import live_description
 from mlflow_stability.courier.sinks.event_sink import RunSummary
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta

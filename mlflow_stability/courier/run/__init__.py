@@ -1,1 +1,0 @@
-"""Opens, tags and ends the run."""
