@@ -1,4 +1,4 @@
-"""Settings of alerts: where they go, which ones, and how often; and what the courier is told of them.
+"""Settings of alerts: where they go, which ones, and how often; and the settings that the courier gets.
 
 Guarantees: an address is shown neither by ``repr`` nor in an error, because it may hold a password or a token. The
 courier gets addresses in its environment alone, and removes them there before it starts anything.

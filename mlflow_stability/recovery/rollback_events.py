@@ -17,14 +17,8 @@ from mlflow_stability.recovery.state.training_parts import SplitBy, StateSplit
 from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
-IN_HALF = (
-    Remedy(Action.TRAIN_IN_BF16_OR_SINGLE),
-    Remedy(Action.LOWER_SCALE_OF_SCALER),
-)
-IN_GENERAL = (
-    LOWER_RATE_3_TO_10_OR_WARM_UP,
-    Remedy(Action.INSPECT_BATCHES_SINCE_ONSET),
-)
+IN_HALF = (Remedy(Action.TRAIN_IN_BF16_OR_SINGLE), Remedy(Action.LOWER_SCALE_OF_SCALER))
+IN_GENERAL = (LOWER_RATE_3_TO_10_OR_WARM_UP, Remedy(Action.INSPECT_BATCHES_SINCE_ONSET))
 FROM_THE_START = (
     Remedy(Action.CHECK_FIRST_BATCH),
     Remedy(Action.CHECK_OPERATIONS),
@@ -70,10 +64,7 @@ def rollback_event(
         finding="" if decision.finding is None else decision.finding.kind,
         finding_step=None if decision.finding is None else decision.finding.step,
     )
-    remedies = (
-        Remedy(Action.WATCH_LOSS),
-        Remedy(Action.FIX_CAUSE_OF_FIRST_FINDING),
-    )
+    remedies = (Remedy(Action.WATCH_LOSS), Remedy(Action.FIX_CAUSE_OF_FIRST_FINDING))
     return Finding.at(facts, step, Severity.INFO, remedies=remedies)
 
 
@@ -109,10 +100,7 @@ def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: in
         failure=why,
         not_restored=not_restored,
     )
-    remedies = (
-        Remedy(Action.RESTORE_BY_RUN),
-        Remedy(Action.BUILD_MODELS_ONCE),
-    )
+    remedies = (Remedy(Action.RESTORE_BY_RUN), Remedy(Action.BUILD_MODELS_ONCE))
     return Finding.at(facts, step, Severity.CRITICAL, remedies=remedies)
 
 
@@ -142,12 +130,7 @@ def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Fin
 
 
 def give_up_event(
-    decision: Decision,
-    step: int,
-    *,
-    rollbacks: int,
-    ends: bool = False,
-    remedies: tuple[Remedy, ...] = IN_GENERAL,
+    decision: Decision, step: int, *, rollbacks: int, ends: bool = False, remedies: tuple[Remedy, ...] = IN_GENERAL
 ) -> Finding:
     """Make the finding of trouble without a rollback; `ends`: the training is stopped."""
     facts = GiveUpFacts(

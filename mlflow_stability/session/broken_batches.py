@@ -28,10 +28,8 @@ from mlflow_stability.kinds.reported.broken_steps import (
 from mlflow_stability.probes.model_discovery import models_of
 from mlflow_stability.probes.module_names import names_of_modules, unwrapped
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
-from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
-from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
-from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch, facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_replay import Replay, replay_step
 from mlflow_stability.recovery.nan_origin.origin_checks import origin_event
 from mlflow_stability.recovery.skipping.skip_count import SkippedBy
 from mlflow_stability.vocabulary.measured.signal import Signal

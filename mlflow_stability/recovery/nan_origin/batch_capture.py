@@ -1,4 +1,4 @@
-"""Keep the batches of the step in progress, so that the one that broke can be described and run again.
+"""Keep the batches of the step in progress, so that the one that broke can be described, saved and run again.
 
 Guarantees: references only, nothing is copied or waited for; what is held is bounded, and released when the next step
 begins. Labels that only the script's own loss function sees are not captured.
@@ -6,10 +6,12 @@ begins. Labels that only the script's own loss function sees are not captured.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from mlflow_stability.kinds.reported.broken_steps import TensorFacts, TokenFacts
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun.written_tensors import version_of
@@ -172,10 +175,7 @@ class BatchCapture(ForwardObserver):
     part = "the broken batch"
 
     def __init__(
-        self,
-        most_bytes: int = MOST_BYTES,
-        most_earlier_bytes: int = MOST_EARLIER_BYTES,
-        host_only: bool = False,
+        self, most_bytes: int = MOST_BYTES, most_earlier_bytes: int = MOST_EARLIER_BYTES, host_only: bool = False
     ) -> None:
         self._most_bytes = most_bytes
         self._most_earlier_bytes = most_earlier_bytes
@@ -364,3 +364,84 @@ def _device_random(device: torch.device) -> Tensor | None:
         return None
     state: Tensor = module.get_rng_state(device)
     return state
+
+
+MOST_VALUES = 2**22
+"""Maximum number of values among which tokens are counted."""
+
+
+def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:
+    """Describe every tensor of a batch; waits for the device."""
+    with torch.no_grad():
+        return tuple(_facts(name, tensor.detach()) for name, tensor in inputs_of(batch))
+
+
+def facts_of_tensor(name: str, tensor: Tensor) -> TensorFacts:
+    """Describe one tensor, without counting tokens."""
+    with torch.no_grad():
+        return _facts(name, tensor.detach(), tokens=False)
+
+
+def save_batch(passes: Sequence[CapturedBatch], path: Path) -> Path:
+    """Write the tensors of a batch with their names; those of several passes with their number."""
+    prefixes = [f"micro_batch_{number}." for number in range(1, len(passes) + 1)] if len(passes) > 1 else [""]
+    tensors = {
+        prefix + name: tensor.detach().cpu().clone()
+        for prefix, batch in zip(prefixes, passes, strict=True)
+        for name, tensor in inputs_of(batch)
+    }
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(tensors, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def inputs_of(batch: CapturedBatch) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a batch with their paths, such as ``args[0]``."""
+    positional = [(f"args{name}", tensor) for name, tensor in named_tensors(batch.args)]
+    return positional + [(f"kwargs{name}", tensor) for name, tensor in named_tensors(batch.kwargs)]
+
+
+def _facts(name: str, tensor: Tensor, tokens: bool = True) -> TensorFacts:
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point():
+        counted = _tokens(tensor) if tokens and tensor.dtype != torch.bool and tensor.numel() else None
+        least, greatest, mean = _range(tensor.to(torch.float64))
+        return TensorFacts(name, shape, dtype, least, greatest, mean, tokens=counted)
+    if tensor.element_size() == 1:
+        tensor = tensor.float()  # numbers of eight bits can be kept, and not much else
+    nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    values = tensor if not nan + inf else tensor[tensor.isfinite()]
+    return TensorFacts(name, shape, dtype, *_range(values), nan, inf)
+
+
+def _range(values: Tensor) -> tuple[float | None, float | None, float | None]:
+    if not values.numel():
+        return None, None, None
+    least, greatest = torch.aminmax(values)
+    wide = torch.float64 if values.device.type == "cpu" else torch.float32
+    return float(least), float(greatest), float(values.mean(dtype=wide))
+
+
+def _tokens(tensor: Tensor) -> TokenFacts:
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
+    rows = rows[: max(1, MOST_VALUES // max(1, rows.shape[1]))].cpu()
+    tokens, counts = torch.unique(rows, return_counts=True)
+    most = int(counts.argmax())
+    runs = [int(torch.unique_consecutive(row, return_counts=True)[1].max()) for row in rows]
+    return TokenFacts(
+        different=len(tokens),
+        most_frequent=int(tokens[most]),
+        its_share=float(counts[most]) / rows.numel(),
+        longest_run=max([0, *runs]),
+        repeated_rows=len(rows) - len(torch.unique(rows, dim=0)) if tensor.dim() > 1 else 0,
+        negative=int((rows < 0).sum()),
+    )

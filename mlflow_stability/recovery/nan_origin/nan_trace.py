@@ -29,8 +29,8 @@ from torch.utils.hooks import RemovableHandle
 from mlflow_stability.kinds.reported.broken_steps import TensorFacts
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun.written_tensors import WrittenTensors, storage_of
-from mlflow_stability.recovery.nan_origin.batch_capture import tensors_in
-from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
+from mlflow_stability.recovery.nan_origin.batch_capture import facts_of_tensor, tensors_in
+from mlflow_stability.recovery.state.host_copy import is_finite
 
 
 class ModulePath:
@@ -45,14 +45,14 @@ class ModulePath:
         return self._names[-1] if self._names else ""
 
     @contextmanager
-    def of(self, model: Module) -> Iterator[ModulePath]:
+    def of(self, model: Module) -> Iterator[None]:
         handles: list[RemovableHandle] = []
         try:
             for name, module in Module.named_modules(model):
                 if name:
                     handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
                     handles.append(module.register_forward_hook(self._leave, always_call=True))
-            yield self
+            yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -253,15 +253,6 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
             return _Place(self._path.name, line)
         there = self._places.get(node._sequence_nr(), _Place("", ""))
         return _Place(there.module, line or there.line)  # a user-defined backward has a line of its own
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite; waits for the device."""
-    with torch.no_grad():
-        tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()
-        wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
-        # A sum is finite only where all its terms are; that it is not may be its own overflow.
-        return bool(torch.isfinite(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all())
 
 
 def word_of(name: str) -> str:

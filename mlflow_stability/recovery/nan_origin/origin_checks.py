@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource, TensorFacts
 from mlflow_stability.probes.model_discovery import state_of
-from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
-from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, is_finite, word_of
+from mlflow_stability.recovery.nan_origin.batch_capture import facts_of_tensor
+from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, word_of
+from mlflow_stability.recovery.state.host_copy import is_finite
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 MOST_BYTES = 64 * 2**20
@@ -162,14 +163,8 @@ REMEDIES = {
     "elsewhere": (Remedy(Action.CHECK_TENSOR_OF_SCRIPT),),
 }
 """Where only the source is known."""
-_MASK = (
-    Remedy(Action.KEEP_ONE_KEY),
-    Remedy(Action.MASK_WITH_FINITE_VALUE),
-)
-_LOGARITHM = (
-    Remedy(Action.KEEP_LOGARITHM_ABOVE_ZERO),
-    Remedy(Action.USE_LOG_SOFTMAX),
-)
+_MASK = (Remedy(Action.KEEP_ONE_KEY), Remedy(Action.MASK_WITH_FINITE_VALUE))
+_LOGARITHM = (Remedy(Action.KEEP_LOGARITHM_ABOVE_ZERO), Remedy(Action.USE_LOG_SOFTMAX))
 _ROOT = (Remedy(Action.KEEP_ROOT_ABOVE_ZERO),)
 _DIVISION = (Remedy(Action.KEEP_DIVISOR_FROM_ZERO),)
 _POWER = (Remedy(Action.KEEP_BASE_ABOVE_ZERO),)

@@ -13,8 +13,13 @@ from recovery.listening import listening
 from torch import Tensor, nn
 
 from mlflow_stability.kinds.reported.broken_steps import TensorFacts
-from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch, tensors_in
-from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_capture import (
+    BatchCapture,
+    CapturedBatch,
+    facts_of,
+    save_batch,
+    tensors_in,
+)
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
 
 NAN, INF = float("nan"), float("inf")

@@ -12,8 +12,7 @@ from recovery.guarded_training import differences, picture
 from recovery.listening import listening
 from torch import Tensor, nn
 
-from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
-from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin.batch_replay import Replay, replay_batch
 
 
 class Net(nn.Module):

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource
-from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
-from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin.batch_replay import Replay, replay_step
 from mlflow_stability.recovery.nan_origin.origin_checks import origin_event
 from mlflow_stability.vocabulary.result import Action, Remedy
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
-from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
+from mlflow_stability.recovery.nan_origin.batch_capture import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
 from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, origin_event, overflowed, suspects
 from mlflow_stability.vocabulary.result import Action, Remedy
