@@ -25,8 +25,7 @@ from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_e
 from mlflow_stability.figures.attention_heatmap import attention_heatmap as draw
 from mlflow_stability.figures.curve import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture, saved
-from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
-from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
+from mlflow_stability.tracking.artifacts import MAPS_FOLDERS, StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
 from mlflow_stability.vocabulary.measured.layer_arrays import UNNAMED_LAYER, AttentionMap
 from mlflow_stability.vocabulary.measured.signal import Signal

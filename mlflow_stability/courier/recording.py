@@ -18,9 +18,16 @@ from typing import Any
 
 import mlflow_stability
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.courier.finish import RankProcesses, rank_died, silent_end, status_to_set, waits_for_process
 from mlflow_stability.courier.journal_reader import JournalReader
-from mlflow_stability.courier.processes import TrainingProcess, TrainingState
+from mlflow_stability.courier.processes import (
+    RankProcesses,
+    TrainingProcess,
+    TrainingState,
+    rank_died,
+    silent_end,
+    status_to_set,
+    waits_for_process,
+)
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run_opening import EarlierRecordings, open_run
 from mlflow_stability.courier.run_tags import RunTags
@@ -38,9 +45,9 @@ from mlflow_stability.journal.follower import is_deleted, journal_size, opening_
 from mlflow_stability.journal.layout import read_page
 from mlflow_stability.journal.writer import FINAL_STATUS
 from mlflow_stability.tracking.address import tracking_uri_for
+from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_files import REPORT_FOLDER
 from mlflow_stability.tracking.run_writer import SystemMetrics
-from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.run import Closing, Opening
 
 RECORD_SCHEMA = "1"
@@ -196,7 +203,7 @@ class OpenRecording:
         closing = self._closing(state)
         ranks, self._ranks = self._ranks, None
         ended = [] if ranks is None else ranks.first_end()
-        died = rank_died(closing, self.events.story, ended, restarts=bool(self._opening.job))
+        died = rank_died(closing, self.events.story.last_step, ended, restarts=bool(self._opening.job))
         if died is not None:
             self.events.add(died)
         if self.events.story.closing is None and not self.events.concluded:

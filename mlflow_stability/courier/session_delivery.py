@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.alerts.alert import NO_OUTLETS, OutletSettings
-from mlflow_stability.courier.finish import RankProcesses
-from mlflow_stability.courier.processes import Claim, TrainingProcess, process_of
+from mlflow_stability.courier.processes import Claim, RankProcesses, TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import Recording
 from mlflow_stability.courier.sinks.sink import outlet_plan

@@ -23,8 +23,15 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from mlflow_stability.errors import StabilityError, TrackingError
-from mlflow_stability.tracking.client import answering_client, bars_on_a_terminal, experiment_by_id, no_progress_bar
-from mlflow_stability.tracking.store_errors import RefusedError, sentence, store_trouble
+from mlflow_stability.tracking.client import (
+    RefusedError,
+    answering_client,
+    bars_on_a_terminal,
+    experiment_by_id,
+    no_progress_bar,
+    sentence,
+    store_trouble,
+)
 from mlflow_stability.tracking.tag_names import COMPARISON, DESCRIPTION
 from mlflow_stability.vocabulary.argument import short_repr
 

@@ -20,10 +20,9 @@ from mlflow.entities import Metric, Param, RunTag
 
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.address import tracking_uri_for
-from mlflow_stability.tracking.client import answering_client
+from mlflow_stability.tracking.client import answering_client, not_mlflow, store_trouble
 from mlflow_stability.tracking.keys import fitting_keys
 from mlflow_stability.tracking.run_writer import tracking_store
-from mlflow_stability.tracking.store_errors import not_mlflow, store_trouble
 from mlflow_stability.vocabulary.run import RUN_STATUS, RunHistory
 
 # Not `stability.*`: those tags mark runs that this package recorded, and most imported ones were not.

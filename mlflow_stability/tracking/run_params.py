@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 
+from mlflow_stability.tracking.client import RefusedError, store_trouble
 from mlflow_stability.tracking.keys import fitting_keys
-from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import CHANGED_SETTINGS, PREFIX
 
 LONGEST = 6000  # what MLflow's stores take since 2.8

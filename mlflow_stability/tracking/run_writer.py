@@ -23,10 +23,10 @@ from mlflow.tracking.default_experiment.registry import get_experiment_id
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.address import sqlite_file
+from mlflow_stability.tracking.client import RefusedError, store_trouble
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.run_files import RunCheckpoints, RunImages
 from mlflow_stability.tracking.run_params import RunParams
-from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import DESCRIPTION
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured.signal import Signal

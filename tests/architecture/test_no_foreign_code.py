@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from architecture.repository import PACKAGE, nodes_of, python_files
 
-UNPICKLERS = {"importers/formats/pickled_history.py", "recovery/checkpoints/sharded_state.py"}
+UNPICKLERS = {"importers/formats/pickled_history.py", "recovery/checkpoints/state_file.py"}
 """Files with an unpickler that has a list of what may be made."""
 ONLY_WITH = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
 UNSAFE = {"numpy.load", "torch.jit.load", "torch.package.PackageImporter", "joblib.load", "os.popen", "pd.read_pickle"}

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from mlflow_stability.courier.finish import RankProcesses, rank_died
-from mlflow_stability.courier.sinks.event_sink import RunSummary
+from mlflow_stability.courier.processes import RankProcesses, rank_died
 from mlflow_stability.journal.layout import RankProcess, read_ranks, write_ranks
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.vocabulary.result import Severity
@@ -63,9 +62,9 @@ def test_no_rank_is_named_for_a_training_that_ended_normally(tmp_path: Path) -> 
     end(ranks[1])
     wait_until(watched.first_end, 10)
     end(ranks[0])
-    ended, story = watched.first_end(), RunSummary(0)
-    assert rank_died(Closing("finished"), story, ended, restarts=False) is None
-    died = rank_died(Closing("killed"), story, ended, restarts=False)
+    ended = watched.first_end()
+    assert rank_died(Closing("finished"), 0, ended, restarts=False) is None
+    died = rank_died(Closing("killed"), 0, ended, restarts=False)
     assert died is not None
     assert died.severity is Severity.WARNING
     assert died.message.startswith("Rank 1 (here) ended first: after step 0, at ")

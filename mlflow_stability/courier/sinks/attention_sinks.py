@@ -34,9 +34,9 @@ from mlflow_stability.tracking.artifacts import (
     picture_of_layer,
     write_attention_part,
 )
+from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_files import RunImages, image_key
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 

@@ -17,8 +17,8 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import StoredCheckpoint, damage_of, listing
+from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.tracking.store_errors import RefusedError
 
 BATCHES_FOLDER = "stability/batches"
 _BATCH = re.compile(r"batch-(\d+)\.pt")

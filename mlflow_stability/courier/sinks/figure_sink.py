@@ -24,9 +24,9 @@ from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import picture_name
+from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding

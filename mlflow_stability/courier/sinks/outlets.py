@@ -23,8 +23,7 @@ from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.mirrors import OTEL
 from mlflow_stability.alerts.router import AlertRouter, ending_event
 from mlflow_stability.alerts.run_metrics import RunMetrics
-from mlflow_stability.courier.finish import silent_end
-from mlflow_stability.courier.processes import TrainingState
+from mlflow_stability.courier.processes import TrainingState, silent_end
 from mlflow_stability.courier.progress import Delivered, write_page
 from mlflow_stability.courier.sinks.mirror_outlet import MirrorOutlet
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan

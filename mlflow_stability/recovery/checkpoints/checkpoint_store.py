@@ -24,8 +24,14 @@ import torch
 from mlflow_stability.errors import CheckpointsRefused, SettingsError
 from mlflow_stability.journal.process_identity import own_identity
 from mlflow_stability.probes.ranks.rank_exchange import gloo_group
-from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, shards_of, without_shards, write_shards
-from mlflow_stability.recovery.checkpoints.state_file import WrittenFile, write_state
+from mlflow_stability.recovery.checkpoints.state_file import (
+    Layouts,
+    WrittenFile,
+    shards_of,
+    without_shards,
+    write_shards,
+    write_state,
+)
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
     META,
     METADATA,

@@ -27,8 +27,7 @@ from mlflow_stability.journal.layout import make_root
 from mlflow_stability.journal.process_identity import launched_job
 from mlflow_stability.probes.gradient_norm import rank_and_world_size, world_size
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
-from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.state_file import read_rank, read_sharded, read_state
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
     STATE,
     ChosenCheckpoint,

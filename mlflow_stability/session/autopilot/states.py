@@ -20,8 +20,7 @@ from torch import Tensor
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
-from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts_of, read_sharded
-from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.state_file import Layouts, layouts_of, read_sharded, read_state
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import STATE, find, listing
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_state import Decision, GoodState

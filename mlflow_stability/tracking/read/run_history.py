@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric as StoredMetric
 from numpy.typing import NDArray
 
-from mlflow_stability.tracking.client import answering_client
+from mlflow_stability.tracking.client import answering_client, store_trouble
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.recorded_history import (
     RecordedLine,
@@ -36,7 +36,6 @@ from mlflow_stability.tracking.read.recorded_history import (
 from mlflow_stability.tracking.read.run_reader import LARGEST_STORED, RunReader
 from mlflow_stability.tracking.read.run_record import whole_number
 from mlflow_stability.tracking.run_import import COUNTED, TIMES
-from mlflow_stability.tracking.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
 from mlflow_stability.vocabulary.measured.signal import Series, Signal
 from mlflow_stability.vocabulary.result import Finding

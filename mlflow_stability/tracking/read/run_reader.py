@@ -31,12 +31,11 @@ from mlflow_stability.tracking.artifacts import (
     lines_in,
     read_line,
 )
-from mlflow_stability.tracking.client import answering_client, no_progress_bar
+from mlflow_stability.tracking.client import answering_client, no_progress_bar, not_mlflow, sentence, store_trouble
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.parquet_parts import part_order, read_layer_part, read_part
 from mlflow_stability.tracking.read.run_record import RecordThinner, RunRecord, joined, whole_number
 from mlflow_stability.tracking.run_files import artifacts_in, download_file
-from mlflow_stability.tracking.store_errors import not_mlflow, sentence, store_trouble
 from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding

@@ -17,8 +17,7 @@ from mlflow.entities import Experiment, Run, ViewType
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.address import strip_credentials
-from mlflow_stability.tracking.client import answering_client, experiment_by_id
-from mlflow_stability.tracking.store_errors import store_trouble
+from mlflow_stability.tracking.client import answering_client, experiment_by_id, store_trouble
 from mlflow_stability.tracking.tag_names import COMPARISON
 from mlflow_stability.vocabulary.run import FoundRun, RunHead
 

@@ -21,7 +21,7 @@ from mlflow_stability.courier.sinks.attention_sinks import PAGE, AttentionPictur
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.array_files import attention_map_files, write_attention_map
 from mlflow_stability.tracking.artifacts import attention_part, read_attention_part
-from mlflow_stability.tracking.store_errors import RefusedError
+from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 from mlflow_stability.vocabulary.run import Closing
 

@@ -25,8 +25,8 @@ from mlflow_stability.figures.of_run.standard_figures import DUTY_CYCLES
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.journal.array_files import write_layer_table
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing

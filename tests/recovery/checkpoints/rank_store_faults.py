@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
-from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
+from mlflow_stability.recovery.checkpoints.state_file import layouts_of
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
 from mlflow_stability.recovery.state.training_parts import find_parts
 

@@ -29,7 +29,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
-from mlflow_stability.recovery.checkpoints.sharded_state import _member_of_enum, layouts_of
+from mlflow_stability.recovery.checkpoints.state_file import _member_of_enum, layouts_of
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts

@@ -25,9 +25,9 @@ from mlflow_stability.tracking.artifacts import (
     MAPS_FOLDERS,
     RECORD_FOLDERS,
     AttentionPart,
+    attention_of_run,
 )
 from mlflow_stability.tracking.parquet_parts import part_name
-from mlflow_stability.tracking.read.stored_attention import attention_of_run
 from mlflow_stability.tracking.run_files import CHECKPOINTS_FOLDER
 
 pytestmark = pytest.mark.slow

@@ -2,8 +2,8 @@ import pytest
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
+from mlflow_stability.tracking.client import sentence
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.tracking.store_errors import sentence
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured.signal import Signal
 

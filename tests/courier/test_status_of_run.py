@@ -1,6 +1,6 @@
 import pytest
 
-from mlflow_stability.courier.finish import silent_end, status_to_set, waits_for_process
+from mlflow_stability.courier.processes import silent_end, status_to_set, waits_for_process
 from mlflow_stability.vocabulary.run import Closing
 
 ENDED = Closing("finished", run_was_active=True)
