@@ -62,7 +62,11 @@ class DirectoryOwner:
             try:
                 os.link(draft, self._directory / OWNER)
             except OSError:  # there is an owner, or a file system without links
-                self._refuse_unless_ours(read_owner(self._directory), holds_checkpoints)
+                owner = read_owner(self._directory)
+                if owner_lives(owner) and owner != self._mine:
+                    raise self._refusal(owner, "is in use by") from None
+                if owner and owner.get("run") != self._mine["run"] and holds_checkpoints:
+                    raise self._refusal(owner, "holds the checkpoints of") from None
                 draft.replace(self._directory / OWNER)
         finally:
             draft.unlink(missing_ok=True)
@@ -81,12 +85,6 @@ class DirectoryOwner:
         draft = self._directory / f".{OWNER}-{os.getpid()}"
         draft.write_text(json.dumps(owner))
         return draft
-
-    def _refuse_unless_ours(self, owner: dict[str, Any], holds_checkpoints: bool) -> None:
-        if owner_lives(owner) and owner != self._mine:
-            raise self._refusal(owner, "is in use by")
-        if owner and owner.get("run") != self._mine["run"] and holds_checkpoints:
-            raise self._refusal(owner, "holds the checkpoints of")
 
     def _refusal(self, owner: dict[str, Any], verb: str) -> CheckpointsRefused:
         who = f"process {owner.get('pid')} on {owner.get('host')}" if owner.get("pid") else "which has ended"
@@ -286,8 +284,8 @@ class RankStore:
     def __init__(
         self, ranks: CheckpointRanks, layouts: Callable[[], Layouts], store: CheckpointStore | None = None
     ) -> None:
-        self._ranks, self._layouts, self._store = ranks, layouts, store
-        self.directory = None if store is None else store.directory
+        self._ranks, self._layouts = ranks, layouts
+        self.store = store  # None on other ranks
 
     def commit(self, copy: StateCopy, loss: float, value: float | None, finite: bool) -> CheckpointMeta | None:
         """Collective: write a state; the meta data on rank 0, None elsewhere and where it was not written.
@@ -303,7 +301,11 @@ class RankStore:
                 if finite and self._ranks.is_first:
                     raise OSError(f"its shards on {_ranks_where([not answer[3] for answer in answers])} are not finite")
                 return None
-            self._refuse_unless_same(answers)
+            if answers[0][2]:
+                raise OSError(answers[0][2])
+            steps = sorted({answer[0] for answer in answers})
+            if len(steps) > 1:
+                raise OSError(f"processes are at different steps: {', '.join(map(str, steps))}")
             place = Path(answers[0][1])
             unseen = [not sees_it for sees_it in self._ranks.gather(place.is_dir())]
             if any(unseen):
@@ -313,7 +315,7 @@ class RankStore:
             layouts = self._layouts()
             write_shards(shards_of(copy, layouts, self._ranks.is_first), place, self._ranks.group)
             listed = self._ranks.gather(self._own_files(place))
-            if self._store is None or draft is None:
+            if self.store is None or draft is None:
                 return None
             unread = [reason for reason in listed if isinstance(reason, str)]
             if unread:
@@ -324,42 +326,19 @@ class RankStore:
                 raise OSError(f"{len(missing)} shards are not whole, such as {missing[0]}")
             shared = without_shards(copy, layouts)
             written = write_state(shared, draft / STATE, rng_of_ranks=[answer[4] for answer in answers])
-            return self._store.finish(draft, copy, written, loss, value, tuple(files))
+            return self.store.finish(draft, copy, written, loss, value, tuple(files))
         finally:
             if draft is not None:
                 shutil.rmtree(draft, ignore_errors=True)
 
-    def promote(self, step: int) -> None:
-        if self._store is not None:
-            self._store.promote(step)
-
-    def set_value(self, step: int, value: float) -> None:
-        if self._store is not None:
-            self._store.set_value(step, value)
-
-    def reject(self, step: int) -> None:
-        if self._store is not None:
-            self._store.reject(step)
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
     def _begin_draft(self, step: int, finite: bool) -> tuple[Path | None, str]:
         """Return the folder to write to, on rank 0, or the reason against writing."""
-        if self._store is None or not finite:
+        if self.store is None or not finite:
             return None, ""
         try:
-            return self._store.begin(step), ""
+            return self.store.begin(step), ""
         except OSError as error:
             return None, str(error)
-
-    def _refuse_unless_same(self, answers: list[Any]) -> None:
-        trouble, steps = answers[0][2], {answer[0] for answer in answers}
-        if trouble:
-            raise OSError(trouble)
-        if len(steps) > 1:
-            raise OSError(f"processes are at different steps: {', '.join(map(str, sorted(steps)))}")
 
     def _own_files(self, folder: Path) -> list[tuple[str, int, str]] | str:
         """Return names, sizes and hashes of the files of this rank, or why they cannot be read back."""

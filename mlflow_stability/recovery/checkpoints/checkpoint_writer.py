@@ -26,6 +26,7 @@ class CheckpointWriter:
 
     def __init__(self, store: CheckpointStore | RankStore, is_finite: Callable[[StateCopy], bool]) -> None:
         self._store = store
+        self._disk = store.store if isinstance(store, RankStore) else store  # None on other ranks
         self._is_finite = is_finite
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -74,13 +75,18 @@ class CheckpointWriter:
             return self.writing == step or (self._next is not None and self._next[0].step == step)
 
     def set_value(self, step: int, value: float) -> None:
-        self._enqueue(lambda: self._reporting_errors(step, lambda: self._store.set_value(step, value)))
+        self._change(step, lambda disk: disk.set_value(step, value))
 
     def promote(self, step: int) -> None:
-        self._enqueue(lambda: self._reporting_errors(step, lambda: self._store.promote(step)))
+        self._change(step, lambda disk: disk.promote(step))
 
     def reject(self, step: int) -> None:
-        self._enqueue(lambda: self._reporting_errors(step, lambda: self._store.reject(step)))
+        self._change(step, lambda disk: disk.reject(step))
+
+    def _change(self, step: int, change: Callable[[CheckpointStore], None]) -> None:
+        disk = self._disk
+        if disk is not None:
+            self._enqueue(lambda: self._reporting_errors(step, lambda: change(disk)))
 
     def events(self) -> list[Finding]:
         """Return the findings since the last call."""
@@ -104,7 +110,8 @@ class CheckpointWriter:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(seconds)
-        self._store.close()
+        if self._disk is not None:
+            self._disk.close()
         return True
 
     def _enqueue(self, job: Callable[[], None]) -> None:
@@ -121,10 +128,10 @@ class CheckpointWriter:
 
     def _write_next(self) -> None:
         with self._taking:
-            draft, self._next = self._next, None
-            self.writing = None if draft is None else draft[0].step
-        if draft is not None:
-            self._write(*draft)
+            waiting, self._next = self._next, None
+            self.writing = None if waiting is None else waiting[0].step
+        if waiting is not None:
+            self._write(*waiting)
 
     def _write(self, copy: StateCopy, loss: float, value: float | None) -> None:
         try:
@@ -156,7 +163,8 @@ class CheckpointWriter:
         except Exception as error:
             named = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             reason = getattr(error, "strerror", None) or f"{named}{error}"
-            facts = CheckpointFailedFacts(str(reason), str(self._store.directory), self._newest or None)
+            directory = None if self._disk is None else self._disk.directory
+            facts = CheckpointFailedFacts(str(reason), str(directory), self._newest or None)
             self._report(step, facts, Remedy(Action.FREE_DISK_SPACE))
 
     def _report(self, step: int, facts: Facts, *remedies: Remedy) -> None:

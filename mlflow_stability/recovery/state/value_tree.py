@@ -32,14 +32,8 @@ def map_tensors(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
     for kind in _PLAIN:  # NumPy's numbers are numbers, and enumerations of text are text
         if isinstance(value, cast("type", kind)):
             return kind(value)
-    if isinstance(value, Counter | OrderedDict):
-        return type(value)({key: map_tensors(item, tensor) for key, item in value.items()})
-    if isinstance(value, dict):
-        return {key: map_tensors(item, tensor) for key, item in value.items()}
-    if isinstance(value, list | deque):
-        return [map_tensors(item, tensor) for item in value]
-    if isinstance(value, tuple):
-        return tuple(map_tensors(item, tensor) for item in value)
+    if isinstance(value, dict | list | tuple | deque):
+        return _with_items(list(value) if isinstance(value, deque) else value, lambda item: map_tensors(item, tensor))
     if isinstance(value, UnknownValue):
         return value
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
@@ -52,13 +46,9 @@ def without_foreign(value: Any) -> Any:
     if isinstance(value, UnknownValue):
         return None
     if isinstance(value, dict):
-        kept = {key: without_foreign(item) for key, item in value.items() if not isinstance(item, UnknownValue)}
-        return type(value)(kept) if isinstance(value, Counter | OrderedDict) else kept
-    if isinstance(value, list):
-        return [without_foreign(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(without_foreign(item) for item in value)
-    return value
+        kept = {key: item for key, item in value.items() if not isinstance(item, UnknownValue)}
+        value = type(value)(kept) if isinstance(value, Counter | OrderedDict) else kept
+    return _with_items(value, without_foreign)
 
 
 def copy_for_training(value: Any, tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
@@ -67,13 +57,18 @@ def copy_for_training(value: Any, tensor: Callable[[Tensor], Tensor] = Tensor.cl
         return copy.deepcopy(value.value)
     if isinstance(value, Tensor):
         return tensor(value)
+    return _with_items(value, lambda item: copy_for_training(item, tensor))
+
+
+def _with_items(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container with changed items; other values as they are."""
     if isinstance(value, dict):
-        made = {key: copy_for_training(item, tensor) for key, item in value.items()}
+        made = {key: change(item) for key, item in value.items()}
         return type(value)(made) if isinstance(value, Counter | OrderedDict) else made
     if isinstance(value, list):
-        return [copy_for_training(item, tensor) for item in value]
+        return [change(item) for item in value]
     if isinstance(value, tuple):
-        return tuple(copy_for_training(item, tensor) for item in value)
+        return tuple(change(item) for item in value)
     return value
 
 

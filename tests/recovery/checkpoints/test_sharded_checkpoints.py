@@ -112,11 +112,12 @@ def parts(tmp_path: Path) -> Iterator[TrainingParts]:
 
 
 def saved(parts: TrainingParts, folder: Path, *steps: int) -> list[Path]:
-    store = RankStore(CheckpointRanks(alone=True), lambda: layouts_of(parts), CheckpointStore(folder, "run"))
+    own = CheckpointStore(folder, "run")
+    store = RankStore(CheckpointRanks(alone=True), lambda: layouts_of(parts), own)
     for step in steps:
         assert store.commit(copy_state(parts, step), 1.0, None, finite=True) is not None
-        store.promote(step)
-    store.close()
+        own.promote(step)
+    own.close()
     return [each.folder for each in listing(folder)]
 
 
