@@ -192,7 +192,7 @@ def histories_of(asked: ResolvedSource, tracking_uri: str | None = None) -> list
 
         histories = map(from_full_record, read(path))
         return [replace(history, source=_as_typed(history.source, asked)) for history in histories]
-    from mlflow_stability.tracking.read.run_history import read_run_history
+    from mlflow_stability.tracking.read.run_reader import read_run_history
 
     return [read_run_history(asked.source, tracking_uri)]
 

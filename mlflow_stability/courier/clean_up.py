@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +60,12 @@ def clean_up(directory: Path, older_than: float | None = None, largest: int | No
                 total -= leftover.size
     for leftover in removed:
         shutil.rmtree(leftover.folder, ignore_errors=True)
-        root = leftover.folder.parent.parent if leftover.folder.parent.name in KEPT_FOLDERS else leftover.folder.parent
-        _remove_if_empty([leftover.folder.parent, root])
+        root = leftover.folder.parent
+        if root.name in KEPT_FOLDERS:
+            with suppress(OSError):  # not empty, or removed with another leftover
+                root.rmdir()
+            root = root.parent
+        remove_empty_root(root)
     return removed
 
 
@@ -99,11 +104,3 @@ def _measure(folder: Path) -> Leftover:
             if file.name == JOURNAL or not is_of_session:
                 changed = max(changed, stat.st_mtime)
     return Leftover(folder, size, changed or folder.stat().st_mtime)
-
-
-def _remove_if_empty(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        if folder.name in KEPT_FOLDERS and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        elif folder.name not in KEPT_FOLDERS:
-            remove_empty_root(folder)

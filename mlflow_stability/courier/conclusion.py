@@ -31,7 +31,7 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
 from mlflow_stability.reports.run_sections import HEADINGS
 from mlflow_stability.tracking import tag_names
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 from mlflow_stability.tracking.run_writer import description_summary
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
 from mlflow_stability.vocabulary.run import RunHistory

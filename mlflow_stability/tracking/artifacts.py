@@ -127,6 +127,22 @@ def read_line(line: str) -> EventLine | None:
         raise ValueError(f"Not an event line: {error!r}") from error
 
 
+def read_events(text: str, where: str, leave_out: Callable[[str, Exception | None], None]) -> list[EventLine]:
+    """Return the records of an events file; `leave_out` gets the place of each line that cannot be read, and why."""
+    records = []
+    for number, line in enumerate(lines_in(text), start=1):
+        try:
+            record = read_line(line)
+        except ValueError as error:  # the last line of a run that is still being written
+            leave_out(f"line {number} of {where}", error)
+            continue
+        if record is None:
+            leave_out(f"line {number} of {where} ({LATER_VERSION})", None)
+        else:
+            records.append(record)
+    return records
+
+
 def _typed(type_name: str, value: Any) -> Any:
     if type_name == "float":
         return float(value)

@@ -15,13 +15,11 @@ from waiting import wait_until
 from mlflow_stability.alerts.alert import NO_OUTLETS
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier import run_opening
-from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session, follow
+from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests, deliver_session, follow
 from mlflow_stability.courier.processes import Claim, next_orphan
-from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
-from mlflow_stability.tracking.read.run_history import read_run_history
-from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.tracking.read.run_reader import RunReader, read_run_history
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Gap, Note, Reset
 

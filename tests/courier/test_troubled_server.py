@@ -6,10 +6,9 @@ from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
+from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests, deliver_session
 from mlflow_stability.courier.processes import MemoryWatch
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
 

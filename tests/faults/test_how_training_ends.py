@@ -16,7 +16,7 @@ from faults.endings import Training
 from mlflow import MlflowClient
 from waiting import wait_until
 
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 
 pytestmark = pytest.mark.fault
 

@@ -12,7 +12,7 @@ from faults.endings import STARTS_WITHIN, Training
 from waiting import wait_until
 
 from mlflow_stability.journal.layout import session_folders
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 
 pytestmark = pytest.mark.fault
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mlflow_stability import Options
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 
 pytestmark = [pytest.mark.scenario, pytest.mark.usefixtures("blank_pictures")]
 BROKEN = 7

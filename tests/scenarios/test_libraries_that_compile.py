@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import mlflow_stability
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 
 pytestmark = [pytest.mark.usefixtures("blank_pictures"), pytest.mark.scenario, pytest.mark.slow]
 STEPS = 21

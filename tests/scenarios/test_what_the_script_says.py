@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 import mlflow_stability
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 
 pytestmark = [pytest.mark.usefixtures("blank_pictures"), pytest.mark.scenario, pytest.mark.filterwarnings("ignore")]
 

@@ -23,7 +23,7 @@ from servers.ports import free_port
 from trainers.script import Mode, Trainer
 
 import mlflow_stability
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 from mlflow_stability.tracking.tag_names import is_recorded
 
 TESTS = Path(__file__).resolve().parents[1]

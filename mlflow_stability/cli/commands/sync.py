@@ -22,6 +22,7 @@ from mlflow_stability.cli.options import journal_root, tracking_uri_option
 from mlflow_stability.cli.output import megabytes, notes_console, result_console
 from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import (
+    DeliveryReport,
     ask_for_short_requests,
     deliver_many,
     deliver_session,
@@ -29,7 +30,6 @@ from mlflow_stability.courier.deliver import (
     waits_for_its_process,
 )
 from mlflow_stability.courier.processes import holder_lives, process_of
-from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
 from mlflow_stability.journal.follower import journal_size, opening_if_readable
 from mlflow_stability.journal.layout import (

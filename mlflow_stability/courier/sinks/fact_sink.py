@@ -17,8 +17,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
-from mlflow_stability.tracking.run_params import is_chosen
-from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.run_writer import RunWriter, is_chosen
 from mlflow_stability.vocabulary.run import Fact, Opening
 
 SECONDS = 5.0  # limit for one git call: work trees on network file systems can be slow
@@ -47,14 +46,9 @@ def git_state(directory: str) -> dict[str, str]:
         options = ("--stat=120", f"--stat-count={MOST_LINES}", "--no-ext-diff", "--no-textconv", "HEAD")
         facts["git.diff"] = "\n".join(_git(directory, "diff", *options) or ())
     untracked = _git(directory, "ls-files", "--others", "--exclude-standard", "--", "*.py") or []
-    facts["git.untracked"] = "\n".join(_some(untracked))
+    more = [f"and {len(untracked) - MOST_LINES} more"] if len(untracked) > MOST_LINES else []
+    facts["git.untracked"] = "\n".join([*untracked[:MOST_LINES], *more])
     return {key: value for key, value in facts.items() if value}
-
-
-def _some(lines: list[str]) -> list[str]:
-    if len(lines) <= MOST_LINES:
-        return lines
-    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
 
 
 def _git(directory: str, *words: str) -> list[str] | None:

@@ -10,15 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mlflow_stability.tracking.artifacts import (
-    EVENTS_FOLDERS,
-    LATER_VERSION,
-    RECORD_FOLDERS,
-    EventLine,
-    events_order,
-    lines_in,
-    read_line,
-)
+from mlflow_stability.tracking.artifacts import EVENTS_FOLDERS, RECORD_FOLDERS, EventLine, events_order, read_events
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.parquet_parts import part_order, read_part
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
@@ -85,16 +77,8 @@ def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
     lines: list[RecordedLine] = []
     left_out: list[str] = []
     for (recording, _), file in _sorted_files(artifacts, EVENTS_FOLDERS, events_order):
-        for number, text in enumerate(lines_in(file.read_bytes().decode("utf-8", "replace")), start=1):
-            try:
-                line = read_line(text)
-            except ValueError:  # the last line of a run that is still being written
-                left_out.append(f"line {number} of {file.relative_to(artifacts)}")
-                continue
-            if line is None:
-                left_out.append(f"line {number} of {file.relative_to(artifacts)} ({LATER_VERSION})")
-            else:
-                lines.append((recording, line))
+        text, name = file.read_bytes().decode("utf-8", "replace"), str(file.relative_to(artifacts))
+        lines += [(recording, line) for line in read_events(text, name, lambda place, _: left_out.append(place))]
     record = []
     for _, file in parts:
         try:

@@ -1,44 +1,69 @@
-"""Read back what was recorded of a run: its record, its events, its metric points and artifacts."""
+"""Read everything that MLflow holds of a run, whoever recorded it: record, events, metric points, artifacts.
+
+Guarantees: a run recorded by this package has its full record and the events found while it trained, if they are there.
+Other runs have the complete histories of their metrics, never a sample. Infinities are infinite even where a store kept
+the largest number.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import TypeAlias, TypeVar
 
 import mlflow
 import numpy as np
 import pyarrow as pa
 from mlflow import MlflowClient
+from mlflow.entities import Metric as StoredMetric
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from numpy.typing import NDArray
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.address import strip_credentials
 from mlflow_stability.tracking.artifacts import (
     EVENTS_FOLDERS,
-    LATER_VERSION,
     LAYER_TABLES_FOLDERS,
     RECORD_FOLDER,
     RECORD_FOLDERS,
     EventLine,
     events_order,
-    lines_in,
-    read_line,
+    read_events,
 )
 from mlflow_stability.tracking.client import answering_client, no_progress_bar, not_mlflow, sentence, store_trouble
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.parquet_parts import part_order, read_layer_part, read_part
+from mlflow_stability.tracking.read.recorded_history import (
+    RecordedLine,
+    RunFacts,
+    ending,
+    events_of,
+    gaps_of,
+    notes_of,
+    recorded_history,
+    settings_of,
+    with_left_out,
+    with_metrics_of_the_script,
+)
 from mlflow_stability.tracking.read.run_record import RecordThinner, RunRecord, joined, whole_number
 from mlflow_stability.tracking.run_files import artifacts_in, download_file
+from mlflow_stability.tracking.run_import import COUNTED, TIMES
+from mlflow_stability.tracking.tag_names import is_recorded
 from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal import Series, Signal
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Metric, RunHistory, attempt_order, number_attempts
+from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
+from mlflow_stability.vocabulary.text.phrases import counted
 from mlflow_stability.vocabulary.text.recorded_keys import chart_order
 
 LARGEST_STORED = 1.79e308  # MLflow's databases store an infinity as the largest number
@@ -99,6 +124,10 @@ class RunReader:
         return str(self._run.info.status)
 
     @property
+    def facts(self) -> RunFacts:
+        return RunFacts(self.run_id, self.name, self.status, self.params, self.tags)
+
+    @property
     def metric_keys(self) -> list[str]:
         """The keys of all its metrics, those of the main charts first."""
         return sorted(self._run.data.metrics, key=chart_order)
@@ -136,18 +165,7 @@ class RunReader:
         """Return events, resets, gaps, notes, openings and closings, each with the number of its recording."""
 
         def read(path: str, file: Path) -> list[EventLine]:
-            lines = []
-            for number, text in enumerate(lines_in(file.read_text(encoding="utf-8")), start=1):
-                try:
-                    line = read_line(text)
-                except ValueError as error:  # the last line of a run that is still being written
-                    self._leave_out(f"line {number} of {path}", error)
-                    continue
-                if line is None:
-                    self.left_out.append(f"line {number} of {path} ({LATER_VERSION})")
-                else:
-                    lines.append(line)
-            return lines
+            return read_events(file.read_text(encoding="utf-8"), path, self._leave_out)
 
         files = self._files(EVENTS_FOLDERS, events_order, read)
         return [(recording, line) for (recording, _), lines in files for line in lines]
@@ -221,9 +239,10 @@ class RunReader:
                 self._leave_out(path, error)
         return contents
 
-    def _leave_out(self, name: str, error: Exception) -> None:
+    def _leave_out(self, name: str, error: Exception | None) -> None:
         self.left_out.append(name)
-        _logger.warning("Skipped %s: %s", name, sentence(error))
+        if error is not None:
+            _logger.warning("Skipped %s: %s", name, sentence(error))
 
 
 def _nonfinite_points(rows: Sequence[_Row], signals: Mapping[Signal, int]) -> list[_Row]:
@@ -243,3 +262,130 @@ def _nonfinite_points(rows: Sequence[_Row], signals: Mapping[Signal, int]) -> li
                 finite = {(recording, step) for recording, step, _, other, _ in rows if other == own}
                 points += [(*rise, own, math.nan) for rise in rises if rise[:2] not in finite]
     return points
+
+
+DELETED = "This run was deleted; it is readable until MLflow's garbage collection."
+READERS = 4  # number of metrics that are fetched at once: a server answers a few as fast as one
+_POINT = np.dtype([("time", np.int64), ("step", np.int64), ("value", np.float64)])  # time in milliseconds
+_Points: TypeAlias = NDArray[np.void]
+
+
+def read_run_history(run_id: str, tracking_uri: str | None = None, most_values: int | None = None) -> RunHistory:
+    """Read a run; of a long record at most about `most_values`, which the history then says."""
+    client = answering_client(tracking_uri)
+    reader = RunReader(run_id, tracking_uri, client)
+    recorded = is_recorded(reader.tags)
+    lines = reader.event_lines() if recorded else []
+    record = None
+    if recorded:
+        events = [line for _, line in lines if isinstance(line, Finding)]
+        record = reader.full_record() if most_values is None else reader.thinned_record(most_values, events)
+    if record is not None and len(record):
+        history = recorded_history(reader.facts, record, lines)
+        metrics, _ = _metrics(reader, client, [key for key in reader.metric_keys if parse_key(key) is None])
+        history = with_metrics_of_the_script(history, metrics)
+    else:
+        history = _history_of_tables(reader, client, lines, recorded)
+    history = with_left_out(history, reader.left_out)
+    return replace(history, notes=(*history.notes, DELETED)) if reader.is_deleted else history
+
+
+def _history_of_tables(
+    reader: RunReader, client: MlflowClient, lines: Sequence[RecordedLine], recorded: bool
+) -> RunHistory:
+    """Return what MLflow's metric tables hold."""
+    metrics, no_steps = _metrics(reader, client, reader.metric_keys)
+    if reader.tags.get(TIMES) == COUNTED:
+        metrics = [replace(metric, series=replace(metric.series, times=0 * metric.series.times)) for metric in metrics]
+    points = sum(len(metric.series) for metric in metrics)
+    outcome, detail = ending(reader.facts, lines)
+    notes = []
+    if recorded:
+        notes.append("Full record missing: read the thinned points of MLflow's metric tables instead.")
+    if no_steps:
+        notes.append("Every step is 0, because the script logged no steps: points are numbered by their time.")
+    basis = f"the complete history of {counted(len(metrics), 'metric')} ({counted(points, 'point')})"
+    return RunHistory(
+        source=reader.run_id,
+        name=reader.name,
+        format="recorded" if recorded else "mlflow",
+        basis=f"recorded findings and {basis}" if lines else basis,
+        metrics=tuple(metrics),
+        events=events_of(lines) if lines else None,
+        gaps=gaps_of(lines),
+        outcome=outcome,
+        outcome_detail=detail,
+        params={**settings_of(lines), **reader.params},
+        tags={**notes_of(lines), **reader.tags},
+        notes=tuple(notes),
+        ordinal_steps=no_steps,
+        complete=not recorded,
+    )
+
+
+def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tuple[list[Metric], bool]:
+    """Return the metrics of these keys that are about the training, and whether all their steps are 0."""
+    meanings = metric_meanings(keys)
+    wanted = [key for key in keys if not meanings[key].bookkeeping]
+    histories = _fetch_all(wanted, lambda key: _history(client, reader.run_id, key))
+    longest = max(map(len, histories), default=0)
+    no_steps = longest > 1 and all((points["step"] == 0).all() for points in histories)
+    key_of: dict[tuple[str, Signal], str] = {}
+    points_of: dict[str, list[_Points]] = {}
+    for key, points in zip(wanted, histories, strict=True):
+        parsed = parse_key(key)  # a run that was resumed by a newer version has two keys of one signal
+        points_of.setdefault(key if parsed is None else key_of.setdefault(parsed, key), []).append(points)
+    signals = {key: signal for (_, signal), key in key_of.items()}
+    metrics = []
+    for key, parts in points_of.items():
+        signal = signals.get(key)
+        meaning = meanings[key] if signal is None else Meaning(signal.quantity, signal.place, is_known=True)
+        metrics.append(Metric(key, meaning, _series(meaning, _by_time(np.concatenate(parts)), no_steps)))
+    return metrics, no_steps
+
+
+def _fetch_all(keys: Sequence[str], fetch: Callable[[str], _Points]) -> list[_Points]:
+    """Fetch a few at once, in daemon threads: after Ctrl-C a server may be silent for minutes."""
+    waiting, stopped = iter(keys), threading.Event()
+    results: SimpleQueue[tuple[str, _Points | BaseException]] = SimpleQueue()
+
+    def work() -> None:
+        while not stopped.is_set() and (key := next(waiting, None)) is not None:
+            try:
+                results.put((key, fetch(key)))
+            except BaseException as error:  # raised again where it is waited for
+                results.put((key, error))
+
+    for _ in range(min(READERS, len(keys))):
+        Thread(target=work, daemon=True).start()
+    fetched: dict[str, _Points] = {}
+    try:
+        while len(fetched) < len(keys):
+            key, points = results.get()
+            if isinstance(points, BaseException):
+                raise points
+            fetched[key] = points
+    finally:
+        stopped.set()
+    return [fetched[key] for key in keys]
+
+
+def _history(client: MlflowClient, run_id: str, key: str) -> _Points:
+    """Return the points in the order in which they were logged."""
+    with store_trouble(f"read metric {key}"):
+        history: list[StoredMetric] = client.get_metric_history(run_id, key)
+    rows = ((whole_number(point.timestamp), whole_number(point.step), point.value) for point in history)
+    return _by_time(np.fromiter(rows, _POINT, len(history)))
+
+
+def _by_time(points: _Points) -> _Points:
+    return points[np.argsort(points["time"], kind="stable")]
+
+
+def _series(meaning: Meaning, points: _Points, no_steps: bool) -> Series:
+    values = points["value"]
+    values = np.where(np.abs(values) >= LARGEST_STORED, np.copysign(np.inf, values), values)
+    steps = np.arange(len(points)) if no_steps else points["step"].astype(np.int64)
+    attempts = number_attempts(steps)
+    order = attempt_order(steps, attempts)
+    return Series(meaning.signal, steps[order], values[order], attempts[order], points["time"][order] / 1000)

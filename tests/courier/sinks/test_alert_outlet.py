@@ -14,9 +14,8 @@ from waiting import wait_until
 
 from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, Alert, OutletSettings, outlet_settings
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier.deliver import ask_for_short_requests
+from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.sinks import outlets
 from mlflow_stability.tracking.client import run_page
 from mlflow_stability.vocabulary.result import Finding, Severity

@@ -25,9 +25,8 @@ from waiting import wait_until
 from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.alerts.mirrors import Mirror
 from mlflow_stability.alerts.run_metrics import EVERYTHING
-from mlflow_stability.courier.deliver import ask_for_short_requests
+from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing, Fact

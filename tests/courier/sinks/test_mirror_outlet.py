@@ -20,9 +20,8 @@ from waiting import wait_until
 
 from mlflow_stability.alerts.alert import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.alerts.mirrors import Mirror, read_mirrors
-from mlflow_stability.courier.deliver import ask_for_short_requests
+from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.importers.open_log import read
 from mlflow_stability.journal.array_files import write_layer_table

@@ -7,8 +7,7 @@ import pytest
 from courier.staging import SIGNALS, Training, bookkeeping
 from mlflow import MlflowClient
 
-from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
-from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests, deliver_session
 from mlflow_stability.courier.sinks import metric_sink
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading

@@ -12,7 +12,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.keys import fitting_keys
-from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import read_run_history
 from mlflow_stability.tracking.run_import import RunImport, content_hash
 from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.run import Metric, RunHistory

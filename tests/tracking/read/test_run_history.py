@@ -25,8 +25,7 @@ from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
 from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder
-from mlflow_stability.tracking.read.run_history import read_run_history
-from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.tracking.read.run_reader import RunReader, read_run_history
 from mlflow_stability.tracking.run_files import log_report
 from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
@@ -272,7 +271,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(troubled_server: Troub
     troubled_server.silent_at = "/metrics/get-history"
     code = (
         "import sys\n"
-        "from mlflow_stability.tracking.read.run_history import read_run_history\n"
+        "from mlflow_stability.tracking.read.run_reader import read_run_history\n"
         "try:\n"
         "    read_run_history(*sys.argv[1:])\n"
         "except KeyboardInterrupt:\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.run_params import LONGEST, RunParams, cut
+from mlflow_stability.tracking.run_writer import LONGEST_PARAM, RunParams, cut
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_long_value_is_cut_in_its_middle_and_says_how_long_it_was(client: Mlfl
     params = RunParams(client, run_id, 0)
     params.write({"argv": long})
     there = params_of(client, run_id)["stability.argv"]
-    assert len(there) == LONGEST
+    assert len(there) == LONGEST_PARAM
     assert there.startswith("beginä")
     assert there.endswith("äend!!")
     assert "…(12,345 characters)…" in there
