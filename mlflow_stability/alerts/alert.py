@@ -181,7 +181,6 @@ def read_alerts(given: Any) -> tuple[Alert, ...]:
 
 
 def alerts_from_environment() -> tuple[Alert, ...]:
-    """Return the alerts of ``MLFLOW_STABILITY_ALERTS``."""
     urls = os.environ.get(ALERTS_VARIABLE, "").strip(" ,\n")
     return tuple(Alert(url) for url in _SEPARATOR.split(urls) if url)
 

@@ -87,11 +87,9 @@ class _Recipient:
 
     @property
     def needs_readings(self) -> bool:
-        """Whether a condition needs readings."""
         return self._condition is not None or self.router.needs_readings
 
     def take(self, item: Finding | StepReading, now: float) -> None:
-        """Take an event or a reading."""
         if isinstance(item, Finding):
             if self._takes_events:
                 self.router.take(item, now)

@@ -76,7 +76,6 @@ class ConsoleChannel:
         self._relay = relay  # asks the training to print a text
 
     def send(self, message: AlertMessage) -> None:
-        """Write a message as a few lines."""
         text = f"mlflow-stability alert: {message.title}\n{message.text()}"
         if not self._path:
             self._relay(text)
@@ -133,7 +132,6 @@ class AppriseChannel:
         self._secrets = sorted((part for part in parts if len(part) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
 
     def send(self, message: AlertMessage) -> None:
-        """Send one request, or as many as the service needs for one message."""
         self._identify(message)
         with _captured_log() as log:
             try:

@@ -65,8 +65,7 @@ class PrometheusExporter:
         return _families([metrics.samples() for metrics in self._served])
 
     def describe(self) -> Sequence[Any]:
-        """Return nothing, because the metrics depend on the training."""
-        return ()
+        return ()  # the metrics depend on the training
 
     def _listen(self) -> None:
         trouble = ""

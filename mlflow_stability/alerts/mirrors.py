@@ -167,7 +167,6 @@ class TensorBoardWriter:
         self._file.flush()
 
     def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
-        """Append one event for each histogram."""
         for histogram in histograms:
             edges, counts = histogram.edges, histogram.counts
             centers = [(low + high) / 2 for low, high in pairwise(edges)]
@@ -224,7 +223,6 @@ class WandbWriter:
             self._run.log({STEP: step, **{scalar.key: scalar.value for scalar in scalars_of_step}})
 
     def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
-        """Log the histograms of each step."""
         import wandb
 
         for step, of_step in groupby(histograms, key=lambda histogram: histogram.step):

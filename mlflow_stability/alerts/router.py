@@ -58,7 +58,6 @@ class AlertRouter:
 
     @property
     def needs_readings(self) -> bool:
-        """Whether there are conditions, which need readings."""
         return bool(self._conditions)
 
     def step(self, reading: StepReading, now: float) -> bool:
@@ -88,7 +87,6 @@ class AlertRouter:
         return {"bursts": bursts, "sent": {kind: list(last) for kind, last in self._sent.items()}}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Continue from what `saved` returned."""
         for kind, burst in saved.get("bursts", {}).items():
             plain = {"kind": kind, **burst}
             due = plain.pop("due")

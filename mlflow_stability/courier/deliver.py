@@ -288,7 +288,6 @@ def deliver_many(
 
 
 def _begin_worker(lifeline: Connection) -> None:
-    """Runs first in each worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which then lets this one go
     threading.Thread(target=_end_with, args=(lifeline,), name="mlflow-stability-lifeline", daemon=True).start()
     ask_for_short_requests()

@@ -28,7 +28,6 @@ _LOOK_SECONDS = 0.5
 def open_run(
     opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess
 ) -> tuple[RunWriter, RecordingTag]:
-    """Return a writer into the recording's run, and the recording's place there."""
     store = tracking_store(uri)
     delivered.recording = opening.recording
     if delivered.run_id is None:

@@ -130,7 +130,6 @@ class RunTags:
         }
 
     def _bookkeeping(self, story: RunSummary, last_words: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is not worth a tag."""
         missing = [story.missing] if story.missing else []
         if last_words.get("stopped_at") is not None:
             step, reason = last_words["stopped_at"] + self._place.offset, last_words.get("reason", "")

@@ -94,7 +94,6 @@ def identity_in_link(link: Path) -> dict[str, Any]:
 
 
 def own_identity() -> ProcessIdentity:
-    """Return the identity of this process."""
     return identity_of(os.getpid())
 
 
@@ -134,7 +133,6 @@ def _status_of_neighbour(process: ProcessIdentity) -> ProcessStatus:
 
 
 def _pid_exists(pid: int) -> bool:
-    """Whether any process has this pid, of any user."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -294,7 +292,6 @@ def launched_job() -> LaunchedJob | None:
 
 
 def mark_folder(folder: Path, job: LaunchedJob) -> None:
-    """Mark a folder as belonging to this job."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # whatever needs the space next reports a full disk
         (folder / MARK).touch(mode=0o600)

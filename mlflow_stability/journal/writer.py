@@ -130,8 +130,6 @@ MAX_LAYOUTS = 1024  # number of tuples of signals that are recognised by identit
 
 
 class JournalWriter:
-    """Append-only journal writer of one recording."""
-
     def __init__(self, folder: Path, opening: Opening) -> None:
         folder.mkdir(mode=0o700, parents=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -177,7 +175,6 @@ class JournalWriter:
         return self._times.check(self._writes)
 
     def close(self) -> None:
-        """Close the files; the journal stays for the courier."""
         if os.getpid() != self._pid:  # a fork does not have the thread that may hold the lock
             self._fd = -1
             return

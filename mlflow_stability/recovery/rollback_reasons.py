@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import fmean, median
 
 from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, SizeFacts, SlowRiseFacts
@@ -67,7 +68,6 @@ class RiseAfterJumpFacts(LossRiseFacts):
 
 
 def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> Trouble | None:
-    """Return the worst trouble, or None."""
     if not now.weights_finite and not now.broken_step_taken:
         onset = now.step - now.skips_in_a_row
         return Trouble(onset, f"Non-finite weights after step {now.step}.", urgent=True, nonfinite=True)
@@ -230,7 +230,7 @@ def choose_target(
     kept = [state for state in now.good if not any(rollback.to < state.step <= rollback.at for rollback in in_effect)]
     before = [state for state in kept if state.step < trouble.onset]
     if weights_lost:
-        return max(before or kept or now.good, key=_step, default=None)
+        return max(before or kept or now.good, key=attrgetter("step"), default=None)
     if is_spent(policy, past, now.step):
         if len(past.rollbacks) >= policy.max_rollbacks_in_all:
             return None
@@ -250,7 +250,7 @@ def choose_target(
         since = [state for state in enough if state.step > last.at]
         enough = since or [state for state in enough if state.step < last.to]
     if not enough:
-        return min(before, key=_step, default=None)
+        return min(before, key=attrgetter("step"), default=None)
     return preferred_state(policy, enough)
 
 
@@ -258,7 +258,7 @@ def preferred_state(policy: RollbackPolicy, states: Sequence[GoodState]) -> Good
     """Return the newest of these states, or the one with the lowest loss, as the policy says."""
     if policy.rollback_target == "best":
         return min(states, key=lambda state: (math.inf if math.isnan(state.loss) else state.loss, -state.step))
-    return max(states, key=_step)
+    return max(states, key=attrgetter("step"))
 
 
 def next_older_target(past: RollbackHistory, good: Sequence[GoodState], target: int) -> int:
@@ -316,7 +316,3 @@ def why_no_better(trouble: Trouble, state: GoodState) -> str:
         return ""
     gave = median(state.around)
     return "" if gave < risen else f"The loss is not above that of step {state.step}, {gave:.4g}."
-
-
-def _step(state: GoodState) -> int:
-    return state.step

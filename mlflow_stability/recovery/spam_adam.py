@@ -138,14 +138,14 @@ class SPAMAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for count, parameters in self._by_count(group).items():
+            for (count, *_), parameters in self._buckets(group).items():
                 self._update(group, count, parameters)
         return loss
 
-    def _by_count(self, group: dict[str, Any]) -> dict[int, list[Tensor]]:
-        """Group the parameters with gradients by their number of steps, including this one."""
-        by_count: dict[int, list[Tensor]] = {}
-        for parameter in group["params"]:
+    def _buckets(self, group: dict[str, Any]) -> dict[tuple[Any, ...], list[Tensor]]:
+        """Group the parameters with gradients that are updated together; keys begin with their number of steps."""
+        buckets: dict[tuple[Any, ...], list[Tensor]] = {}
+        for index, parameter in enumerate(group["params"]):
             if parameter.grad is None:
                 continue
             if parameter.grad.is_sparse or parameter.is_complex():
@@ -158,18 +158,11 @@ class SPAMAdam(Optimizer):
                 if group["clip"] == "norm":
                     state["usual_norm"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["step"] += 1
-            by_count.setdefault(int(state["step"].item()), []).append(parameter)
-        return by_count
+            kind = (index,) if group["foreach"] is False else (parameter.device, parameter.dtype)
+            buckets.setdefault((int(state["step"].item()), *kind), []).append(parameter)
+        return buckets
 
     def _update(self, group: dict[str, Any], count: int, parameters: list[Tensor]) -> None:
-        buckets: dict[Any, list[Tensor]] = {}
-        for index, parameter in enumerate(parameters):
-            key = index if group["foreach"] is False else (parameter.device, parameter.dtype)
-            buckets.setdefault(key, []).append(parameter)
-        for bucket in buckets.values():
-            self._update_together(group, count, bucket)
-
-    def _update_together(self, group: dict[str, Any], count: int, parameters: list[Tensor]) -> None:
         states = [self.state[parameter] for parameter in parameters]
         first = [state["exp_avg"] for state in states]
         second = [state["exp_avg_sq"] for state in states]

@@ -102,15 +102,9 @@ class StopRules:
         at_once = [condition for condition in self._conditions if condition.form in ("nonfinite", "comparison")]
         self._before = tuple(condition for condition in at_once if set(condition.quantities) & set(BEFORE_STEP))
         self._courses: dict[tuple[str, Signal], _Course] = {}
-
-    @property
-    def looks_before(self) -> tuple[str, ...]:
+        compared = {quantity for condition in self._before for quantity in condition.quantities}
+        self.looks_before = tuple(quantity for quantity in BEFORE_STEP if quantity in compared)
         """Quantities to be known before a step."""
-        return tuple(
-            dict.fromkeys(
-                quantity for condition in self._before for quantity in condition.quantities if quantity in BEFORE_STEP
-            )
-        )
 
     def before_step(self, step: int, values: Mapping[str, float], *, is_guarded: bool) -> Stop | None:
         """Judge a step before it is taken; `is_guarded`: the guard handles non-finite values."""

@@ -251,7 +251,6 @@ def missing_database(tracking_uri: str | None = None) -> Path | None:
 
 
 def experiment_by_id(client: MlflowClient, experiment_id: str) -> Experiment | None:
-    """Return the experiment of this id, or None."""
     if _EXPERIMENT_ID.fullmatch(experiment_id) is None:
         return None
     try:
@@ -277,7 +276,6 @@ class RunPage:
 
     @property
     def url(self) -> str:
-        """The whole address."""
         return self.server + self.path
 
 

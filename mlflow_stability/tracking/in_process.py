@@ -50,7 +50,6 @@ def fluent_runs() -> Sequence[object]:
 
 
 def fluent_run_id() -> str | None:
-    """Return the id of the run of this thread."""
     run = fluent_run()
     return None if run is None else str(run.run_id)
 
@@ -118,7 +117,28 @@ def experiment_id() -> str | None:
     return os.environ.get("MLFLOW_EXPERIMENT_ID") or None
 
 
-class ImplicitRunJoin:
+class _Patches:
+    """Functions of MLflow that are replaced from `install`, if the script has imported MLflow, until `remove`."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, patch: Any) -> None:
+        original = getattr(owner, name)
+
+        def put_back() -> None:
+            if getattr(owner, name, None) is patch:  # else another patch wraps this one, which stays as a plain call
+                setattr(owner, name, original)
+
+        setattr(owner, name, patch)
+        self._undo.append(put_back)
+
+
+class ImplicitRunJoin(_Patches):
     """Lets ``mlflow.log_metric`` without a run log into the recorded run instead of starting a second one.
 
     `recorded_run_id` is called then and may wait a moment for the run to exist: the call itself is about to talk to
@@ -126,15 +146,14 @@ class ImplicitRunJoin:
     """
 
     def __init__(self, recorded_run_id: Callable[[], str | None]) -> None:
+        super().__init__()
         self._recorded_run_id = recorded_run_id
-        self._undo: Callable[[], None] | None = None
         self.joined: str | None = None  # the recorded run, once metrics of the script have gone into it
 
     def install(self) -> None:
-        """Patch MLflow, if the script has imported it."""
         fluent: Any = sys.modules.get(_FLUENT)
         original = getattr(fluent, "_get_or_start_run", None)
-        if self._undo is not None or original is None:
+        if self._undo or original is None:
             return
 
         def get_or_start_run() -> Any:
@@ -148,25 +167,17 @@ class ImplicitRunJoin:
                     _logger.debug("Metrics logged by the script do not reach the recorded run: %s", error)
             return original()
 
-        fluent._get_or_start_run = get_or_start_run
-        self._undo = functools.partial(_put_back, fluent, "_get_or_start_run", get_or_start_run, original)
-
-    def remove(self) -> None:
-        """Restore MLflow's function."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._replace(fluent, "_get_or_start_run", get_or_start_run)
 
 
-class RunEndWatch:
+class RunEndWatch(_Patches):
     """Calls `on_end` before MLflow ends the script's run; its errors do not reach the script."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
+        super().__init__()
         self._on_end = on_end
-        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Patch MLflow, if the script has imported it."""
         modules: list[Any] = [sys.modules.get(_FLUENT), sys.modules.get("mlflow")]
         original = getattr(modules[0], "end_run", None)
         if self._undo or original is None:
@@ -183,18 +194,7 @@ class RunEndWatch:
 
         for module in modules:
             if getattr(module, "end_run", None) is original:
-                module.end_run = end_run
-                self._undo.append(functools.partial(_put_back, module, "end_run", end_run, original))
-
-    def remove(self) -> None:
-        """Restore MLflow's functions."""
-        while self._undo:
-            self._undo.pop()()
-
-
-def _put_back(owner: Any, name: str, patch: Any, original: Any) -> None:
-    if getattr(owner, name, None) is patch:  # else another patch wraps this one, which stays as a plain call
-        setattr(owner, name, original)
+                self._replace(module, "end_run", end_run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class LoggedMetric:
     """The script's own step."""
 
 
-class UserMetrics:
+class UserMetrics(_Patches):
     """Calls `on_metric` for each metric that the script logs, in the thread that logs it.
 
     `MlflowClient.log_metric` and `log_batch` are patched, through which all other ways go: `mlflow.log_metrics`,
@@ -216,14 +216,13 @@ class UserMetrics:
     """
 
     def __init__(self, on_metric: Callable[[LoggedMetric], None]) -> None:
+        super().__init__()
         self.failure: Exception | None = None
         """Why it no longer reports; the owner reports this where it does no harm."""
         self._on_metric = on_metric
-        self._undo: list[Callable[[], None]] = []
         self._enabled = [False]
 
     def install(self) -> None:
-        """Patch MLflow, if the script has imported it."""
         if self._undo:
             return
         client: Any = getattr(sys.modules.get(CLIENT), "MlflowClient", None)
@@ -238,10 +237,8 @@ class UserMetrics:
         return bool(self._undo)
 
     def remove(self) -> None:
-        """Restore MLflow's functions."""
         self._enabled[0] = False
-        while self._undo:
-            self._undo.pop()()
+        super().remove()
 
     def _patch(self, client: Any, name: str, metrics_of: Callable[..., Iterator[LoggedMetric]]) -> None:
         original = getattr(client, name, None)
@@ -261,8 +258,7 @@ class UserMetrics:
                     self.failure = error
             return result
 
-        setattr(client, name, patched)
-        self._undo.append(functools.partial(_put_back, client, name, patched, original))
+        self._replace(client, name, patched)
 
 
 def _metrics_of_call(
@@ -304,7 +300,6 @@ def announce(recorded: Recorded | None) -> None:
 
 
 def latest() -> Recorded | None:
-    """Return what was announced last."""
     return _latest
 
 

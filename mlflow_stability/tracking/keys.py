@@ -78,7 +78,6 @@ def _hash(name: str) -> str:
 
 
 def fitting_keys(names: Iterable[str]) -> dict[str, str]:
-    """Return the key of each name."""
     names = list(dict.fromkeys(names))
     keys = {name: name for name in names if _fitting_for_mlflow(name) == name}
     used = set(keys.values())

@@ -78,7 +78,6 @@ class PartBuffer:
         return len(self._values)
 
     def clear(self) -> None:
-        """Drop the readings after they were written."""
         self._steps, self._attempts = array("q"), array("i")
         self._times, self._values = array("d"), array("d")
         self._layout_of = array("i")

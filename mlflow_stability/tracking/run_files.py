@@ -138,7 +138,6 @@ class RunImages:
         return (key, step, round(time * 1000)) in self._logged
 
     def log(self, file: Path, key: str, step: int, time: float) -> None:
-        """Log a picture unless it is there."""
         if self.holds(key, step, time):
             return
         milliseconds = round(time * 1000)
@@ -196,8 +195,6 @@ def log_comparison(experiment: str, tracking_uri: str | None, files: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file or folder in an artifact folder."""
-
     name: str
     is_folder: bool
 

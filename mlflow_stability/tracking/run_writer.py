@@ -51,7 +51,6 @@ class RunWriter:
         self._refusals: dict[str, int] = {}
 
     def log(self, points: Sequence[Point], prefix: str) -> None:
-        """Send points as metrics."""
         metrics = []
         for point in points:
             key = self._keys.get((prefix, point.signal))
@@ -177,7 +176,6 @@ class RunParams:
         self._changed: dict[str, str] = {}  # changes of this recording by key, in words
 
     def write(self, facts: Mapping[str, str]) -> None:
-        """Write facts that the run does not have."""
         key_of = fitting_keys(PREFIX + name for name in facts)
         params = {key_of[PREFIX + name]: value for name, value in facts.items()}
         params = {key: value for key, value in params.items() if key not in self.refused}
@@ -335,7 +333,6 @@ class TrackingStore:
 
 @lru_cache(maxsize=16)
 def tracking_store(uri: str) -> TrackingStore:
-    """Return the store of a tracking URI, opened once."""
     return TrackingStore(uri)
 
 

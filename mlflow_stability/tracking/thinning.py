@@ -82,7 +82,6 @@ class Point:
 
     @classmethod
     def of_saved(cls, values: Sequence[Any]) -> Point:
-        """Return the point of `saved`."""
         quantity, place, step, value, time = values
         return cls(Signal(quantity, place), step, float(value), time)
 
@@ -248,7 +247,6 @@ class Thinner:
 
     @classmethod
     def resumed(cls, saved: dict[str, Any], layers: LayerMetrics = "") -> Thinner:
-        """Return a thinner that continues from `saved`."""
         thinner = cls(saved["every"], layers)
         thinner._kept = {Signal(quantity, place): step for quantity, place, step in saved["kept"]}
         thinner._windows = {quantity: (low, high) for quantity, (low, high) in saved["windows"].items()}

@@ -311,7 +311,6 @@ class AttentionPictures(RunSink):
         return self._spent > _LAST_SECONDS or (now - self._over_since > _LAST_SECONDS and self._alive())
 
     def _draw(self, picture: LayerPicture) -> None:
-        """Draw it, unless it is in the run."""
         began = time.monotonic()
         try:
             attention = read_attention_map(picture.file.path)

@@ -307,7 +307,6 @@ class EventSink(RunSink):
 
 
 def _with_steps_of_run(record: EventLine, offset: int) -> EventLine:
-    """Return the record with its steps as the run counts them."""
     if isinstance(record, Finding):
         return record.shifted(offset)
     if isinstance(record, Reset) and offset:

@@ -28,7 +28,6 @@ _PLAIN = ("-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "--no-page
 
 
 def git_state(directory: str) -> dict[str, str]:
-    """Return the git state of the code in a directory, if any."""
     status = _git(
         directory, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty"
     )
@@ -52,7 +51,6 @@ def git_state(directory: str) -> dict[str, str]:
 
 
 def _git(directory: str, *words: str) -> list[str] | None:
-    """Return the lines of an answer, or None."""
     if not directory or not Path(directory).is_dir():
         return None
     try:

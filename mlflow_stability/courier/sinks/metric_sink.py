@@ -173,7 +173,6 @@ class MetricSink(TimedSink):
 
     @property
     def full(self) -> bool:
-        """Whether the limit of waiting points is reached."""
         return _points_in(self._fresh) >= MOST_WAITING
 
     @property

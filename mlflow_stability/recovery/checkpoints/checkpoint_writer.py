@@ -22,8 +22,6 @@ from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread of its own."""
-
     def __init__(self, store: CheckpointStore | RankStore, is_finite: Callable[[StateCopy], bool]) -> None:
         self._store = store
         self._disk = store.store if isinstance(store, RankStore) else store  # None on other ranks
@@ -157,7 +155,6 @@ class CheckpointWriter:
         self._report(copy.step, CheckpointNotFiniteFacts(len(names), names[0]))
 
     def _reporting_errors(self, step: int, body: Callable[[], None]) -> None:
-        """Report any error as a finding."""
         try:
             body()
         except Exception as error:

@@ -70,7 +70,6 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 def read_state(path: Path) -> StateCopy:
-    """Read a state to the host."""
     content = read_content(path)
     try:
         return _copy_of(content)

@@ -63,7 +63,6 @@ class CheckpointMeta:
 
     @property
     def state_size(self) -> int:
-        """Bytes of `state.pt`."""
         return self.size - sum(size for _, size, _ in self.shards)
 
     @property

@@ -99,7 +99,6 @@ class HostCopies:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Return the size of a copy of this tensor."""
     tensor = local_part(tensor)
     if tensor.layout is torch.strided:
         return tensor.nbytes

@@ -151,7 +151,6 @@ class _Place:
         )
 
     def _split(self, shard: Tensor) -> Any:
-        """Shard the state as its parameter."""
         parameter: Any = self._parameter.data
         local = local_part(parameter)
         if local is parameter or local.shape != shard.shape:

@@ -176,7 +176,6 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> Optimizer
 
 
 def groups_of(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
-    """Return the hyper-parameters of each group."""
     return tuple({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
 
 

@@ -52,8 +52,6 @@ class TrainingParts:
 
 
 class WeakTrainingParts:
-    """Parts of a training, held weakly."""
-
     def __init__(self, parts: TrainingParts, on_end: Callable[[Any], None] | None = None) -> None:
         """`on_end` is called when a model or an optimizer is gone."""
         self._needed = _weakly((*parts.optimizers, *parts.models), on_end)
@@ -155,8 +153,6 @@ def what_splits(parts: TrainingParts) -> StateSplit | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A parameter or buffer with its name."""
-
     name: str
     tensor: Tensor
     is_buffer: bool = False

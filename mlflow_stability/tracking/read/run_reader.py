@@ -146,7 +146,6 @@ class RunReader:
         return record
 
     def full_record(self) -> RunRecord | None:
-        """Return the Parquet record, or None."""
         parts = [part for _, part in self._files(RECORD_FOLDERS, part_order, lambda _, file: read_part(file))]
         return joined(parts) if parts else None
 
