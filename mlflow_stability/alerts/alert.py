@@ -19,13 +19,12 @@ from typing import Any, Literal
 from mlflow_stability.alerts.message import AlertMessage
 from mlflow_stability.alerts.mirrors import Mirror
 from mlflow_stability.alerts.router import check_rules
-from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
+from mlflow_stability.alerts.run_metrics import hint_if_unknown
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import (
     Accepts,
     check_fields,
     check_init_arguments,
-    did_you_mean,
     member_of,
     names,
     number,
@@ -75,8 +74,7 @@ def _message(given: Any) -> str:
 def _check_signals(message: str) -> None:
     """Refuse a message with a field that is no signal."""
     for _, name, _, _ in Formatter().parse(message):
-        if name is not None and name not in KNOWN_QUANTITIES and not name.startswith("val_loss"):
-            hint = did_you_mean(name, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
+        if name is not None and (hint := hint_if_unknown(name)):
             raise SettingsError(f"alerts: there is no signal {name!r}, as in message={message!r}.{hint}")
 
 

@@ -17,8 +17,7 @@ from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.channels import Channel, open_channel
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.router import AlertRouter
-from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
-from mlflow_stability.vocabulary.argument import did_you_mean
+from mlflow_stability.alerts.run_metrics import hint_if_unknown
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
 
@@ -47,8 +46,8 @@ class StepCondition:
             text = self._message.format_map(values) or f"{self.kind} is met at step {reading.step}."
         except KeyError as error:  # not measured yet, or a name that no signal has
             name = str(error.args[0]) if error.args else ""
-            if name.partition("@")[0] not in KNOWN_QUANTITIES and not name.startswith("val_loss"):
-                self._report(f"there is no signal {name!r}.{did_you_mean(name, KNOWN_QUANTITIES)}")
+            if hint := hint_if_unknown(name.partition("@")[0]):
+                self._report(f"there is no signal {name!r}.{hint}")
             return None
         except Exception as error:  # the user's own code
             self._report(f"it raised {type(error).__name__}: {error}.")

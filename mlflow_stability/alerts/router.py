@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.alerts.run_metrics import KNOWN_QUANTITIES
+from mlflow_stability.alerts.run_metrics import hint_if_unknown
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, TYPES
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
-from mlflow_stability.vocabulary.argument import did_you_mean, short_repr
+from mlflow_stability.vocabulary.argument import short_repr
 from mlflow_stability.vocabulary.measured.signal import StepReading, is_whole_model, parse_condition
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
 from mlflow_stability.vocabulary.run import Closing
@@ -180,8 +180,7 @@ def check_rules(rules: Iterable[str], floor: Severity) -> None:
         if not math.isfinite(condition.limit):
             raise SettingsError(f"alerts: a condition compares with a finite number; got {short_repr(rule)}.")
         quantity = condition.signal.quantity
-        if quantity not in KNOWN_QUANTITIES and not quantity.startswith("val_loss"):
-            hint = did_you_mean(quantity, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
+        if hint := hint_if_unknown(quantity):
             raise SettingsError(f"alerts: there is no signal {short_repr(quantity)}.{hint}")
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mlflow_stability.vocabulary.argument import did_you_mean
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.measured.signal_type import signal_types
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -75,6 +76,13 @@ FAMILIES = tuple(
 """The same, grouped by name."""
 BY_QUANTITY = {names.quantity: names for names in SIGNALS}
 KNOWN_QUANTITIES = frozenset(signal_types())  # quantities that conditions can compare
+
+
+def hint_if_unknown(quantity: str) -> str:
+    """Return a hint where no signal has this name; empty where one has."""
+    if quantity in KNOWN_QUANTITIES or quantity.startswith("val_loss"):
+        return ""
+    return did_you_mean(quantity, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
 
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

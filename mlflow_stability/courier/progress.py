@@ -6,31 +6,19 @@ Guarantees: a reader sees the old page or the new one; a full disk leaves the ol
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.journal.layout import DELIVERED, STATUS, read_page
+from mlflow_stability.journal.layout import DELIVERED, STATUS, read_page, write_file
 from mlflow_stability.tracking.keys import PREFIX
-
-_logger = logging.getLogger(__name__)
 
 
 def write_page(file: Path, content: dict[str, Any]) -> bool:
-    """Replace a page atomically; False where the disk is full."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as page:
-            json.dump(content, page)
-        draft.replace(file)
-    except OSError as error:
-        _logger.debug("Could not write %s: %s", file, error)
-        draft.unlink(missing_ok=True)
-        return False
-    return True
+    """Replace a page; False where the disk is full."""
+    return write_file(file, json.dumps(content).encode())
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_files import REPORT_FOLDER
 from mlflow_stability.tracking.run_writer import SystemMetrics
 from mlflow_stability.vocabulary.run import Closing, Opening
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 
 RECORD_SCHEMA = "1"
 _logger = logging.getLogger("mlflow_stability.courier")
@@ -172,8 +173,8 @@ class OpenRecording:
 
     def _add_kept_files(self) -> None:
         """Start delivering checkpoints and batches once their folder is known."""
-        summary = self.events.story
-        for kind, folder in ((CheckpointSink, summary.checkpoints), (BatchSink, summary.batches)):
+        for kind, name in ((CheckpointSink, CHECKPOINTS_FOLDER), (BatchSink, BATCHES_FOLDER)):
+            folder = self.events.story.folder(name)
             if folder is not None and kind not in self._kept_files:
                 self._kept_files[kind] = kind(self._delivered, self.writer, folder)
                 self._sinks.append(self._kept_files[kind])
@@ -256,7 +257,7 @@ class OpenRecording:
             self._board.conclude(conclusion.tags, conclusion.description)
             self._delivered.verdict, self._delivered.cause = conclusion.verdict, conclusion.cause
             self._delivered.codes = conclusion.codes
-            self._delivered.checkpoint = best_checkpoint(self.events.story.checkpoints)
+            self._delivered.checkpoint = best_checkpoint(self.events.story.folder(CHECKPOINTS_FOLDER))
             for name, text in conclusion.files.items():
                 upload_file(self.writer, REPORT_FOLDER, name, text)
         except Exception as error:  # the rest has arrived, and the run must end

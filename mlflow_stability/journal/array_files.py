@@ -11,22 +11,22 @@ nothing; nothing in a file is ever executed.
 from __future__ import annotations
 
 import json
-import logging
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.layout import write_file
 from mlflow_stability.vocabulary.measured.layer_arrays import (
     AttentionMap,
     LayerTable,
@@ -36,33 +36,15 @@ from mlflow_stability.vocabulary.measured.layer_arrays import (
 
 SUFFIX = ".arrays"
 _T = TypeVar("_T")
-_logger = logging.getLogger(__name__)
 
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> Path | None:
-    """Write arrays to a file; None where the disk is full."""
+    """Write arrays to a file, and make its folder; None where the disk is full."""
     header = json.dumps([(name, array.dtype.str, array.shape) for name, array in arrays.items()]).encode()
     content = b"\n".join((header, b"".join([array.tobytes() for array in arrays.values()])))
-    draft = file.parent / f".{file.name}.{os.getpid()}"
-    try:
-        with _open_draft(draft) as page:
-            page.write(b"%08x " % crc32(content) + content)
-        draft.replace(file)
-    except OSError as error:
-        _logger.debug("Could not write %s: %s", file, error)
-        draft.unlink(missing_ok=True)
-        return None
-    return file
-
-
-def _open_draft(draft: Path) -> BinaryIO:
-    """Open a file of mode 0600, and create its folder if needed."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    try:
-        return os.fdopen(os.open(draft, flags, 0o600), "wb")
-    except FileNotFoundError:
-        draft.parent.mkdir(mode=0o700, exist_ok=True)
-        return os.fdopen(os.open(draft, flags, 0o600), "wb")
+    with suppress(OSError):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+    return file if write_file(file, b"%08x " % crc32(content) + content) else None
 
 
 def read_arrays(file: Path, make: Callable[[Mapping[str, NDArray[Any]]], _T], what: str) -> _T:
@@ -123,13 +105,17 @@ def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
     return write_arrays(file, arrays)
 
 
-def layer_table_files(recording: Path) -> list[LayerTableFile]:
-    """Return the files of tables, oldest first."""
+def layer_table_files(recording: Path, after: int = -1, *, settled: bool = False) -> list[LayerTableFile]:
+    """Return the files of tables of steps after one, oldest first.
+
+    `settled`: without those of the newest step, of which there may be another table to come.
+    """
     folder = recording / LAYERS_FOLDER
     if not folder.is_dir():
         return []
     matches = ((_TABLE_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted(LayerTableFile(int(name[1]), name[2], bool(name[3]), path) for name, path in matches if name)
+    files = sorted(LayerTableFile(int(name[1]), name[2], bool(name[3]), path) for name, path in matches if name)
+    return [file for file in files if file.step > after and not (settled and file.step == files[-1].step)]
 
 
 def read_layer_table(file: Path) -> LayerTable:

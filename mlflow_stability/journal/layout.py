@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import time
@@ -34,6 +35,7 @@ from mlflow_stability.journal.process_identity import ProcessIdentity, identity_
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER, JOURNAL_FOLDER
 
+_logger = logging.getLogger(__name__)
 TRAINING = "training"
 COURIER = "courier"
 COURIER_LOG = "courier.log"
@@ -107,7 +109,7 @@ class RankProcess:
 def write_ranks(session: Path, ranks: Sequence[RankProcess]) -> None:
     """Tell the courier which processes train together."""
     values = [{"name": rank.name, "process": rank.identity.as_json()} for rank in ranks]
-    _replace_text(session / RANKS, json.dumps(values))
+    write_file(session / RANKS, json.dumps(values).encode())
 
 
 def read_ranks(session: Path) -> list[RankProcess]:
@@ -129,17 +131,23 @@ def read_page(file: Path) -> dict[str, Any]:
     return page if isinstance(page, dict) else {}
 
 
-def ask_to_flush(session: Path, number: int) -> None:
-    """Ask the courier to deliver all records; `number`: above that of the last request."""
-    _replace_text(session / FLUSH, str(number))
+def write_file(file: Path, content: bytes) -> bool:
+    """Write a private file that is there whole or not at all; False where the disk is full, or the folder is gone."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as opened:
+            opened.write(content)
+        draft.replace(file)
+    except OSError as error:
+        _logger.debug("Could not write %s: %s", file, error)
+        draft.unlink(missing_ok=True)
+        return False
+    return True
 
 
-def _replace_text(file: Path, text: str) -> None:
-    """Write a private file that is there whole or not at all."""
-    draft = file.with_name(f".{file.name}")
-    draft.touch(mode=0o600)
-    draft.write_text(text)
-    draft.replace(file)
+def ask_to_flush(session: Path, number: int) -> bool:
+    """Ask the courier to deliver all records; `number`: above the last one. False where the disk is full."""
+    return write_file(session / FLUSH, str(number).encode())
 
 
 def flush_asked(session: Path) -> int:

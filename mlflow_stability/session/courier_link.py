@@ -227,10 +227,8 @@ class CourierLink:
         """Request delivery of everything recorded so far; return the request's number, 0 without one."""
         if not self.was_started or not self.folder.is_dir():
             return 0
-        try:
-            ask_to_flush(self.folder, self._flushes + 1)
-        except OSError:  # the disk is full: delivery is confirmed at the end of each recording only
-            return 0
+        if not ask_to_flush(self.folder, self._flushes + 1):
+            return 0  # the disk is full: delivery is confirmed at the end of each recording only
         self._flushes += 1
         return self._flushes
 

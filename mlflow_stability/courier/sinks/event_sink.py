@@ -24,7 +24,6 @@ from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Reset, Returned
-from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
@@ -52,16 +51,6 @@ class RunSummary:
     def rollbacks(self) -> int:
         """Number of rollbacks that were not reverted."""
         return rollbacks_kept(self._rollbacks)
-
-    @property
-    def checkpoints(self) -> Path | None:
-        """Folder of the checkpoints, once known."""
-        return self._folder(CHECKPOINTS_FOLDER)
-
-    @property
-    def batches(self) -> Path | None:
-        """Folder of the batches to be sent, once known."""
-        return self._folder(BATCHES_FOLDER)
 
     def take(self, record: Record) -> None:
         if isinstance(record, StepReading):
@@ -126,8 +115,9 @@ class RunSummary:
         """Steps that could not be recorded, or empty."""
         return "; ".join(self._missing(gap) for gap in self._gaps)
 
-    def _folder(self, key: str) -> Path | None:
-        folder = self.notes.get(key)
+    def folder(self, kind: str) -> Path | None:
+        """Return the folder of the checkpoints, or of the batches to be sent, once known."""
+        folder = self.notes.get(kind)
         return Path(folder) if folder else None
 
     def _missing(self, gap: Gap) -> str:

@@ -10,9 +10,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,13 @@ class MirrorOutlet(Outlet):
 
     def _send_histograms(self, over: bool) -> None:
         """Write the histograms of new tables, step by step."""
-        for step, files in new_histograms(self._progress.folder, self._progress.tables_until, over=over):
-            self._open_writer().write_histograms(
-                [
-                    histogram
-                    for file in files
-                    for histogram in histograms_of(file, self._progress.prefix, self._progress.offset)
-                ]
-            )
-            self._progress.tables_until = step
-            self._progress.save()
+        progress = self._progress
+        files = layer_table_files(progress.folder, progress.tables_until, settled=not over)
+        for step, of_step in groupby((file for file in files if file.has_histograms), key=lambda file: file.step):
+            histograms = [histograms_of(file, progress.prefix, progress.offset) for file in of_step]
+            self._open_writer().write_histograms(list(chain.from_iterable(histograms)))
+            progress.tables_until = step
+            progress.save()
 
     def _take(self, record: Record) -> None:
         self._metrics.until = self.until
@@ -188,17 +185,6 @@ class _Progress:
 
 
 _logger = logging.getLogger("mlflow_stability.courier")
-
-
-def new_histograms(folder: Path, until: int, *, over: bool) -> Iterator[tuple[int, Sequence[LayerTableFile]]]:
-    """Yield the tables with histograms after step `until`, by step; the newest step only when training is over, as
-    another table of it may come.
-    """
-    files = [file for file in layer_table_files(folder) if file.step > until]
-    if files and not over:
-        files = [file for file in files if file.step < files[-1].step]
-    for step, of_step in groupby((file for file in files if file.has_histograms), key=lambda file: file.step):
-        yield step, list(of_step)
 
 
 def histograms_of(file: LayerTableFile, prefix: str, offset: int) -> list[LayerHistogram]:

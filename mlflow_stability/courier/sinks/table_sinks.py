@@ -102,9 +102,7 @@ class LayerSink(TableSink):
         """Send a file, if it is time and there is something to send."""
         if not self.due(over):
             return False
-        waiting = [file for file in layer_table_files(self._delivered.folder) if file.step > self._until_step]
-        if not over and waiting:  # of the newest step there may be another table to come
-            waiting = [file for file in waiting if file.step < waiting[-1].step]
+        waiting = layer_table_files(self._delivered.folder, self._until_step, settled=not over)
         chosen = _as_many_as_fit(waiting)
         if chosen:
             self._send(chosen)
