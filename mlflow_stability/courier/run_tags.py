@@ -18,7 +18,7 @@ from mlflow_stability.courier.sinks.sink import upload_file
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
-from mlflow_stability.tracking.recording_claim import RecordingTag, recordings_in, tag_name
+from mlflow_stability.tracking.recording_claim import RecordingTag, recordings_in
 from mlflow_stability.tracking.run_writer import RunWriter, description_summary
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
@@ -126,7 +126,7 @@ class RunTags:
             tag_names.ROLLBACKS: str(story.rollbacks + sum(tag.rollbacks for tag in others)),
             tag_names.SKIPPED_STEPS: str(story.skipped_steps + sum(tag.skipped for tag in others)),
             tag_names.LAST_STEP: str(max([story.last_step, *(tag.last_step for tag in others)])),
-            tag_name(self._place.id): self._place.text(),
+            self._place.key: self._place.text(),
         }
 
     def _bookkeeping(self, story: RunSummary, last_words: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class RecordingTag:
     @property
     def key(self) -> str:
         """The key of the tag, by which the run of a recording is found again."""
-        return tag_name(self.id)
+        return f"{FOR_PROGRAMS}recording.{self.id}"
 
     def lives(self, now: float) -> bool:
         """Return whether its process seems to be running."""
@@ -71,10 +71,6 @@ class RecordingTag:
 
     def text(self) -> str:
         return json.dumps(asdict(self))
-
-
-def tag_name(recording: str) -> str:
-    return f"{FOR_PROGRAMS}recording.{recording}"
 
 
 def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:

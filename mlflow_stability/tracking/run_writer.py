@@ -98,12 +98,18 @@ class RunWriter:
 
     def params(self, number: int) -> RunParams:
         """Return the parameters of the run, as its n-th recording writes them."""
-        return RunParams(self._client, self.run_id, number)
+        return RunParams(self, number)
+
+    def existing_params(self) -> dict[str, str]:
+        return dict(self._run().data.params)
+
+    def send_params(self, params: list[Param]) -> None:
+        with store_trouble(f"log {len(params)} parameters"):
+            self._client.log_batch(self.run_id, params=params, synchronous=True)
 
     def status(self) -> str:
         """Return RUNNING, FINISHED, FAILED, KILLED or SCHEDULED."""
-        with store_trouble(f"read the status of run {self.run_id}"):
-            return str(self._client.get_run(self.run_id).info.status)
+        return str(self._run().info.status)
 
     def resume(self) -> None:
         """Set the run to running again, as MLflow's own `start_run` does."""
@@ -168,10 +174,9 @@ _DEFAULTS = {"accumulation": "1", "parameter_types": "float32", "betas": "(0.9, 
 class RunParams:
     """The parameters of one run, as one of its recordings writes them."""
 
-    def __init__(self, client: MlflowClient, run_id: str, number: int) -> None:
+    def __init__(self, writer: RunWriter, number: int) -> None:
         self.refused: dict[str, str] = {}  # what the store refused, and why
-        self._client = client
-        self._run_id = run_id
+        self._writer = writer
         self._number = number
         self._changed: dict[str, str] = {}  # changes of this recording by key, in words
 
@@ -179,7 +184,7 @@ class RunParams:
         key_of = fitting_keys(PREFIX + name for name in facts)
         params = {key_of[PREFIX + name]: value for name, value in facts.items()}
         params = {key: value for key, value in params.items() if key not in self.refused}
-        existing = self._existing()
+        existing = self._writer.existing_params()
         new = [Param(key, cut(value)) for key, value in params.items() if key not in existing]
         for begin in range(0, len(new), PARAMS_AT_ONCE):
             self._send_all(new[begin : begin + PARAMS_AT_ONCE])
@@ -194,16 +199,16 @@ class RunParams:
     def _send_all(self, params: list[Param]) -> None:
         """Send params together; if that is refused, each by itself."""
         try:
-            self._send(params)
+            self._writer.send_params(params)
         except RefusedError:
             for param in params:
                 self._send_one(param)
 
     def _send_one(self, param: Param) -> None:
         try:
-            self._send([param])
+            self._writer.send_params([param])
         except RefusedError as error:
-            existing = self._existing()
+            existing = self._writer.existing_params()
             if param.key in existing:  # another process was faster
                 if not _is_same(existing[param.key], param.value):
                     self._report_changes({param.key: (existing[param.key], param.value)})
@@ -216,24 +221,13 @@ class RunParams:
         """Add changed values to this recording's line of the tag: ``recording 2: seed 2 (was 1)``."""
         if not changes:
             return
-        for key, (before, value) in changes.items():
-            self._changed[key] = f"{key.removeprefix(PREFIX)} {_in_a_line(value)} (was {_in_a_line(before)})"
+        for key, (earlier, value) in changes.items():
+            self._changed[key] = f"{key.removeprefix(PREFIX)} {_in_a_line(value)} (was {_in_a_line(earlier)})"
         start = f"recording {self._number + 1}: "
-        with store_trouble(f"read run {self._run_id}"):
-            text = self._client.get_run(self._run_id).data.tags.get(CHANGED_SETTINGS, "")
-        others = [line for line in text.splitlines() if not line.startswith(start)]
+        before = self._writer.tags().get(CHANGED_SETTINGS, "")
+        others = [line for line in before.splitlines() if not line.startswith(start)]
         text = "\n".join([*others, start + ", ".join(self._changed.values())])
-        with store_trouble("set a tag"):
-            tag = RunTag(CHANGED_SETTINGS, cut(text, LONGEST_TAG))
-            self._client.log_batch(self._run_id, tags=[tag], synchronous=True)
-
-    def _send(self, params: list[Param]) -> None:
-        with store_trouble(f"log {len(params)} parameters"):
-            self._client.log_batch(self._run_id, params=params, synchronous=True)
-
-    def _existing(self) -> dict[str, str]:
-        with store_trouble(f"read run {self._run_id}"):
-            return dict(self._client.get_run(self._run_id).data.params)
+        self._writer.set_tags({CHANGED_SETTINGS: cut(text, LONGEST_TAG)})
 
 
 def cut(text: str, longest: int = LONGEST_PARAM) -> str:

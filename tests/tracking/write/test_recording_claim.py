@@ -9,7 +9,6 @@ from mlflow_stability.tracking.recording_claim import (
     earlier_left,
     place_among,
     recordings_in,
-    tag_name,
 )
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Opening
@@ -51,7 +50,7 @@ def test_a_recording_waits_for_those_of_its_process_until_they_have_arrived():
     continued = opening("b", first_step=51, earlier=["a"])
 
     def left(*tags):
-        return earlier_left({tag_name(each.id): each.text() for each in tags}, continued, now)
+        return earlier_left({each.key: each.text() for each in tags}, continued, now)
 
     assert left() == 1
     assert left(RecordingTag("a", -1, time=now)) == 1
@@ -61,7 +60,8 @@ def test_a_recording_waits_for_those_of_its_process_until_they_have_arrived():
 
 
 def test_an_overwritten_tag_is_ignored():
-    tags = {tag_name("a"): "mine!", tag_name("b"): "[]", tag_name("c"): RecordingTag("c", 2).text(), "other": "x"}
+    third = RecordingTag("c", 2)
+    tags = {RecordingTag("a").key: "mine!", RecordingTag("b").key: "[]", third.key: third.text(), "other": "x"}
     assert list(recordings_in(tags)) == [2]
 
 

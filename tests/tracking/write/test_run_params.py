@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.run_writer import LONGEST_PARAM, RunParams, cut
+from mlflow_stability.tracking.run_writer import LONGEST_PARAM, RunWriter, cut
 
 
 @pytest.fixture
@@ -31,18 +31,18 @@ def our_tags_of(client: MlflowClient, run_id: str) -> dict[str, str]:
 
 def test_facts_become_parameters(client: MlflowClient, run_id: str) -> None:
     facts = {"learning_rate": "0.1", "git.diff": " a | 2 +-\n b | 1 +"}
-    RunParams(client, run_id, 0).write(facts)
+    RunWriter(client, run_id).params(0).write(facts)
     assert params_of(client, run_id) == {f"stability.{key}": value for key, value in facts.items()}
 
 
 def test_more_facts_than_a_request_takes_arrive(client: MlflowClient, run_id: str) -> None:
-    RunParams(client, run_id, 0).write({f"group_{number}.eps": str(number) for number in range(250)})
+    RunWriter(client, run_id).params(0).write({f"group_{number}.eps": str(number) for number in range(250)})
     assert len(params_of(client, run_id)) == 250
 
 
 def test_a_long_value_is_cut_in_its_middle_and_says_how_long_it_was(client: MlflowClient, run_id: str) -> None:
     long = "begin" + "ä" * 12_335 + "end!!"
-    params = RunParams(client, run_id, 0)
+    params = RunWriter(client, run_id).params(0)
     params.write({"argv": long})
     there = params_of(client, run_id)["stability.argv"]
     assert len(there) == LONGEST_PARAM
@@ -55,8 +55,8 @@ def test_a_long_value_is_cut_in_its_middle_and_says_how_long_it_was(client: Mlfl
 
 def test_existing_parameters_stay_and_a_different_value_goes_into_a_tag(client: MlflowClient, run_id: str) -> None:
     client.log_param(run_id, "stability.optimizer", "mine")
-    RunParams(client, run_id, 0).write({"optimizer": "AdamW", "seed": "1"})
-    params = RunParams(client, run_id, 1)
+    RunWriter(client, run_id).params(0).write({"optimizer": "AdamW", "seed": "1"})
+    params = RunWriter(client, run_id).params(1)
     params.write({"seed": "2", "optimizer": "mine", "python": "3.12"})
     assert params_of(client, run_id) == {
         "stability.optimizer": "mine",
@@ -72,8 +72,8 @@ def test_existing_parameters_stay_and_a_different_value_goes_into_a_tag(client: 
 def test_what_changed_is_one_tag_however_much_it_is_and_however_often_it_is_sent(
     client: MlflowClient, run_id: str
 ) -> None:
-    RunParams(client, run_id, 0).write({f"group_{number}.eps": "a" for number in range(400)})
-    params = RunParams(client, run_id, 1)
+    RunWriter(client, run_id).params(0).write({f"group_{number}.eps": "a" for number in range(400)})
+    params = RunWriter(client, run_id).params(1)
     for _ in range(2):
         params.write({"group_0.eps": "b\n" * 100})
         params.write({f"group_{number}.eps": "b" for number in range(1, 400)})
@@ -98,7 +98,7 @@ class Overtaken(MlflowClient):
 def test_a_parameter_that_another_writer_set_first_is_no_error(
     sqlite_uri: str, client: MlflowClient, run_id: str
 ) -> None:
-    params = RunParams(Overtaken(sqlite_uri), run_id, 0)
+    params = RunWriter(Overtaken(sqlite_uri), run_id).params(0)
     params.write({"python": "3.12", "seed": "ours", "torch": "2"})
     assert params_of(client, run_id) == {
         "stability.python": "3.12",
@@ -110,7 +110,7 @@ def test_a_parameter_that_another_writer_set_first_is_no_error(
 
 
 def test_a_name_that_no_store_takes_is_made_to_fit(client: MlflowClient, run_id: str) -> None:
-    params = RunParams(client, run_id, 0)
+    params = RunWriter(client, run_id).params(0)
     params.write({"my[odd]=name": "1", "x" * 300: "2", "../up": "3"})
     assert sorted(params_of(client, run_id).values()) == ["1", "2", "3"]
     assert params.refused == {}
@@ -132,7 +132,7 @@ class OldServer(MlflowClient):
 def test_an_older_server_gets_shorter_values_and_a_refused_value_blocks_no_other(
     sqlite_uri: str, client: MlflowClient, run_id: str
 ) -> None:
-    params = RunParams(OldServer(sqlite_uri), run_id, 0)
+    params = RunWriter(OldServer(sqlite_uri), run_id).params(0)
     for _ in range(2):
         params.write({"colour": "red", "argv": "a" * 700, "seed": "1"})
     there = params_of(client, run_id)
@@ -146,10 +146,10 @@ def test_a_missing_run_and_an_unreachable_server_are_different_errors(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunNotFoundError):
-        RunParams(client, "0" * 32, 0).write({"seed": "1"})
+        RunWriter(client, "0" * 32).params(0).write({"seed": "1"})
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingError):
-        RunParams(MlflowClient("http://127.0.0.1:9"), "ab12", 0).write({"seed": "1"})
+        RunWriter(MlflowClient("http://127.0.0.1:9"), "ab12").params(0).write({"seed": "1"})
 
 
 @given(st.text(max_size=300), st.integers(60, 200))
