@@ -246,16 +246,12 @@ def reset_moments(optimizer: Optimizer) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class ClipRule:
-    """When a gradient norm is an outlier."""
-
-    limit: float = 2.5
-    """Standard deviations above the mean."""
-    memory: float = 0.97
-    """Decay of mean and variance at each step."""
-    warm_up: int = 25
-    """Number of norms before anything is clipped."""
+CLIP_SIGMAS = 2.5
+"""Standard deviations above the mean from which on a gradient norm is an outlier."""
+CLIP_MEMORY = 0.97
+"""Decay of mean and variance at each step."""
+CLIP_WARM_UP = 25
+"""Number of norms before anything is clipped."""
 
 
 class AdaptiveClip:
@@ -266,16 +262,15 @@ class AdaptiveClip:
     heavy-tailed norms it clips one step in thirty.
     """
 
-    def __init__(self, rule: ClipRule | None = None) -> None:
-        self._rule = rule or ClipRule()
+    def __init__(self) -> None:
         self._known: MutableMapping[Optimizer, _Norms] = WeakIdKeyDictionary()
 
     def before_step(self, optimizer: Optimizer, gradients: Sequence[Tensor], norm: Tensor) -> Tensor | None:
         """Clip gradients that are outliers; return the factor on the device, None during warm-up."""
         norms = self._known.get(optimizer)
         if norms is None:
-            norms = self._known[optimizer] = _Norms(self._rule, norm)
-        if norms.seen < self._rule.warm_up:
+            norms = self._known[optimizer] = _Norms(norm)
+        if norms.seen < CLIP_WARM_UP:
             norms.warm(norm)
             return None
         return clip_in_place(gradients, norm, norms.largest(norm))
@@ -287,8 +282,7 @@ class AdaptiveClip:
 class _Norms:
     """Mean and variance of the norms of one optimizer, on its device."""
 
-    def __init__(self, rule: ClipRule, like: Tensor) -> None:
-        self._rule = rule
+    def __init__(self, like: Tensor) -> None:
         self.seen = 0
         self.mean = torch.zeros_like(like.detach())
         self.variance = torch.zeros_like(self.mean)
@@ -300,11 +294,11 @@ class _Norms:
             self._take(norm, norm)
 
     def largest(self, norm: Tensor) -> Tensor:
-        limit = self._rule.limit
+        limit = CLIP_SIGMAS
         with torch.no_grad():
             spread = self.variance.sqrt().clamp(min=1e-12)
             z = (norm - self.mean) / spread
-            stands_out = (z > limit) & (self._counted >= self._rule.warm_up)
+            stands_out = (z > limit) & (self._counted >= CLIP_WARM_UP)
             largest = torch.where(stands_out, self.mean + limit * limit / z * spread, norm)
             self._take(norm, largest)
             return largest
@@ -313,7 +307,7 @@ class _Norms:
         """Weigh the first norms equally, as Welford does."""
         counts = torch.isfinite(norm) & (norm > 0)
         self._counted += counts
-        share = torch.where(self._counted > self._rule.warm_up, 1 - self._rule.memory, 1 / self._counted)
+        share = torch.where(self._counted > CLIP_WARM_UP, 1 - CLIP_MEMORY, 1 / self._counted)
         share = torch.where(counts, share, 0.0)
         off = torch.where(counts, let_through - self.mean, 0.0)
         self.mean = self.mean + share * off

@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mlflow_stability.probes.gradient_norm import gradients_of, total_norm
-from mlflow_stability.recovery.easing import AdaptiveClip, ClipRule, clip_in_place
+from mlflow_stability.recovery.easing import CLIP_WARM_UP, AdaptiveClip, clip_in_place
 
 NAN, INF = float("nan"), float("inf")
 
 
-def clipped(norms: list[float], rule: ClipRule | None = None) -> list[float]:
+def clipped(norms: list[float]) -> list[float]:
     """The norms after clipping."""
     weight = nn.Parameter(torch.zeros(4, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    clip = AdaptiveClip(rule)
+    clip = AdaptiveClip()
     left = []
     for norm in norms:
         weight.grad = torch.full_like(weight, norm / 2)
         measured = total_norm(gradients_of(optimizer))
         assert measured is not None
         factor = clip.before_step(optimizer, gradients_of(optimizer), measured)
-        assert (factor is None) is (len(left) < (rule or ClipRule()).warm_up)
+        assert (factor is None) is (len(left) < CLIP_WARM_UP)
         left.append(float(torch.linalg.vector_norm(weight.grad)))
     return left
 
@@ -78,8 +78,8 @@ def test_it_warms_up_before_it_clips() -> None:
 def test_after_going_back_it_warms_up_again() -> None:
     weight = nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    clip = AdaptiveClip(ClipRule(warm_up=2))
-    for _ in range(3):
+    clip = AdaptiveClip()
+    for _ in range(CLIP_WARM_UP + 1):
         clip.before_step(optimizer, [torch.ones(4)], torch.tensor(2.0))
     assert clip.before_step(optimizer, [torch.full((4,), 50.0)], torch.tensor(100.0)) is not None
     clip.forget()

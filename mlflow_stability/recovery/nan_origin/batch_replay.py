@@ -39,7 +39,7 @@ from mlflow_stability.recovery.nan_origin.batch_capture import (
     inputs_of,
     tensors_in,
 )
-from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin, NanTrace
+from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin, NanTrace, has_numbers
 from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, nonfinite_weight, suspects
 from mlflow_stability.recovery.state.host_copy import is_finite
 
@@ -300,16 +300,16 @@ class Rerun:
         origins: list[tuple[Tensor, NanOrigin]] = []
         broken: list[str] = []
         for name, stand_in in Module.named_parameters(self._model):
-            if _has_numbers(stand_in) and not is_finite(stand_in):
+            if has_numbers(stand_in) and not is_finite(stand_in):
                 origins.append((stand_in, nonfinite_weight(name, stand_in, self._optimizers, weights.get(name))))
                 broken.append(name)
         for name, buffer in Module.named_buffers(self._model):
-            if _has_numbers(buffer) and not is_finite(buffer):
+            if has_numbers(buffer) and not is_finite(buffer):
                 facts = facts_of_tensor(name, buffer)
                 module, _, own = name.rpartition(".")
                 origins.append((buffer, NanOrigin("buffer", module, own, name=name, output=facts, meant=not facts.nan)))
         for name, tensor in inputs_of(self._batch):
-            if _has_numbers(tensor) and not is_finite(tensor):
+            if has_numbers(tensor) and not is_finite(tensor):
                 facts = facts_of_tensor(name, tensor)
                 origins.append((tensor, NanOrigin("input", name=name, output=facts, meant=_is_mask(tensor))))
         self._trace.register(origins)
@@ -412,10 +412,6 @@ def _first_broken(model: Module) -> Iterator[list[str]]:
 def _sum(gradients: Sequence[Tensor]) -> Tensor | None:
     with torch.no_grad():
         return sum(gradients[1:], start=gradients[0]) if gradients else None
-
-
-def _has_numbers(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0
 
 
 def may_be_intended(output: Tensor) -> bool:

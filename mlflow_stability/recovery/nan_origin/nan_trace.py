@@ -187,7 +187,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         input_storages = {key for tensor in inputs if (key := storage_of(tensor)) is not None}
         for output in tensors_in(result):
             key = storage_of(output)
-            if key is None or not _has_numbers(output):
+            if key is None or not has_numbers(output):
                 continue
             if is_finite(output):
                 if key not in input_storages or _is_whole(output):
@@ -206,7 +206,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         called_with: tuple[Sequence[Any], Mapping[str, Any]],
     ) -> NanOrigin:
         """Return the origin of this output: this operation, or that of a non-finite input."""
-        floating = [tensor for tensor in inputs if _has_numbers(tensor)]
+        floating = [tensor for tensor in inputs if has_numbers(tensor)]
         if before is None:  # after the first NaN nearly everything is NaN: no need to inspect it
             for tensor in floating:
                 earlier = self.origin_of(tensor)
@@ -265,7 +265,7 @@ def word_of(name: str) -> str:
 
 
 def _facts(tensors: Sequence[Tensor]) -> tuple[TensorFacts, ...]:
-    return tuple([facts_of_tensor("input", tensor) for tensor in tensors if _has_numbers(tensor)])
+    return tuple([facts_of_tensor("input", tensor) for tensor in tensors if has_numbers(tensor)])
 
 
 def _saved(node: Any) -> tuple[TensorFacts, ...]:
@@ -277,12 +277,12 @@ def _saved(node: Any) -> tuple[TensorFacts, ...]:
                 value = getattr(node, name)
             except RuntimeError:  # already freed
                 continue
-            if isinstance(value, Tensor) and _has_numbers(value):
+            if isinstance(value, Tensor) and has_numbers(value):
                 facts.append(facts_of_tensor(name.removeprefix("_saved_"), value))
     return tuple(facts)
 
 
-def _has_numbers(tensor: Tensor) -> bool:
+def has_numbers(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0 and storage_of(tensor) is not None
 
 

@@ -31,6 +31,7 @@ from mlflow_stability.recovery.skipping.step_undo import (
     copy_weights,
     passes_over_none,
 )
+from mlflow_stability.recovery.state.host_copy import is_finite
 
 Vote = Callable[[Tensor], Tensor]
 """Combines the flags of all ranks; called at every check, whatever its result."""
@@ -223,7 +224,7 @@ class StepGuard:
             hidden.give_back()
         if undo is None:
             return False
-        undone = hidden is None and isinstance(optimizer, LBFGS) and not _weights_finite(optimizer)
+        undone = hidden is None and isinstance(optimizer, LBFGS) and not all(map(is_finite, parameters_of(optimizer)))
         if hidden is not None or undone:
             undo()
         return undone
@@ -323,8 +324,3 @@ def _hidden_of(optimizer: Optimizer) -> _Hidden:
             put_back()  # changes nothing; what cannot be put back is known before the step
             return _Hidden({}, put_back, {})
     return _Hidden({}, copy_bookkeeping(optimizer))
-
-
-def _weights_finite(optimizer: Optimizer) -> bool:
-    with torch.no_grad():
-        return all(bool(torch.isfinite(weight).all()) for weight in parameters_of(optimizer))
