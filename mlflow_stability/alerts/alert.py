@@ -191,8 +191,7 @@ OUTLETS_VARIABLE = "_STABILITY_OUTLETS"
 class ChannelSettings:
     """One channel that the courier sends alerts to."""
 
-    key: str
-    """Name in files: ``slack``, and ``slack_2`` for a second one."""
+    key: str  # name in files: ``slack``, and ``slack_2`` for a second one
     address: str = field(repr=False)
     severity: Severity
     rules: tuple[str, ...]
@@ -204,8 +203,7 @@ class OutletSettings:
     """Where the courier sends data beside the run."""
 
     channels: tuple[ChannelSettings, ...] = ()
-    console: str = ""
-    """Path of the training's console, if the courier can open it."""
+    console: str = ""  # path of the training's console, if the courier can open it
     prometheus_port: int | str | None = None
     mirrors: tuple[Mirror, ...] = ()
     is_left_behind: bool = False

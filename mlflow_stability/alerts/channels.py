@@ -43,8 +43,7 @@ class ChannelError(StabilityError):
 
 
 class Channel(Protocol):
-    name: str
-    """Name without anything secret."""
+    name: str  # name without anything secret
 
     def send(self, message: AlertMessage) -> None:
         """Send a message, or raise `ChannelError`; may take as long as a request does."""

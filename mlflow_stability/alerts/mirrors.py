@@ -33,8 +33,7 @@ class Mirror:
     """One tool that receives the same numbers as MLflow."""
 
     tool: str
-    target: str = ""
-    """After the colon: an address, a folder, a project; empty for the tool's default."""
+    target: str = ""  # after the colon: an address, a folder, a project; empty for the tool's default
 
 
 def read_mirrors(given: Any) -> tuple[Mirror, ...]:
@@ -95,8 +94,7 @@ class LayerHistogram:
     key: str
     step: int
     time: float
-    edges: Sequence[float]
-    """Edges of the bins: one more than `counts`."""
+    edges: Sequence[float]  # edges of the bins: one more than `counts`
     counts: Sequence[int]
 
 
@@ -104,8 +102,7 @@ class LayerHistogram:
 class MirroredRun:
     run_id: str
     name: str
-    directory: str
-    """Working directory of the training, to which relative folders refer."""
+    directory: str  # working directory of the training, to which relative folders refer
 
     @property
     def folder_name(self) -> str:

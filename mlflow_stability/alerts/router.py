@@ -53,8 +53,7 @@ class AlertRouter:
         self._cooldown = cooldown
         self._bursts: dict[str, tuple[AlertMessage, float]] = {}
         """The message about the waiting events of each type, and when it is due."""
-        self._sent: dict[str, tuple[float, Severity]] = {}
-        """Time and severity of the last message of each type."""
+        self._sent: dict[str, tuple[float, Severity]] = {}  # time and severity of the last message of each type
 
     @property
     def needs_readings(self) -> bool:

@@ -25,18 +25,13 @@ from mlflow_stability.vocabulary.text.recorded_keys import TOPICS
 class SignalNames:
     """One signal of a whole model in other tools."""
 
-    quantity: str
-    """Its name in the record."""
+    quantity: str  # its name in the record
     prometheus: str
     meaning: str
-    unit: str = "1"
-    """As OpenTelemetry writes units; ``1`` for plain numbers."""
-    counter: bool = False
-    """Whether it only grows."""
-    type: str = ""
-    """Label `type`, where several signals share the name."""
-    by_device: bool = False
-    """Whether it has the label `gpu_id`."""
+    unit: str = "1"  # as OpenTelemetry writes units; ``1`` for plain numbers
+    counter: bool = False  # whether it only grows
+    type: str = ""  # label `type`, where several signals share the name
+    by_device: bool = False  # whether it has the label `gpu_id`
 
     @property
     def otel(self) -> str:
@@ -93,18 +88,12 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class Samples:
     """All metrics of a recording at one time."""
 
-    labels: Mapping[str, str]
-    """``model_name`` and ``run_id``."""
-    values: Mapping[str, float]
-    """By their names in Prometheus."""
-    of_devices: Mapping[tuple[str, str], float]
-    """Values of each device, by quantity and `gpu_id`."""
-    events: Mapping[tuple[str, str], int]
-    """Numbers of events by type and severity."""
-    buckets: tuple[int, ...]
-    """Number of step times in each bucket; the last counts longer ones."""
-    seconds: float
-    """Sum of all step times."""
+    labels: Mapping[str, str]  # ``model_name`` and ``run_id``
+    values: Mapping[str, float]  # by their names in Prometheus
+    of_devices: Mapping[tuple[str, str], float]  # values of each device, by quantity and `gpu_id`
+    events: Mapping[tuple[str, str], int]  # numbers of events by type and severity
+    buckets: tuple[int, ...]  # number of step times in each bucket; the last counts longer ones
+    seconds: float  # sum of all step times
 
     def devices(self, quantity: str) -> list[tuple[str, float]]:
         """Return the value of each device, by `gpu_id`."""
@@ -121,8 +110,7 @@ class Samples:
 
 @dataclass(slots=True)
 class RunMetrics:
-    run_id: str = ""
-    """Empty while the run is not known."""
+    run_id: str = ""  # empty while the run is not known
     on_step_time: Callable[[float], None] | None = None
     """Called with every step time, for exporters with a histogram of their own."""
     model_name: str = ""

@@ -36,8 +36,7 @@ class Leftover:
 
     folder: Path
     size: int
-    changed: float
-    """Last write of its training; those of couriers do not count."""
+    changed: float  # last write of its training; those of couriers do not count
 
 
 def leftovers(directory: Path) -> list[Leftover]:

@@ -45,16 +45,12 @@ LONGEST_TAG = 500  # MLflow's pages show much less of a tag
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    files: Mapping[str, str]
-    """By name, for the folder `stability`."""
+    files: Mapping[str, str]  # by name, for the folder `stability`
     tags: Mapping[str, str]
     description: str
-    verdict: str
-    """Outcome of the training in a sentence, for its terminal."""
-    cause: str
-    """``Likely cause: …``, or empty."""
-    codes: str
-    """``SDR: 0.61 unique, no collapse.``; empty without sparse codes."""
+    verdict: str  # outcome of the training in a sentence, for its terminal
+    cause: str  # ``Likely cause: …``, or empty
+    codes: str  # ``SDR: 0.61 unique, no collapse.``; empty without sparse codes
 
 
 def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:

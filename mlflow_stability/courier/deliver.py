@@ -76,20 +76,13 @@ _LAST_LOOK = 0.25  # seconds; several of the looks of a training that waits
 class DeliveryReport:
     session: Path
     run_ids: tuple[str, ...] = ()
-    delivered: int = 0
-    """Recordings that have arrived completely."""
-    remaining: int = 0
-    """Recordings that have not."""
-    waiting_bytes: int = 0
-    """Bytes of their journals that have not arrived."""
-    refused: tuple[str, ...] = ()
-    """What the store would not take."""
-    error: str = ""
-    """Why something remains, in one sentence."""
-    busy: bool = False
-    """A living courier delivers this session already."""
-    kept_for: str = ""
-    """The process that cannot be asked whether it has ended, so that the journal is kept."""
+    delivered: int = 0  # recordings that have arrived completely
+    remaining: int = 0  # recordings that have not
+    waiting_bytes: int = 0  # bytes of their journals that have not arrived
+    refused: tuple[str, ...] = ()  # what the store would not take
+    error: str = ""  # why something remains, in one sentence
+    busy: bool = False  # a living courier delivers this session already
+    kept_for: str = ""  # the process that cannot be asked whether it has ended, so that the journal is kept
 
 
 class SessionDelivery:
@@ -112,8 +105,7 @@ class SessionDelivery:
         self._notices: list[str] = []
         self._ranks = RankProcesses(folder)
         self._plan = outlet_plan(outlets, self._notices.append)
-        self._flush_asked = self._flushed = 0
-        """Number of the last flush request, and of the last one answered."""
+        self._flush_asked = self._flushed = 0  # number of the last flush request, and of the last one answered
 
     @property
     def over(self) -> bool:

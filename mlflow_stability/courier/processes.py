@@ -52,10 +52,8 @@ _SILENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingProcess:
-    identity: ProcessIdentity | None
-    """None: the journal does not say which."""
-    folder: Path
-    """Its session."""
+    identity: ProcessIdentity | None  # None: the journal does not say which
+    folder: Path  # its session
 
     def has_ended(self) -> bool:
         """Whether it will certainly not append any more."""
@@ -90,14 +88,11 @@ class TrainingProcess:
 class TrainingState:
     """State of a training at one moment; its journal is read afterwards."""
 
-    alive: bool
-    """It may still append to its journal."""
+    alive: bool  # it may still append to its journal
     killed_for_memory: Callable[[], bool]
-    last_words: Mapping[str, Any] = field(default_factory=dict)
-    """What it could not write into its journal."""
+    last_words: Mapping[str, Any] = field(default_factory=dict)  # what it could not write into its journal
     journal_deleted: bool = False
-    stalled: Finding | None = None
-    """Set while it hangs."""
+    stalled: Finding | None = None  # set while it hangs
 
     @property
     def closing(self) -> Closing | None:
@@ -250,11 +245,9 @@ def was_delivered(folder: Path) -> bool:
 class RankEnd:
     """A process that ended before rank 0."""
 
-    name: str
-    """Its rank and host."""
+    name: str  # its rank and host
     time: float
-    before: float
-    """Seconds before the end of rank 0; 0 while that lives."""
+    before: float  # seconds before the end of rank 0; 0 while that lives
 
 
 class RankProcesses:

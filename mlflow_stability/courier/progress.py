@@ -29,35 +29,22 @@ class Delivered:
     recording: str = ""
     run_id: str | None = None
     run_name: str = ""
-    url: str = ""
-    """Page of the run on a server, without credentials."""
-    command: str = ""
-    """Command that starts a server, if the store has no server."""
-    verdict: str = ""
-    """Outcome of the training in a sentence, once known."""
+    url: str = ""  # page of the run on a server, without credentials
+    command: str = ""  # command that starts a server, if the store has no server
+    verdict: str = ""  # outcome of the training in a sentence, once known
     cause: str = ""
     codes: str = ""
     checkpoint: str = ""
-    creating: bool = False
-    """A run was requested, and no answer has come."""
-    number: int | None = None
-    """Number of the recording in its run."""
-    prefix: str = PREFIX
-    """First part of its metric keys."""
-    offset: int = 0
-    """Added to its steps."""
-    metrics_until: int = 0
-    """Position in the journal up to which metrics have arrived."""
-    thinning: dict[str, Any] = field(default_factory=dict)
-    """State of the thinner at that position."""
-    parts_until: int = 0
-    """Position up to which the Parquet record has arrived."""
-    events_files: int = 0
-    """Number of full event files that have arrived."""
-    git: dict[str, str] | None = None
-    """Git state of the training's code; None before git was asked."""
-    complete: bool = False
-    """Everything recorded has arrived."""
+    creating: bool = False  # a run was requested, and no answer has come
+    number: int | None = None  # number of the recording in its run
+    prefix: str = PREFIX  # first part of its metric keys
+    offset: int = 0  # added to its steps
+    metrics_until: int = 0  # position in the journal up to which metrics have arrived
+    thinning: dict[str, Any] = field(default_factory=dict)  # state of the thinner at that position
+    parts_until: int = 0  # position up to which the Parquet record has arrived
+    events_files: int = 0  # number of full event files that have arrived
+    git: dict[str, str] | None = None  # git state of the training's code; None before git was asked
+    complete: bool = False  # everything recorded has arrived
 
     @classmethod
     def read(cls, folder: Path) -> Delivered:
@@ -92,24 +79,16 @@ _AT_LEAST_EVERY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CourierStatus:
-    state: str
-    """`starting`, `delivering`, `waiting` (for the store), `idle` or `done`."""
-    waiting_records: int = 0
-    """Bytes of the journals that have not arrived."""
-    away_since: float | None = None
-    """Since when the store takes nothing."""
-    error: str = ""
-    """Its last error in one sentence, without credentials."""
-    refused: tuple[str, ...] = ()
-    """What the store will not take."""
-    left: tuple[str, ...] = ()
-    """What has not arrived yet, in words."""
-    flushed: int = 0
-    """Number of the last flush request that was answered."""
+    state: str  # `starting`, `delivering`, `waiting` (for the store), `idle` or `done`
+    waiting_records: int = 0  # bytes of the journals that have not arrived
+    away_since: float | None = None  # since when the store takes nothing
+    error: str = ""  # its last error in one sentence, without credentials
+    refused: tuple[str, ...] = ()  # what the store will not take
+    left: tuple[str, ...] = ()  # what has not arrived yet, in words
+    flushed: int = 0  # number of the last flush request that was answered
     runs: dict[str, dict[str, str]] = field(default_factory=dict)
     """Runs by name of the recording's folder; the folders go when everything has arrived."""
-    notices: tuple[str, ...] = ()
-    """What the training should print, each once."""
+    notices: tuple[str, ...] = ()  # what the training should print, each once
 
 
 class StatusPage:

@@ -101,8 +101,7 @@ def _keep_out_of_git(root: Path) -> None:
 class RankProcess:
     """One process of a distributed training; the first one records."""
 
-    name: str
-    """Its rank and its host."""
+    name: str  # its rank and its host
     identity: ProcessIdentity
 
 

@@ -46,16 +46,13 @@ class ProcessIdentity:
 
     pid: int
     host: str = ""
-    boot: str = ""
-    """Boot id of its system; empty where the system has none."""
+    boot: str = ""  # boot id of its system; empty where the system has none
     machine: str = ""
     """Id of the machine, which distinguishes a reboot from another machine of the same name; empty if unknown."""
     namespaces: str = ""
     """Numbers of its pid and time namespaces, in which its pid and its start are valid; empty where there are none."""
-    start: str = ""
-    """Its start, as the system counts it; empty where that is unknown."""
-    started: float = 0.0
-    """Its start by the wall clock, which older versions kept instead."""
+    start: str = ""  # its start, as the system counts it; empty where that is unknown
+    started: float = 0.0  # its start by the wall clock, which older versions kept instead
 
     def as_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value}
@@ -264,10 +261,8 @@ MARK = "job"  # file in a folder with the name of the job that it belongs to
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
     name: str
-    restarts: int
-    """Number of restarts of its processes."""
-    max_restarts: int
-    """`--max-restarts`."""
+    restarts: int  # number of restarts of its processes
+    max_restarts: int  # `--max-restarts`
 
     @property
     def can_restart(self) -> bool:

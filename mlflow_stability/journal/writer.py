@@ -26,10 +26,8 @@ MIN_WRITES = 20  # of at least this number of writes, half must be slow
 
 @dataclass(frozen=True, slots=True)
 class SlowWrites:
-    seconds: float
-    """Mean duration of a slow write."""
-    share: float
-    """Share of the time spent in slow writes."""
+    seconds: float  # mean duration of a slow write
+    share: float  # share of the time spent in slow writes
 
 
 class WriteTimes:

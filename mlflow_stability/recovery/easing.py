@@ -28,22 +28,16 @@ Rate = float | Tensor
 class EasingPlan:
     """A temporary reduction of the learning rate."""
 
-    start: int
-    """First step of it."""
-    factor: float = 0.5
-    """Learning rate factor at the first step."""
-    steps: int = 200
-    """Number of steps until it ends."""
-    lasting: float = 1.0
-    """Learning rate factor that remains after it."""
+    start: int  # first step of it
+    factor: float = 0.5  # learning rate factor at the first step
+    steps: int = 200  # number of steps until it ends
+    lasting: float = 1.0  # learning rate factor that remains after it
     held: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
     """Upper limits of the learning rates, by id of the optimizer, one for each group; None: no limit."""
-    hold_doubles_in: int = 500
-    """Number of steps in which these limits double."""
+    hold_doubles_in: int = 500  # number of steps in which these limits double
     linear: bool = False
     """Interpolate the factor by half a cosine, as SPAM warms up (arXiv 2501.06842); False: its logarithm."""
-    clips: bool = True
-    """Whether gradients may be clipped meanwhile."""
+    clips: bool = True  # whether gradients may be clipped meanwhile
 
     def share(self, step: int) -> float:
         """Return the learning rate factor at a step: smooth from `factor` to 1."""
@@ -177,10 +171,8 @@ def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | f
         return factor
 
 
-NORMS_REMEMBERED = 100
-"""Number of gradient norms whose median is the usual one."""
-NORMS_NEEDED = 20
-"""With fewer norms nothing is clipped."""
+NORMS_REMEMBERED = 100  # number of gradient norms whose median is the usual one
+NORMS_NEEDED = 20  # with fewer norms nothing is clipped
 
 
 class EasingClip:
@@ -246,12 +238,9 @@ def reset_moments(optimizer: Optimizer) -> int:
     return count
 
 
-CLIP_SIGMAS = 2.5
-"""Standard deviations above the mean from which on a gradient norm is an outlier."""
-CLIP_MEMORY = 0.97
-"""Decay of mean and variance at each step."""
-CLIP_WARM_UP = 25
-"""Number of norms before anything is clipped."""
+CLIP_SIGMAS = 2.5  # standard deviations above the mean from which on a gradient norm is an outlier
+CLIP_MEMORY = 0.97  # decay of mean and variance at each step
+CLIP_WARM_UP = 25  # number of norms before anything is clipped
 
 
 class AdaptiveClip:

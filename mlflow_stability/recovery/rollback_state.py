@@ -22,10 +22,8 @@ class StopPlace(NamedTuple):
 class GoodState:
     step: int
     loss: float
-    initial: bool = False
-    """The state from before the first step, which has proved nothing."""
-    around: tuple[float, ...] = ()
-    """Losses around its step when it was trained, if known."""
+    initial: bool = False  # the state from before the first step, which has proved nothing
+    around: tuple[float, ...] = ()  # losses around its step when it was trained, if known
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +34,31 @@ class Situation:
     events: tuple[Finding, ...] = ()
     loss: float = math.nan
     skips_in_a_row: int = 0
-    broken_step_taken: bool = False
-    """A step with non-finite loss or gradients was taken."""
+    broken_step_taken: bool = False  # a step with non-finite loss or gradients was taken
     weights_finite: bool = True
-    good: tuple[GoodState, ...] = ()
-    """The states that can be restored."""
-    place: str = ""
-    """Part of the training that the loss belongs to, such as one half of a GAN."""
-    recent: tuple[float, ...] = ()
-    """Losses of the last steps, including this one."""
-    earlier: tuple[float, ...] = ()
-    """Losses of as many steps before those."""
-    set_aside: int | None = None
-    """Step of the state from before the last rollback, if it is still there."""
-    has_level: bool = True
-    """Whether the level of the loss says how good the weights are."""
+    good: tuple[GoodState, ...] = ()  # the states that can be restored
+    place: str = ""  # part of the training that the loss belongs to, such as one half of a GAN
+    recent: tuple[float, ...] = ()  # losses of the last steps, including this one
+    earlier: tuple[float, ...] = ()  # losses of as many steps before those
+    set_aside: int | None = None  # step of the state from before the last rollback, if it is still there
+    has_level: bool = True  # whether the level of the loss says how good the weights are
 
 
-ABSURD_RISE = 1000.0
-"""Ratio of the loss to its level that always triggers a rollback."""
+ABSURD_RISE = 1000.0  # ratio of the loss to its level that always triggers a rollback
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    onset: int
-    """Earliest step of it: the restored state must be older."""
+    onset: int  # earliest step of it: the restored state must be older
     reason: str
-    urgent: bool = False
-    """It does not wait: no state can settle with it."""
+    urgent: bool = False  # it does not wait: no state can settle with it
     event: Finding | None = None
-    skipped: bool = False
-    """All its steps were skipped, so the weights are those from before it."""
-    may_repeat: bool = False
-    """The same state may be restored once more."""
+    skipped: bool = False  # all its steps were skipped, so the weights are those from before it
+    may_repeat: bool = False  # the same state may be restored once more
     one_step: bool = False
     """One broken step was taken: its onset is exact, and it says nothing about the learning rate."""
-    did_not_hold: bool = False
-    """The restored state gives high losses again."""
-    nonfinite: bool = False
-    """Weights are not finite."""
+    did_not_hold: bool = False  # the restored state gives high losses again
+    nonfinite: bool = False  # weights are not finite
 
     @property
     def first_seen(self) -> int:
@@ -115,28 +99,18 @@ def levels_of(event: Finding | None) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class PastRollback:
-    at: int
-    """The step after which it happened."""
-    to: int
-    """The step of the restored state."""
-    level: int
-    """How often the same trouble was answered before."""
-    again: bool = False
-    """The same state as before: the cause may have lasted longer than the first time."""
+    at: int  # the step after which it happened
+    to: int  # the step of the restored state
+    level: int  # how often the same trouble was answered before
+    again: bool = False  # the same state as before: the cause may have lasted longer than the first time
     skipped: bool = False
     """All steps of the trouble were skipped, so the weights were not to blame as far as known."""
-    onset: int = 0
-    """Earliest step of the trouble."""
-    first_seen: int = 0
-    """First step at which it was detected."""
-    of_level: bool = False
-    """Triggered by a higher loss, not by broken steps or weights."""
-    absurd: bool = False
-    """The loss was 1,000 times its level: answered whatever the loss means."""
-    had_no_effect: bool = False
-    """The restored weights gave no lower loss: it does not count."""
-    undone: bool = False
-    """The weights from before it were restored."""
+    onset: int = 0  # earliest step of the trouble
+    first_seen: int = 0  # first step at which it was detected
+    of_level: bool = False  # triggered by a higher loss, not by broken steps or weights
+    absurd: bool = False  # the loss was 1,000 times its level: answered whatever the loss means
+    had_no_effect: bool = False  # the restored weights gave no lower loss: it does not count
+    undone: bool = False  # the weights from before it were restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +127,7 @@ class SuspectedRise:
     """A rise of the loss after a learning rate jump, not critical yet."""
 
     jump: RateJump
-    since: int
-    """Step of the finding."""
+    since: int  # step of the finding
     level: float
     loss: float
     place: str = ""
@@ -165,36 +138,26 @@ class RollbackHistory:
     """Rollbacks so far, and what is remembered for the next decision."""
 
     rollbacks: tuple[PastRollback, ...] = ()
-    unanswered: int = 0
-    """Consecutive troubles without a state to restore."""
+    unanswered: int = 0  # consecutive troubles without a state to restore
     waiting: Trouble | None = None
     """Trouble that waits: until the restored state has settled, or while the loss falls back by itself."""
     limit: float | None = None
     """A higher mean loss soon after a rollback shows that the training diverged again."""
-    losses: tuple[float, ...] = ()
-    """The last losses since the rollback."""
-    first: tuple[float, ...] = ()
-    """The first losses since the rollback."""
+    losses: tuple[float, ...] = ()  # the last losses since the rollback
+    first: tuple[float, ...] = ()  # the first losses since the rollback
     on_trial: bool = False
     """Whether the losses after the rollback are still to be compared with those before it."""
     trained_losses: tuple[float, ...] = ()
     """Losses when the restored state was first trained; empty where they cannot be compared."""
-    losses_before: tuple[float, ...] = ()
-    """Losses right before the rollback."""
-    place: str = ""
-    """Part of the training that these losses belong to."""
-    share: float = 1.0
-    """Lasting learning rate factor: below 1 after a rollback to the initial weights."""
-    gave_up: bool = False
-    """No more rollbacks, except of non-finite weights; broken steps are still skipped."""
-    ended: bool = False
-    """Nothing is left to lose."""
+    losses_before: tuple[float, ...] = ()  # losses right before the rollback
+    place: str = ""  # part of the training that these losses belong to
+    share: float = 1.0  # lasting learning rate factor: below 1 after a rollback to the initial weights
+    gave_up: bool = False  # no more rollbacks, except of non-finite weights; broken steps are still skipped
+    ended: bool = False  # nothing is left to lose
     ignores_level: bool = False
     """A higher loss triggers no rollback any more, unless it is 1,000 times its level."""
-    onsets: tuple[int, ...] = ()
-    """Steps at which the last rises of the loss were detected."""
-    period: int | None = None
-    """Distance of rises that rollbacks did not prevent."""
+    onsets: tuple[int, ...] = ()  # steps at which the last rises of the loss were detected
+    period: int | None = None  # distance of rises that rollbacks did not prevent
     jump: RateJump | None = None
     suspected: SuspectedRise | None = None
 
@@ -204,53 +167,37 @@ class Decision:
     """What to do after a step; rank 0 decides, and all ranks do it after the same step."""
 
     action: Literal["nothing", "rollback", "give_up", "data_changed", "undo"] = "nothing"
-    reason: str = ""
-    """A sentence, known on the rank that decides."""
+    reason: str = ""  # a sentence, known on the rank that decides
     onset: int = 0
     target: int = -1
     """Step of the state to restore. When giving up, reverting, or after changed data: of the replaced weights to
     restore, if any."""
     easing_factor: float = 1.0
     easing_steps: int = 0
-    lasting_share: float = 1.0
-    """Lasting learning rate factor."""
-    final: bool = False
-    """When giving up: no more rollbacks; False: only this trouble is not answered."""
+    lasting_share: float = 1.0  # lasting learning rate factor
+    final: bool = False  # when giving up: no more rollbacks; False: only this trouble is not answered
     nothing_left: bool = False
     """When giving up: nothing is left to lose, so that the training is ended by default."""
     is_no_better: bool = False
     """When giving up: the loss of the state, which can be negative, is no lower than the present one."""
-    undoes: int = 0
-    """Steps regained by reverting a rollback."""
-    loss: float = math.nan
-    """After changed data: the first loss of the restored weights."""
-    level: float = math.nan
-    """After changed data: their loss before."""
-    ignores_level: bool = False
-    """A higher loss triggers no rollback from now on."""
-    finding: Finding | None = None
-    """The finding that a rollback answers."""
+    undoes: int = 0  # steps regained by reverting a rollback
+    loss: float = math.nan  # after changed data: the first loss of the restored weights
+    level: float = math.nan  # after changed data: their loss before
+    ignores_level: bool = False  # a higher loss triggers no rollback from now on
+    finding: Finding | None = None  # the finding that a rollback answers
     is_counted: bool = False
     """Whether the rollback ends the history; not one that the script asked for, or that reverts another."""
 
-    healthy: bool = False
-    """States that await healthy steps are one step further."""
-    trouble: bool = False
-    """Drop the states that await healthy steps."""
+    healthy: bool = False  # states that await healthy steps are one step further
+    trouble: bool = False  # drop the states that await healthy steps
     snapshot: bool = False
     checkpoint: bool = False
-    ending: Exception | None = None
-    """The exception to end the training with."""
-    stop: StopPlace | None = None
-    """The condition that is met before this step: all ranks skip it and end."""
-    reset: bool = False
-    """Reset the moments of the optimizers, and warm up."""
-    cut: bool = False
-    """Reduce the learning rate for the rest of the training."""
-    ahead: bool = False
-    """A divergence may follow: act as `act_ahead` says."""
-    release: bool = False
-    """End the reduction of the learning rate: the weights were not to blame."""
+    ending: Exception | None = None  # the exception to end the training with
+    stop: StopPlace | None = None  # the condition that is met before this step: all ranks skip it and end
+    reset: bool = False  # reset the moments of the optimizers, and warm up
+    cut: bool = False  # reduce the learning rate for the rest of the training
+    ahead: bool = False  # a divergence may follow: act as `act_ahead` says
+    release: bool = False  # end the reduction of the learning rate: the weights were not to blame
 
     @property
     def rolls_back(self) -> bool:

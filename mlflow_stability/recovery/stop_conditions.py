@@ -31,10 +31,8 @@ MEASURED = ("tokens_per_second", "samples_per_second", "memory_share", "memory_a
 VALIDATION = "val_loss"  # logged to MLflow by the script
 QUANTITIES = (*BEFORE_STEP, *AFTER_STEP, *MEASURED, *SHORT_NAMES, VALIDATION)
 NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")  # what ``nonfinite`` checks
-USUAL_OF, USUAL_FROM = 100, 20
-"""Number of values whose median is the normal value."""
-LOW_IN_A_ROW = 5
-"""Number of consecutive low values; throughput is measured at every tenth step."""
+USUAL_OF, USUAL_FROM = 100, 20  # number of values whose median is the normal value
+LOW_IN_A_ROW = 5  # number of consecutive low values; throughput is measured at every tenth step
 _RELATIVE = re.compile(r"\s*([A-Za-z_]\w*)\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _MULTIPLE = re.compile(r"\s*([A-Za-z_]\w*)\s*>\s*(\d+(?:\.\d+)?)\s*x\s*")
 _PLATEAU = re.compile(r"\s*([A-Za-z_]\w*)\s+plateau\s+(\d+)\s*")
@@ -47,12 +45,10 @@ class StopCondition:
     text: str
     form: Literal["nonfinite", "comparison", "multiple", "rise", "fall", "plateau"] = "nonfinite"
     quantities: tuple[str, ...] = NONFINITE
-    condition: Condition | None = None
-    """Of a comparison."""
+    condition: Condition | None = None  # of a comparison
     share: float = 0.0
     """Relative rise above the best value, or fall below the normal one; the factor of a multiple."""
-    patience: int = 0
-    """Of a plateau: values without a new best one."""
+    patience: int = 0  # of a plateau: values without a new best one
 
     def is_met(self, quantity: str, value: float) -> bool:
         if quantity not in self.quantities:
@@ -66,10 +62,8 @@ class StopCondition:
 class Stop:
     condition: StopCondition
     step: int
-    reason: str
-    """``loss is 60``."""
-    before_step: bool = False
-    """The step is not taken."""
+    reason: str  # ``loss is 60``
+    before_step: bool = False  # the step is not taken
 
     @property
     def facts(self) -> EarlyStopFacts:

@@ -159,8 +159,7 @@ class AttentionPart:
 
     recording: int
     attempt: int
-    step: int
-    """As the run counts it."""
+    step: int  # as the run counts it
 
     @property
     def name(self) -> str:
@@ -200,10 +199,8 @@ def read_attention_part(file: Path) -> list[AttentionMap]:
 
 @dataclass(frozen=True, slots=True)
 class StoredAttention:
-    name: str
-    """What people call the run."""
-    parts: tuple[AttentionPart, ...]
-    """Oldest first."""
+    name: str  # what people call the run
+    parts: tuple[AttentionPart, ...]  # oldest first
     fetch: Callable[[AttentionPart], list[AttentionMap]]
 
     @property

@@ -125,19 +125,13 @@ _answered_at: dict[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    uri: str
-    """Without credentials."""
-    kind: str
-    """`SQLite file`, `tracking server`, `database`, `folder of files`, `Databricks` or `plugin`."""
+    uri: str  # without credentials
+    kind: str  # `SQLite file`, `tracking server`, `database`, `folder of files`, `Databricks` or `plugin`
     answers: bool
-    seconds: float = 0.0
-    """How long the answer took."""
-    trouble: str = ""
-    """Why it does not answer."""
-    answered: str = ""
-    """What it answered instead, as the rest of a sentence."""
-    exists: bool = True
-    """False if MLflow creates it at the first run."""
+    seconds: float = 0.0  # how long the answer took
+    trouble: str = ""  # why it does not answer
+    answered: str = ""  # what it answered instead, as the rest of a sentence
+    exists: bool = True  # False if MLflow creates it at the first run
 
 
 def mlflow_version() -> str:
@@ -267,12 +261,9 @@ class RunPage:
 
     name: str
     status: str
-    path: str
-    """Path on the server; opens the overview in the layout for training."""
-    command: str
-    """Command that starts a UI on this store; empty if it is a server."""
-    server: str
-    """The address before `path`."""
+    path: str  # path on the server; opens the overview in the layout for training
+    command: str  # command that starts a UI on this store; empty if it is a server
+    server: str  # the address before `path`
 
     @property
     def url(self) -> str:

@@ -31,8 +31,7 @@ class RunInProgress:
     run_id: str
     tags: Mapping[str, str] = field(default_factory=dict)
     """As they were when the script started or resumed the run."""
-    resumed: bool = False
-    """Only named by the environment: the server does not know yet that it goes on."""
+    resumed: bool = False  # only named by the environment: the server does not know yet that it goes on
 
 
 def fluent_run() -> RunInProgress | None:
@@ -202,10 +201,8 @@ class LoggedMetric:
     run_id: str | None
     """None if it was logged to no run, but by a trainer of the training that is being recorded."""
     key: str
-    value: Any
-    """As the script gave it: a number, or a tensor that holds one."""
-    step: int | None
-    """The script's own step."""
+    value: Any  # as the script gave it: a number, or a tensor that holds one
+    step: int | None  # the script's own step
 
 
 class UserMetrics(_Patches):
@@ -279,8 +276,7 @@ class DeliveredState:
 
     run_id: str
     tracking_uri: str
-    missing: str = ""
-    """What has not arrived yet, in words; empty if everything has."""
+    missing: str = ""  # what has not arrived yet, in words; empty if everything has
 
 
 class Recorded(Protocol):

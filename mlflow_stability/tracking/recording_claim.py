@@ -35,30 +35,21 @@ _NAME = re.compile(r"(?:mlflow\.)?stability\.recording\.[\w\-]+")  # without `ml
 @dataclass(frozen=True, slots=True)
 class RecordingTag:
     id: str
-    number: int = 0
-    """Its number in the run; `CHOOSING` while it looks for one."""
+    number: int = 0  # its number in the run; `CHOOSING` while it looks for one
     host: str = ""
     pid: int = 0
-    settled: bool = False
-    """Whether no other recording can get the same number any more."""
-    state: str = "live"
-    """`live` or `ended`."""
+    settled: bool = False  # whether no other recording can get the same number any more
+    state: str = "live"  # `live` or `ended`
     first_step: int = 0
     last_step: int = 0
-    time: float = 0.0
-    """When this was written."""
-    prefix: str = PREFIX
-    """First part of its metric keys."""
-    offset: int = 0
-    """What was added to its steps, because the run had those already."""
-    events: dict[str, int] = field(default_factory=dict)
-    """Number of events by severity."""
+    time: float = 0.0  # when this was written
+    prefix: str = PREFIX  # first part of its metric keys
+    offset: int = 0  # what was added to its steps, because the run had those already
+    events: dict[str, int] = field(default_factory=dict)  # number of events by severity
     rollbacks: int = 0
     skipped: int = 0
-    job: str = ""
-    """The launcher's job that it is an attempt of."""
-    restarts: int = 0
-    """Number of attempts of the job before it."""
+    job: str = ""  # the launcher's job that it is an attempt of
+    restarts: int = 0  # number of attempts of the job before it
 
     @property
     def key(self) -> str:

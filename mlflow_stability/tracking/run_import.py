@@ -42,10 +42,8 @@ _Item = TypeVar("_Item")
 @dataclass(frozen=True, slots=True)
 class EarlierImport:
     run_id: str
-    source: str
-    """Where it was read from."""
-    whole: bool
-    """False if its import was killed."""
+    source: str  # where it was read from
+    whole: bool  # False if its import was killed
 
 
 class EarlierImports:

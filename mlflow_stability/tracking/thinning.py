@@ -92,10 +92,8 @@ class Chosen:
 
     signal: Signal
     positions: tuple[int, ...]
-    inputs: int | None = None
-    """Position of the share of inputs that differ: at most as many codes can differ."""
-    combined: Combined = "mean"
-    """How several values are combined."""
+    inputs: int | None = None  # position of the share of inputs that differ: at most as many codes can differ
+    combined: Combined = "mean"  # how several values are combined
 
     def value(self, values: Sequence[float]) -> float:
         if self.inputs is not None and values[self.inputs] > 0:
@@ -188,8 +186,7 @@ class Thinner:
         self._event_steps = (0, 0)
         self._layouts: dict[int, _Layout] = {}
         """By the identity of the signals: those of trainings side by side alternate."""
-        self._unsent: dict[Signal, Point] = {}
-        """Last values that were not kept, as far as they were collected."""
+        self._unsent: dict[Signal, Point] = {}  # last values that were not kept, as far as they were collected
 
     def points(self, reading: StepReading, marked: bool = False) -> list[Point]:
         """Return the points to keep of a reading; all of them if it is marked, because of an event."""

@@ -50,12 +50,9 @@ _logger = logging.getLogger("mlflow_stability.courier")
 class Thinning:
     """Which rounds are kept, counted from 1."""
 
-    dense: int
-    """All of the first rounds up to this one."""
-    growth: float
-    """Ratio of further ones."""
-    most: int
-    """Limit, besides the last round."""
+    dense: int  # all of the first rounds up to this one
+    growth: float  # ratio of further ones
+    most: int  # limit, besides the last round
 
     def keeps(self, number: int) -> bool:
         at = kept = min(number, self.dense, self.most)
@@ -68,14 +65,11 @@ class Thinning:
 @dataclass(frozen=True, slots=True)
 class Round:
     attempt: int
-    step: int
-    """As the training counts it."""
+    step: int  # as the training counts it
     files: tuple[AttentionMapFile, ...]
-    time: float
-    """When the last of them was written."""
+    time: float  # when the last of them was written
     is_kept: bool
-    is_first: bool
-    """First round of the recording."""
+    is_first: bool  # first round of the recording
 
     @property
     def layers(self) -> int:
@@ -174,8 +168,7 @@ MOST_LAYERS = 12
 class LayerPicture:
     round: Round
     file: AttentionMapFile
-    name: str
-    """Name of its file."""
+    name: str  # name of its file
 
 
 def pictures_of(maps: Round, recording: int, step: int) -> list[LayerPicture]:
@@ -223,8 +216,7 @@ class AttentionPictures(RunSink):
         self._rounds = RoundReader(delivered.folder, "pictures", PICTURES_THINNING)
         self._under_way: list[Round] = []  # rounds that are done when `_to_draw` is empty
         self._to_draw: deque[LayerPicture] = deque()
-        self._drawn: tuple[str, bytes] | None = None
-        """Key and content of the first of `_to_draw`, not sent yet."""
+        self._drawn: tuple[str, bytes] | None = None  # key and content of the first of `_to_draw`, not sent yet
         self._draw_at = 0.0
         self._over_since: float | None = None
         self._spent = 0.0  # seconds of drawing since then

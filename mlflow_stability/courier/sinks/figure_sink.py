@@ -34,8 +34,7 @@ from mlflow_stability.vocabulary.run import Closing
 
 BY_LAYER = tuple(dict.fromkeys(quantity for figure in run_figures() for quantity in figure.by_layer))
 """Quantities with a picture by layer."""
-_OF_MODULES = ("activation_", "sdr_")
-"""Measured of outputs, with modules in the order in which they are called."""
+_OF_MODULES = ("activation_", "sdr_")  # measured of outputs, with modules in the order in which they are called
 _MOST_LAYOUTS = 64
 
 

@@ -139,8 +139,7 @@ class PointBatch:
     points: list[Point]
     until: int
     thinning: dict[str, Any]
-    sent: int = 0
-    """Number of points that have arrived."""
+    sent: int = 0  # number of points that have arrived
 
 
 class MetricSink(TimedSink):

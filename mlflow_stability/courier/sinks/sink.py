@@ -28,14 +28,10 @@ _logger = logging.getLogger("mlflow_stability.courier")
 class Sink:
     """Takes every record of a journal after a position, once and in order, from a `JournalReader`."""
 
-    more = True
-    """Set by the reader: there are records that were not taken yet."""
-    patience = 0.0
-    """Seconds for which other sinks wait for this one while it is full."""
-    full_since: float | None = None
-    """Set by the reader: since when (monotonic clock) it is full."""
-    end_seen_at: float | None = None
-    """Set by the reader: when (monotonic clock) it last had no further record."""
+    more = True  # set by the reader: there are records that were not taken yet
+    patience = 0.0  # seconds for which other sinks wait for this one while it is full
+    full_since: float | None = None  # set by the reader: since when (monotonic clock) it is full
+    end_seen_at: float | None = None  # set by the reader: when (monotonic clock) it last had no further record
 
     def __init__(self, until: int = 0) -> None:
         self.until = until
@@ -54,10 +50,8 @@ class Sink:
 class TimedSink(Sink):
     """A sink that sends one kind of data now and then, and at once when asked."""
 
-    words = ""
-    """What it carries, for messages."""
-    interval = 0.0
-    """Seconds between two checks for data to send."""
+    words = ""  # what it carries, for messages
+    interval = 0.0  # seconds between two checks for data to send
 
     def __init__(self, until: int = 0) -> None:
         super().__init__(until)
@@ -155,10 +149,8 @@ class OutletPlan:
     """Outlets of a session's recordings."""
 
     settings: OutletSettings = field(default_factory=OutletSettings)
-    say: Callable[[str], None] = lambda _: None
-    """Lets the training print something once."""
-    prometheus: PrometheusExporter | None = None
-    """The port that all recordings of the session share."""
+    say: Callable[[str], None] = lambda _: None  # lets the training print something once
+    prometheus: PrometheusExporter | None = None  # the port that all recordings of the session share
 
 
 def outlet_plan(settings: OutletSettings, say: Callable[[str], None]) -> OutletPlan:
@@ -169,12 +161,9 @@ def outlet_plan(settings: OutletSettings, say: Callable[[str], None]) -> OutletP
 class Outlet(Sink):
     """A sink beside the run. It needs no tracking server, and an error switches it off: the run is what matters."""
 
-    awaited_seconds = 10.0
-    """How long the end of the training waits for it."""
-    give_up_seconds = 600.0
-    """How long after the end of the training it is tried."""
-    over_since: float | None = None
-    """When (monotonic clock) everything that will ever come was taken."""
+    awaited_seconds = 10.0  # how long the end of the training waits for it
+    give_up_seconds = 600.0  # how long after the end of the training it is tried
+    over_since: float | None = None  # when (monotonic clock) everything that will ever come was taken
 
     def __init__(self, plan: OutletPlan, until: int = 0) -> None:
         super().__init__(until)

@@ -28,8 +28,7 @@ from mlflow_stability.journal.process_identity import (
 )
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER
 
-SCHEMA = 1
-"""Version of the metadata of a checkpoint."""
+SCHEMA = 1  # version of the metadata of a checkpoint
 PREFIX = "rollback_ckpt-"
 STATE, META = "state.pt", "meta.json"
 METADATA = ".metadata"  # index of shards, written by `torch.distributed.checkpoint`
@@ -42,23 +41,17 @@ class CheckpointMeta:
     """Content of `meta.json`."""
 
     step: int
-    loss: float
-    """NaN if unknown."""
+    loss: float  # NaN if unknown
     sha256: str
-    size: int
-    """Bytes of `state.pt` and all shards."""
+    size: int  # bytes of `state.pt` and all shards
     time: float
     finite: bool = True
     good: bool = False
-    left_out: tuple[str, ...] = ()
-    """State of optimizers that a checkpoint cannot hold."""
-    best_by: str = ""
-    """Metric by which the best checkpoint is chosen; empty: the loss."""
+    left_out: tuple[str, ...] = ()  # state of optimizers that a checkpoint cannot hold
+    best_by: str = ""  # metric by which the best checkpoint is chosen; empty: the loss
     mode: str = "min"
-    value: float | None = None
-    """The metric `best_by` at this step; None if not measured."""
-    shards: tuple[tuple[str, int, str], ...] = ()
-    """Name, size and hash of each shard file."""
+    value: float | None = None  # the metric `best_by` at this step; None if not measured
+    shards: tuple[tuple[str, int, str], ...] = ()  # name, size and hash of each shard file
     schema: int = SCHEMA
 
     @property
@@ -137,8 +130,7 @@ Which = Literal["last_good", "best", "newest"] | int
 class StoredCheckpoint:
     folder: Path
     step: int
-    meta: CheckpointMeta | None
-    """None where `meta.json` is missing or torn."""
+    meta: CheckpointMeta | None  # None where `meta.json` is missing or torn
 
     @property
     def is_good(self) -> bool:

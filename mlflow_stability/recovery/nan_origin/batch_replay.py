@@ -43,8 +43,7 @@ from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, nonfinite_weight, suspects
 from mlflow_stability.recovery.state.host_copy import is_finite
 
-MOST_REPLAYS = 4
-"""Limit of passes run again where none is known to have broken."""
+MOST_REPLAYS = 4  # limit of passes run again where none is known to have broken
 MOVED_ON = (
     "but the model keeps state between calls or draws its own random numbers, which may have differed the first time"
 )
@@ -235,12 +234,9 @@ class Replay:
 
     conclusion: Conclusion
     message: str
-    finite: bool | None
-    """Whether the model's output is finite this time; None: it could not be run."""
-    first_broken: str = ""
-    """First module whose output is not finite this time."""
-    origin: NanOrigin | None = None
-    """Origin of the first non-finite value, if known."""
+    finite: bool | None  # whether the model's output is finite this time; None: it could not be run
+    first_broken: str = ""  # first module whose output is not finite this time
+    origin: NanOrigin | None = None  # origin of the first non-finite value, if known
 
 
 class Rerun:

@@ -100,22 +100,15 @@ class NanOrigin:
     """Where a non-finite value comes from."""
 
     source: Source
-    module: str = ""
-    """Innermost running module, or owner of the weight; empty: the model itself."""
-    operation: str = ""
-    """Such as ``log``; in the backward pass, the operation whose gradient it is."""
-    line: str = ""
-    """The user's line: ``model.py:41 in Block.forward``."""
-    name: str = ""
-    """Name of the input, weight or buffer."""
+    module: str = ""  # innermost running module, or owner of the weight; empty: the model itself
+    operation: str = ""  # such as ``log``; in the backward pass, the operation whose gradient it is
+    line: str = ""  # the user's line: ``model.py:41 in Block.forward``
+    name: str = ""  # name of the input, weight or buffer
     inputs: tuple[TensorFacts, ...] = ()
     output: TensorFacts | None = None
-    meant: bool = False
-    """An intended infinity, as in masks."""
-    nan_by: str = ""
-    """The later operation that turned an infinity into NaN."""
-    number: int = 0
-    """Its number in order of appearance."""
+    meant: bool = False  # an intended infinity, as in masks
+    nan_by: str = ""  # the later operation that turned an infinity into NaN
+    number: int = 0  # its number in order of appearance
 
     @property
     def is_nan(self) -> bool:
@@ -124,8 +117,7 @@ class NanOrigin:
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
 """Results of these are arbitrary until written to."""
-MOST_INPUTS = 4
-"""Inputs of an operation that are described."""
+MOST_INPUTS = 4  # inputs of an operation that are described
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +139,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         self._written = written
         self._bad: dict[int, NanOrigin] = {}
         """By storage; a storage that is reused is written to by an operation that we see."""
-        self._places: dict[int, _Place] = {}
-        """By sequence number of the autograd node that the operation made."""
+        self._places: dict[int, _Place] = {}  # by sequence number of the autograd node that the operation made
         self._count = 0
 
     @classmethod

@@ -29,13 +29,10 @@ RESET_STATISTICS = Remedy(Action.RESET_RUNNING_STATISTICS)  # where buffers coul
 class SkipRow:
     """What the last step means."""
 
-    in_a_row: int = 0
-    """Consecutive skipped steps up to this one."""
+    in_a_row: int = 0  # consecutive skipped steps up to this one
     events: tuple[Finding, ...] = ()
-    cut_scale: bool = False
-    """The loss scale is too high: see `loss_scale.cut_loss_scale`."""
-    calm_scaler: bool = False
-    """It was lowered recently and has grown back: see `loss_scale.calm_loss_scaler`."""
+    cut_scale: bool = False  # the loss scale is too high: see `loss_scale.cut_loss_scale`
+    calm_scaler: bool = False  # it was lowered recently and has grown back: see `loss_scale.calm_loss_scaler`
 
 
 _TAKEN = SkipRow()

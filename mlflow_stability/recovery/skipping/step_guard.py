@@ -33,20 +33,16 @@ from mlflow_stability.recovery.skipping.step_undo import (
 )
 from mlflow_stability.recovery.state.host_copy import is_finite
 
-Vote = Callable[[Tensor], Tensor]
-"""Combines the flags of all ranks; called at every check, whatever its result."""
+Vote = Callable[[Tensor], Tensor]  # combines the flags of all ranks; called at every check, whatever its result
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Facts about a capture before its step."""
 
-    broken: bool | None
-    """Whether its steps are skipped; None: only the device knows, and acts on it."""
-    flag: Tensor | None
-    """1.0 on the device where broken; None where nothing was checked."""
-    asked_for: bool = False
-    """Not broken: the script asked to skip it."""
+    broken: bool | None  # whether its steps are skipped; None: only the device knows, and acts on it
+    flag: Tensor | None  # 1.0 on the device where broken; None where nothing was checked
+    asked_for: bool = False  # not broken: the script asked to skip it
 
 
 _SOUND = Verdict(False, None)

@@ -34,13 +34,10 @@ from mlflow_stability.recovery.state.value_tree import copy_for_training, map_te
 class RestoreChoice:
     """What is restored beside weights, buffers, moments and averages."""
 
-    hyper_parameters: bool = False
-    """Learning rates, betas, weight decay."""
+    hyper_parameters: bool = False  # learning rates, betas, weight decay
     schedule: bool = False
-    scaler: bool = True
-    """The loss scale; its growth settings are restored with the hyper-parameters."""
-    rng: bool = False
-    """Random number generators."""
+    scaler: bool = True  # the loss scale; its growth settings are restored with the hyper-parameters
+    rng: bool = False  # random number generators
     restart_averages: bool = False
     """An `AveragedModel` that the state does not have restarts from its weights; False leaves it as it is."""
 
@@ -52,10 +49,8 @@ EVERYTHING = RestoreChoice(hyper_parameters=True, schedule=True, scaler=True, rn
 @dataclass(frozen=True, slots=True)
 class Restored:
     step: int
-    tensors: int
-    """Number of tensors filled."""
-    removed: int
-    """Number of parameters whose later state was removed."""
+    tensors: int  # number of tensors filled
+    removed: int  # number of parameters whose later state was removed
     seconds: float
 
 
@@ -76,8 +71,7 @@ def restore_state(copy: StateCopy, parts: TrainingParts, choice: RestoreChoice =
 class TornState:
     """What a failed restore could not undo."""
 
-    step: int
-    """The state that was to be restored."""
+    step: int  # the state that was to be restored
     parts: tuple[str, ...]
 
     def __str__(self) -> str:

@@ -126,13 +126,10 @@ def restore_scaler(scaler: Any, saved: Mapping[str, Any], settings: bool) -> Non
 class OptimizerCopy:
     """State of an optimizer, by names of parameters."""
 
-    kind: str
-    """Name of its type."""
-    members: tuple[tuple[str, ...], ...]
-    """Parameters of each group."""
+    kind: str  # name of its type
+    members: tuple[tuple[str, ...], ...]  # parameters of each group
     state: dict[str, Any]
-    shared: dict[str, Any]
-    """State that belongs to no parameter."""
+    shared: dict[str, Any]  # state that belongs to no parameter
     on_host: dict[str, tuple[str, ...]]
     """For parameters on a device: entries of their state on the host, such as step counters."""
 
@@ -184,28 +181,23 @@ class LaterState:
     """What a loop changes after an optimizer's step."""
 
     averaged: dict[str, Tensor]
-    hyper_parameters: tuple[tuple[dict[str, Any], ...], ...]
-    """For each optimizer and parameter group."""
-    schedulers: tuple[tuple[str, dict[str, Any]], ...]
-    """Type and state of each."""
+    hyper_parameters: tuple[tuple[dict[str, Any], ...], ...]  # for each optimizer and parameter group
+    schedulers: tuple[tuple[str, dict[str, Any]], ...]  # type and state of each
     scaler: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
     step: int
-    tensors: dict[str, Tensor]
-    """Parameters and buffers by name."""
-    caches: frozenset[str]
-    """Non-persistent tables and masks, whose shape may change."""
+    tensors: dict[str, Tensor]  # parameters and buffers by name
+    caches: frozenset[str]  # non-persistent tables and masks, whose shape may change
     optimizers: tuple[OptimizerCopy, ...]
     later: LaterState
     rng: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
     """States of the script's own objects by name; only in checkpoints."""
     nbytes: int = 0
-    blocked: float = 0.0
-    """Seconds for which the training waited."""
+    blocked: float = 0.0  # seconds for which the training waited
     checks: tuple[FiniteCheck, ...] = ()
     copies: tuple[HostCopies, ...] = ()
 

@@ -47,8 +47,7 @@ class TrainingParts:
     """Outermost modules that own the optimizers' parameters, in the order of these."""
     schedulers: tuple[LRScheduler, ...] = ()
     scaler: torch.amp.GradScaler | None = None
-    averaged: tuple[Module, ...] = ()
-    """Averaged copies of the models, restored with them."""
+    averaged: tuple[Module, ...] = ()  # averaged copies of the models, restored with them
 
 
 class WeakTrainingParts:
@@ -102,10 +101,8 @@ class SplitBy(Enum):
 @dataclass(frozen=True, slots=True)
 class StateSplit:
     by: SplitBy
-    name: str
-    """Type of the stage, optimizer or module, or name of the parameter."""
-    kind: str = ""
-    """Type of a sharded parameter."""
+    name: str  # type of the stage, optimizer or module, or name of the parameter
+    kind: str = ""  # type of a sharded parameter
 
     def __str__(self) -> str:
         return self.by.value.format(name=self.name, kind=self.kind)
@@ -156,10 +153,8 @@ class NamedTensor:
     name: str
     tensor: Tensor
     is_buffer: bool = False
-    is_cache: bool = False
-    """A non-persistent buffer: masks, tables of positions."""
-    is_average: bool = False
-    """Part of an averaged copy."""
+    is_cache: bool = False  # a non-persistent buffer: masks, tables of positions
+    is_average: bool = False  # part of an averaged copy
 
     @property
     def is_trained(self) -> bool:

@@ -31,8 +31,7 @@ class RunFacts:
 
     source: str
     name: str
-    status: str = ""
-    """MLflow's word for its status: ``RUNNING``, ``FINISHED``."""
+    status: str = ""  # MLflow's word for its status: ``RUNNING``, ``FINISHED``
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 

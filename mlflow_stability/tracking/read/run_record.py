@@ -23,19 +23,16 @@ _MAX_EVERY = 2**20
 class RunRecord:
     """Arrays of equal length."""
 
-    signals: tuple[Signal, ...]
-    """In the order in which they first appeared."""
+    signals: tuple[Signal, ...]  # in the order in which they first appeared
     recording: NDArray[np.int32]
     attempt: NDArray[np.int32]
     step: NDArray[np.int64]
     time: NDArray[np.float64]
-    signal: NDArray[np.int32]
-    """Index into `signals`."""
+    signal: NDArray[np.int32]  # index into `signals`
     value: NDArray[np.float64]
     complete: bool = True
     """Whether this is every value that was measured; False: only the points of MLflow's metric tables are left."""
-    every: int = 1
-    """Of signals with many values, every how many are here: a long record can be read thinned."""
+    every: int = 1  # of signals with many values, every how many are here: a long record can be read thinned
 
     def __len__(self) -> int:
         return len(self.value)
