@@ -238,7 +238,7 @@ def reset_moments(optimizer: Optimizer) -> int:
     return count
 
 
-CLIP_SIGMAS = 2.5  # standard deviations above the mean from which on a gradient norm is an outlier
+CLIP_SIGMAS = 2.5  # a gradient norm more standard deviations above the mean is an outlier
 CLIP_MEMORY = 0.97  # decay of mean and variance at each step
 CLIP_WARM_UP = 25  # number of norms before anything is clipped
 
