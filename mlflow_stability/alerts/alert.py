@@ -21,14 +21,7 @@ from mlflow_stability.alerts.mirrors import Mirror
 from mlflow_stability.alerts.router import check_rules
 from mlflow_stability.alerts.run_metrics import hint_if_unknown
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.argument import (
-    Accepts,
-    check_fields,
-    check_init_arguments,
-    member_of,
-    names,
-    number,
-)
+from mlflow_stability.vocabulary.argument import Accepts, check_fields, check_init_arguments, member_of, names, number
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.settings import DEFAULT_VARIABLES
 
@@ -125,7 +118,7 @@ class Alert:
     A rise in severity does not wait."""
 
     when: Callable[[Mapping[str, float]], object] | None = field(
-        metadata={"takes": Accepts("a function of the newest value of each signal, or None", _function)},
+        metadata={"takes": Accepts("a function of the newest value of each signal, or None", _function)}
     )
     """A function of the newest value of each signal by name, such as ``lambda s: s["mfu"] < 0.3``. It is called after
     each step, on a thread of the training process, which then sends the alert itself. With it, events are sent only for

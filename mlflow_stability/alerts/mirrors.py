@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from itertools import groupby, pairwise
 from operator import mul
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import did_you_mean, or_list, short_repr
 
@@ -98,50 +99,27 @@ class LayerHistogram:
     counts: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class MirroredRun:
-    run_id: str
-    name: str
-    directory: str  # working directory of the training, to which relative folders refer
-
-    @property
-    def folder_name(self) -> str:
-        """Name of a folder for the run; who can rename the run on the server does not choose a path."""
-        name = f"{self.name}-{self.run_id[:8]}" if self.name else f"run-{self.run_id}"
-        return name.replace("/", "_").replace("\0", "_")
-
-
-class ScalarWriter(Protocol):
-    def write(self, scalars: Sequence[Scalar]) -> None:
-        """Write numbers durably, or raise `MirrorError`."""
-
-    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
-        """Write histograms durably, or raise `MirrorError`."""
-
-    def saved(self) -> Mapping[str, Any]:
-        """Return what a new writer needs to continue after the last value, as plain JSON."""
-
-    def close(self) -> None: ...
-
-
 FOLDER = "runs"  # usual folder of TensorBoard runs
 
 
 class TensorBoardWriter:
     """Writes TensorBoard event files of one run, with TensorBoard's own classes and without TensorFlow.
 
-    A writer that continues after another one was killed cuts off what that one wrote after its last `saved`, so that no
-    point is there twice.
+    `saved` returns what a new writer needs to continue, as plain JSON. One that continues after another was killed cuts
+    off what that one wrote after its last `saved`, so that no point is there twice.
     """
 
-    def __init__(self, target: str, run: MirroredRun, saved: Mapping[str, Any]) -> None:
+    def __init__(self, target: str, run: RunLink, directory: str, saved: Mapping[str, Any]) -> None:
+        """`directory`: working directory of the training, to which relative folders refer."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.histogram_pb2 import HistogramProto
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary, self._histogram = Event, Summary, HistogramProto
-        folder = Path(run.directory, target or FOLDER, run.folder_name)
+        name_of_run = f"{run.name}-{run.run_id[:8]}" if run.name else f"run-{run.run_id}"
+        # Who can rename the run on the server does not choose a path.
+        folder = Path(directory, target or FOLDER, name_of_run.replace("/", "_").replace("\0", "_"))
         saved_file = saved.get("file")
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.mlflow-stability"
         self._path = Path(saved_file) if saved_file else folder / name
@@ -200,14 +178,14 @@ class WandbWriter:
     never fall, and some last values belong to earlier steps.
     """
 
-    def __init__(self, target: str, run: MirroredRun, _: Mapping[str, Any]) -> None:
+    def __init__(self, target: str, run: RunLink, directory: str, _: Mapping[str, Any]) -> None:
         import wandb
 
         self._run: Any = wandb.init(
             project=target or PROJECT,
             id=run.run_id,
             name=run.name or None,
-            dir=run.directory or None,
+            dir=directory or None,
             mode=os.environ.get("WANDB_MODE", "offline"),
             resume="allow",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, save_code=False),

@@ -82,13 +82,7 @@ class RunTags:
             self.describe(live_description(story, self._findings(story)))
 
     def close(self, story: RunSummary, last_words: Mapping[str, Any], closing: Closing) -> None:
-        self._keep(
-            {
-                **self._bookkeeping(story, last_words),
-                "ended": closing.outcome,
-                "ended_detail": closing.detail,
-            }
-        )
+        self._keep({**self._bookkeeping(story, last_words), "ended": closing.outcome, "ended_detail": closing.detail})
         self._send({**self._tags(story, "ended"), tag_names.ENDED: closing.outcome, **self._concluded})
 
     def conclude(self, tags: Mapping[str, str], description: str) -> None:

@@ -23,9 +23,7 @@ from mlflow_stability.alerts.mirrors import (
     TENSORBOARD,
     LayerHistogram,
     Mirror,
-    MirroredRun,
     Scalar,
-    ScalarWriter,
     TensorBoardWriter,
     WandbWriter,
 )
@@ -51,7 +49,7 @@ class MirrorOutlet(Outlet):
         every, layers = opening.log_every_n_steps, opening.layer_metrics
         self._metrics = MetricSink(self._progress, self, DeliveryPace(""), every, layers)
         super().__init__(plan, self._metrics.until)
-        self._writer: ScalarWriter | None = None
+        self._writer: TensorBoardWriter | WandbWriter | None = None
         self._began = time.monotonic()
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A request to send points, with whether the training is over."""
@@ -70,12 +68,11 @@ class MirrorOutlet(Outlet):
             [Scalar(metric_key(point.signal, prefix), point.step, point.value, point.time) for point in points]
         )
 
-    def _open_writer(self) -> ScalarWriter:
+    def _open_writer(self) -> TensorBoardWriter | WandbWriter:
         if self._writer is None:
             link = self.link or RunLink(self._opening.run_id or self._opening.recording)
-            run = MirroredRun(link.run_id, link.name, self._opening.directory)
             kind = TensorBoardWriter if self._mirror.tool == TENSORBOARD else WandbWriter
-            self._writer = kind(self._mirror.target, run, self._progress.of_writer)
+            self._writer = kind(self._mirror.target, link, self._opening.directory, self._progress.of_writer)
             self._progress.saved = self._writer.saved
         return self._writer
 

@@ -45,10 +45,7 @@ def rng_state() -> dict[str, Any]:
     device = _accelerator()
     if device is not None:
         module = torch.get_device_module(device)
-        state["devices"] = {
-            "type": device.type,
-            "states": [module.get_rng_state(*place) for place in _places(device)],
-        }
+        state["devices"] = {"type": device.type, "states": [module.get_rng_state(*place) for place in _places(device)]}
     return state
 
 
