@@ -24,19 +24,10 @@ from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar_kinds
 
 COOLDOWNS = {
-    "nan_detected": 60.0,
-    "inf_detected": 60.0,
-    "divergence": 120.0,
-    "gradient_explosion": 120.0,
-    "layer_explosion": 120.0,
-    "loss_spike": 300.0,
-    "memory_pressure": 300.0,
-    "throughput_drop": 600.0,
-    "step_time_increase": 600.0,
-    "low_mfu": 600.0,
-    "low_gpu_utilization": 600.0,
-    "plateau": 1800.0,
-    "slow_progress": 1800.0,
+    **dict.fromkeys(("nan_detected", "inf_detected"), 60.0),
+    **dict.fromkeys(("divergence", "gradient_explosion", "layer_explosion"), 120.0),
+    **dict.fromkeys(("throughput_drop", "step_time_increase", "low_mfu", "low_gpu_utilization"), 600.0),
+    **dict.fromkeys(("plateau", "slow_progress"), 1800.0),
 }
 """Seconds between two messages of one type."""
 DEFAULT_COOLDOWN = 300.0  # seconds for types that are not in `COOLDOWNS`, and for conditions

@@ -43,8 +43,8 @@ def test_the_second_message_of_a_type_waits_for_its_cooldown_and_other_types_do_
     router.take(event(2, "plateau"), 6.0)
     router.take(event(3), 100.0)
     assert [each.kind for each in router.due(100.0)] == ["plateau"]
-    assert router.due(5.0 + COOLDOWNS["loss_spike"] - 1) == []
-    (late,) = router.due(5.0 + COOLDOWNS["loss_spike"])
+    assert router.due(5.0 + DEFAULT_COOLDOWN - 1) == []
+    (late,) = router.due(5.0 + DEFAULT_COOLDOWN)
     assert (late.count, late.first_step, late.last_step) == (2, 2, 3)
 
 

@@ -261,13 +261,17 @@ def _choose_checkpoint(
 
 def _in_saved_order(copy: StateCopy, parts: TrainingParts) -> TrainingParts:
     """Put models, optimizers and schedulers in the order in which they were saved, by names, shapes and types."""
+
+    def shapes_of(model: Module) -> dict[str, tuple[int, ...]]:
+        return {named.name: tuple(named.tensor.shape) for named in tensors_of_model(model)}
+
     if len(parts.models) > 1:
         wanted = []
         for number in range(len(parts.models)):
             prefix = f"model_{number}/"
             tensors = ((name, tensor) for name, tensor in copy.tensors.items() if name.startswith(prefix))
             wanted.append({name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors})
-        parts = replace(parts, models=_match(parts.models, wanted, _shapes_of))
+        parts = replace(parts, models=_match(parts.models, wanted, shapes_of))
     names = {id(named.tensor): named.name for named in named_tensors(parts)}
     members = [(saved.kind, frozenset(name for group in saved.members for name in group)) for saved in copy.optimizers]
 
@@ -292,7 +296,3 @@ def _match(given: Sequence[Any], wanted: Sequence[Any], describe: Callable[[Any]
         placed.append(match)
     filled = [left.pop(0) if match is None and left else match for match in placed]
     return tuple(match for match in (*filled, *left) if match is not None)
-
-
-def _shapes_of(model: Module) -> dict[str, tuple[int, ...]]:
-    return {named.name: tuple(named.tensor.shape) for named in tensors_of_model(model)}
