@@ -23,7 +23,8 @@ from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, word_of
 from mlflow_stability.recovery.state.host_copy import is_finite
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
-MOST_BYTES = 64 * 2**20  # updates of larger weights are not tried
+MOST_BYTES = 64 * 2**20
+"""Updates of larger weights are not tried."""
 
 
 def nonfinite_weight(
@@ -70,7 +71,8 @@ def _would_break(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor)
     return bool((~trial.detach().isfinite() & ~parameter.detach().isfinite()).any())
 
 
-MOST_NODES = 4096  # nodes of the autograd graph that are visited between the loss and the outputs
+MOST_NODES = 4096
+"""Nodes of the autograd graph that are visited between the loss and the outputs."""
 BREAKING = frozenset(
     {
         "acos", "acosh", "asin", "atanh", "binary_cross_entropy", "div", "exp", "expm1", "lgamma", "linalg_vector_norm",
@@ -123,7 +125,8 @@ ENDLESS = frozenset({"cosh", "exp", "exp2", "expm1", "linalg_vector_norm", "norm
 """Finite for every finite number, so infinite only by overflow."""
 DIVIDING = frozenset({"addcdiv", "div", "divide", "true_divide"})
 POLES = BREAKING - ENDLESS - DIVIDING - {"pow"}  # infinite or undefined at some finite number
-HIGHEST_POWER = 4  # values whose power of this much is finite did not overflow
+HIGHEST_POWER = 4
+"""Values whose power of this much is finite did not overflow."""
 
 
 def overflowed(origin: NanOrigin) -> bool:

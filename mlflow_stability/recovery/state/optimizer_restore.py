@@ -29,7 +29,6 @@ class OptimizerPlan:
     """Changes to one optimizer; `mismatch` says why they are impossible."""
 
     def __init__(self, copy: OptimizerCopy, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        self.removed = 0
         self.pairs: list[tuple[Tensor, Tensor]] = []  # existing tensors, and what they are filled from
         self._copy = copy
         self._optimizer = optimizer
@@ -66,7 +65,6 @@ class OptimizerPlan:
         for name, (parameter, group) in self._parameters.items():
             saved = copy.state.get(name)
             if saved is None:
-                self.removed += parameter in state
                 continue
             place = _Place(parameter, group, copy.on_host.get(name))
             self._entries[parameter] = self._entry(state.get(parameter), saved, place)

@@ -9,7 +9,6 @@ set to zero.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,25 +45,16 @@ EVERYTHING = RestoreChoice(hyper_parameters=True, schedule=True, scaler=True, rn
 """For a new process that continues a training."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    step: int
-    tensors: int  # number of tensors filled
-    removed: int  # number of parameters whose later state was removed
-    seconds: float
-
-
-def restore_state(copy: StateCopy, parts: TrainingParts, choice: RestoreChoice = RestoreChoice()) -> Restored:
+def restore_state(copy: StateCopy, parts: TrainingParts, choice: RestoreChoice = RestoreChoice()) -> None:
     """Restore a state; an error leaves the training as it was."""
     plan = RestorePlan(copy, parts, choice)
     try:
-        restored = plan.apply()
+        plan.apply()
     except Exception as error:
         if plan.left:
             raise StabilityError(f"{plan.torn} ({type(error).__name__}: {error})") from error
         raise
     plan.finish()
-    return restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +114,27 @@ class RestorePlan:
     def torn(self) -> TornState | None:
         return TornState(self._copy.step, tuple(self.left)) if self.left else None
 
-    def apply(self) -> Restored:
+    @torch.no_grad()
+    def apply(self) -> None:
         """Restore; an error undoes everything and is raised."""
-        began = time.perf_counter()
         try:
-            with torch.no_grad():
-                for part in self._parts:
-                    self._begun.append(part)
-                    part.apply()
-            removed = sum(plan.removed for plan in self._optimizers)
-            return Restored(self._copy.step, self._tensors.count, removed, time.perf_counter() - began)
+            for part in self._parts:
+                self._begun.append(part)
+                part.apply()
         except BaseException:
             self.undo()
             raise
 
+    @torch.no_grad()
     def undo(self) -> tuple[str, ...]:
         """Restore the training from before `apply`; return what could not be restored."""
         left, again = [], []
-        with torch.no_grad():
-            for part in reversed(self._begun):
-                try:
-                    part.undo()
-                except Exception as error:
-                    left.append(f"{part.name} ({type(error).__name__}: {error})")
-                    again.append(part)
+        for part in reversed(self._begun):
+            try:
+                part.undo()
+            except Exception as error:
+                left.append(f"{part.name} ({type(error).__name__}: {error})")
+                again.append(part)
         self._begun = again[::-1]
         self.left = tuple(left)
         return self.left
@@ -187,7 +174,6 @@ class _Tensors:
         self._copies = (*copies, HostCopies(missing, 0))
         self._pairs = pairs
         self._begun = 0
-        self.count = len(pairs)
 
     def apply(self) -> None:
         for pair in self._pairs:
@@ -205,7 +191,7 @@ class _Tensors:
             except Exception:
                 failed += 1
         if failed:
-            raise RuntimeError(f"{failed} of {self.count} tensors")
+            raise RuntimeError(f"{failed} of {len(self._pairs)} tensors")
 
 
 def misfit(copy: StateCopy, parts: TrainingParts) -> str:

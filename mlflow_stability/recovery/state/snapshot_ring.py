@@ -84,19 +84,17 @@ class SnapshotRing:
         self._last_step = copy.step
         self._waiting = Snapshot(copy, loss)
 
-    def healthy(self, step: int) -> Snapshot | None:
-        """Note a healthy step; return the state that became good by it."""
+    def healthy(self, step: int) -> None:
+        """Note a healthy step, by which the newest state may become good."""
         if self._first is not None:
             self._admit_initial()
         waiting = self._waiting
         if waiting is None or step - waiting.step < self._policy.healthy_after:
-            return None
+            return
         self._settle()
-        if not self.is_finite(waiting.copy):
-            return None
-        self._good.append(waiting)
-        del self._good[: max(0, len(self._good) - self.places + 1)]
-        return waiting
+        if self.is_finite(waiting.copy):
+            self._good.append(waiting)
+            del self._good[: max(0, len(self._good) - self.places + 1)]
 
     def trouble(self) -> None:
         """Drop the newest state: it may carry the cause."""

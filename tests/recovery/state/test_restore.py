@@ -32,12 +32,11 @@ def test_a_restored_training_continues_bit_for_bit_as_before(name: str, through_
     training.run(5)
     went, after = training.losses[4:], bits(training)
     assert after != before
-    restored = restore_state(copy, training.parts, EVERYTHING)
+    restore_state(copy, training.parts, EVERYTHING)
     assert bits(training) == before
     training.run(5)
     assert training.losses[9:] == went
     assert bits(training) == after
-    assert restored.step == 4
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -93,9 +92,8 @@ def test_state_that_was_created_after_the_copy_is_removed() -> None:
     training = adamw()
     copy = copy_state(training.parts, 0)
     training.run(2)
-    restored = restore_state(copy, training.parts)
+    restore_state(copy, training.parts)
     assert not training.optimizers[0].state
-    assert restored.removed == len(list(training.model.parameters()))
 
 
 def test_layers_that_began_to_learn_later_are_restored_and_lose_their_state() -> None:
@@ -108,8 +106,8 @@ def test_layers_that_began_to_learn_later_are_restored_and_lose_their_state() ->
     training.optimizers[0].add_param_group({"params": head, "lr": 0.5})
     training.run(2)
     assert all(each in training.optimizers[0].state for each in head)
-    restored = restore_state(copy, training.parts)
-    assert restored.removed == 2
+    restore_state(copy, training.parts)
+    assert not any(each in training.optimizers[0].state for each in head)
     assert all(torch.equal(one, other) for one, other in zip(head, before, strict=True))
     assert training.optimizers[0].param_groups[1]["lr"] == 0.5
 
