@@ -200,9 +200,6 @@ class CheckpointStore:
             if not stored.is_good:
                 self._delete(stored.folder)
 
-    def listing(self) -> list[StoredCheckpoint]:
-        return listing(self.directory)
-
     def close(self) -> None:
         self._owner.release()
 

@@ -192,7 +192,6 @@ class BatchCapture(ForwardObserver):
         self._known: tuple[weakref.ref[Module], torch.device, bool] | None = None
         """The last model called, its device, and whether that is the host."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
-        self.too_large = 0  # bytes of the last batch where it was too large to be held, else 0
 
     def passes(self, step: int) -> tuple[CapturedBatch, ...]:
         return tuple(batch for batch in self._passes if batch.step == step and batch.ended)
@@ -229,8 +228,7 @@ class BatchCapture(ForwardObserver):
             passes.clear()  # nearly always
         elif passes:
             self._make_room(size)
-        self.too_large = size if size > self._most_bytes else 0
-        if self.too_large:
+        if size > self._most_bytes:
             return
         device = last[1]
         kind = device.type

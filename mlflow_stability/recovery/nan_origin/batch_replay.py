@@ -105,7 +105,7 @@ def replay_batch(
         if script_error is not None:
             raise script_error from None
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-        return Replay("cannot tell", f"The batch could not be run again ({why}).", None)
+        return Replay("cannot tell", f"The batch could not be run again ({why}).")
     if replay.conclusion != "hardware":
         return replay
     # A compiled function in it may not be known yet.
@@ -118,7 +118,7 @@ def replay_batch(
 
 
 def _not_run(why: str) -> Replay:
-    return Replay("cannot tell", f"The batch was not run again: {why}.", None)
+    return Replay("cannot tell", f"The batch was not run again: {why}.")
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -235,7 +235,6 @@ class Replay:
 
     conclusion: Conclusion
     message: str
-    finite: bool | None  # whether the model's output is finite this time; None: it could not be run
     first_broken: str = ""  # first module whose output is not finite this time
     origin: NanOrigin | None = None  # origin of the first non-finite value, if known
 
@@ -272,7 +271,7 @@ class Rerun:
                 return self._not_finite_again(self._trace.origin_of(broken), broken_weights)
             if not was_finite:
                 message = "The same batch with the same random numbers is finite this time: check the hardware first."
-                return Replay("hardware", message, True)
+                return Replay("hardware", message)
             gradients = [_sum(batch.gradients.get(number, [])) for number in range(len(outputs))]
             if any(gradient is not None and not is_finite(gradient) for gradient in gradients):
                 return self._after_the_model(outputs)
@@ -280,11 +279,11 @@ class Rerun:
         if origin is not None:
             passed = "gradient" if real else "gradient of ones instead of the recorded one"
             message = f"Forward pass finite; backward pass of the same batch, from a finite {passed}, non-finite."
-            return Replay("data or numerics", message, True, origin=origin)
+            return Replay("data or numerics", message, origin=origin)
         if not batch.all_outputs:
-            return Replay("cannot tell", "The output is finite this time; the first output was not kept.", True)
+            return Replay("cannot tell", "The output is finite this time; the first output was not kept.")
         message = "The model's output was finite both times: check the labels, the loss function and the backward pass."
-        return Replay("after the model", message, True)
+        return Replay("after the model", message)
 
     def _register_buffers(self) -> None:
         """Writing to a copy of a buffer is no change; but a model that reads one would be another the next time."""
@@ -360,12 +359,12 @@ class Rerun:
             weight = origin.output.name if origin.output is not None else broken_weights[0]
             others = "" if not more else f", and {more} more"
             message = f"The weights were already non-finite: {weight}{others}."
-            return Replay("weights", message, False, first, origin)
+            return Replay("weights", message, first, origin)
         broken_input = next((name for name, tensor in inputs_of(self._batch) if not is_finite(tensor)), None)
         where = f"first in {first}" if first else "in its output"
         what = f"Its input {broken_input} is non-finite." if broken_input else "Its inputs are finite."
         message = f"The same batch is non-finite again, {where}. {what}"
-        return Replay("data or numerics", message, False, first, origin)
+        return Replay("data or numerics", message, first, origin)
 
     def _after_the_model(self, outputs: Sequence[Tensor]) -> Replay:
         loss = self._loss
@@ -383,7 +382,7 @@ class Rerun:
             "The model's output was finite both times, the gradient from the loss function was not: check "
             "the labels and the loss function."
         )
-        return Replay("after the model", message, True, origin=origin)
+        return Replay("after the model", message, origin=origin)
 
 
 @contextmanager

@@ -64,13 +64,8 @@ class BufferUndo:
         self._buckets: list[_Bucket] = []
         self._filled = self.has_buffers = False
         self._versions = 0  # sum of their autograd versions when the copy was made: versions only grow
-        self.left_out: tuple[str, ...] = ()  # names of buffers beyond the budget
-        self._uncopied: list[_Place] = []
+        self._uncopied: list[_Place] = []  # beyond the budget, or of a type that is not copied
         self._gather()
-
-    @property
-    def bytes(self) -> int:
-        return sum(bucket.copy.nbytes for bucket in self._buckets)
 
     def keep(self) -> None:
         """Copy the buffers after a normal capture."""
@@ -161,24 +156,22 @@ class BufferUndo:
     def _gather(self) -> None:
         self._places, self._uncopied, self._buckets, self._filled = [], [], [], False
         by_type: dict[tuple[torch.device, torch.dtype], list[_Place]] = {}
-        left_out: list[str] = []
         seen: set[int] = set()
         room = self._budget
         for root in [living for reference in self._modules if (living := reference()) is not None]:
-            for path, module in Module.named_modules(root):
+            for module in Module.modules(root):
                 for place in _places_of(module):
-                    name, buffer = place.name, place.buffer
+                    buffer = place.buffer
                     if id(buffer) in seen:
                         continue
                     seen.add(id(buffer))
                     if not _can_be_copied(buffer) or buffer.nbytes > room:
-                        left_out.append(f"{path}.{name}" if path else name)
                         self._uncopied.append(place)
                         continue
                     room -= buffer.nbytes
                     self._places.append(place)
                     by_type.setdefault((buffer.device, buffer.dtype), []).append(place)
-        self.left_out, self.has_buffers = tuple(left_out), bool(self._places)
+        self.has_buffers = bool(self._places)
         for (device, dtype), places in by_type.items():
             buffers = [place.buffer for place in places]
             copy = torch.empty(sum(buffer.numel() for buffer in buffers), dtype=dtype, device=device)

@@ -41,18 +41,17 @@ class RunRecord:
         names = ("recording", "attempt", "step", "time", "signal", "value")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
-    def readings(self, recording: int | None = None) -> Iterator[StepReading]:
-        """Yield the rows as they were journalled, of one recording or of all.
+    def readings(self) -> Iterator[StepReading]:
+        """Yield the rows as they were journalled.
 
         Trainings side by side have several readings in a step, each with a time of its own.
         """
-        rows = np.arange(len(self)) if recording is None else np.flatnonzero(self.recording == recording)
-        if not len(rows):
+        if not len(self):
             return
-        place = np.stack([self.recording[rows], self.attempt[rows], self.step[rows]])
-        is_new = np.any(np.diff(place, axis=1) != 0, axis=0) | (np.diff(self.time[rows]) != 0)
+        place = np.stack([self.recording, self.attempt, self.step])
+        is_new = np.any(np.diff(place, axis=1) != 0, axis=0) | (np.diff(self.time) != 0)
         layouts: dict[bytes, tuple[Signal, ...]] = {}
-        for block in np.split(rows, np.flatnonzero(is_new) + 1):
+        for block in np.split(np.arange(len(self)), np.flatnonzero(is_new) + 1):
             codes = self.signal[block]
             layout = layouts.get(codes.tobytes())
             if layout is None:

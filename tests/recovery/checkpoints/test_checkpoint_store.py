@@ -65,7 +65,7 @@ def test_a_checkpoint_is_a_folder_with_its_state_and_its_facts(tmp_path: Path) -
     assert (facts["step"], facts["loss"], facts["schema"]) == (500, 3.82341, 1)
     assert (facts["finite"], facts["good"]) == (True, False)
     assert facts["size"] == (folder / "state.pt").stat().st_size == meta.size
-    assert damage_of(store.listing()[0]) == ""
+    assert damage_of(listing(store.directory)[0]) == ""
     content = torch.load(folder / "state.pt", weights_only=True)
     assert torch.equal(content["tensors"]["head.weight"], made.model.head.weight)
 
@@ -134,7 +134,7 @@ def test_damaged_metadata_is_not_read(content: bytes) -> None:
 def test_a_promoted_checkpoint_is_good_and_is_no_longer_rejected(tmp_path: Path) -> None:
     store = filled(tmp_path, 100)
     store.commit(at(200), 2.0)
-    assert [each.is_good for each in store.listing()] == [True, False]
+    assert [each.is_good for each in listing(store.directory)] == [True, False]
     store.reject(100)
     store.reject(200)
     assert steps_in(tmp_path) == [100]
@@ -144,7 +144,7 @@ def test_no_more_than_asked_are_kept_and_always_the_best_and_the_last_good_one(t
     store = CheckpointStore(tmp_path, "r", 4)
     for step, loss in ((100, 2.0), (200, 0.5), (300, 1.9), (400, 1.8), (500, 1.7), (600, 1.6)):
         store.commit(at(step), loss)
-        assert len(store.listing()) <= 4
+        assert len(listing(store.directory)) <= 4
         store.promote(step)
     assert steps_in(tmp_path) == [200, 500, 600]
     store.commit(at(700), 9.0)
@@ -328,9 +328,9 @@ def test_checkpoints_are_listed_and_verified_without_torch() -> None:
 
 def test_an_existing_checkpoint_is_rewritten_only_if_it_is_damaged(tmp_path: Path) -> None:
     store = filled(tmp_path, 100)
-    (there,) = store.listing()
+    (there,) = listing(store.directory)
     store.commit(at(100), 2.9)
-    assert store.listing() == [there]
+    assert listing(store.directory) == [there]
     cut(there.folder / "state.pt")
     store.commit(at(100), 2.9)
-    assert damage_of(store.listing()[0]) == ""
+    assert damage_of(listing(store.directory)[0]) == ""
