@@ -70,25 +70,18 @@ NEW_TERMS_RATIO = 1.05
 class Curve:
     """One metric from one start of the training to the next, or to the end."""
 
-    name: str
-    """Name in the script."""
+    name: str  # name in the script
     quantity: str
     place: str
     attempt: int
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
-    part: bool = False
-    """Whether the loss of the whole model is logged beside it."""
-    level: LossLevel = HAS_LEVEL
-    """Whether its level measures progress, and if not, why."""
-    made_of: tuple[str, ...] = ()
-    """The metrics that were added up, where it is a sum."""
-    phases: tuple[int, ...] = ()
-    """First steps of further optimizers."""
-    other_terms: tuple[int, ...] = ()
-    """First steps with another number of terms of the loss."""
-    tested: tuple[int, int] = NO_TEST
-    """First and last step of a learning-rate range test; (0, -1) without one."""
+    part: bool = False  # whether the loss of the whole model is logged beside it
+    level: LossLevel = HAS_LEVEL  # whether its level measures progress, and if not, why
+    made_of: tuple[str, ...] = ()  # the metrics that were added up, where it is a sum
+    phases: tuple[int, ...] = ()  # first steps of further optimizers
+    other_terms: tuple[int, ...] = ()  # first steps with another number of terms of the loss
+    tested: tuple[int, int] = NO_TEST  # first and last step of a learning-rate range test; (0, -1) without one
 
     @property
     def since_test(self) -> Curve:
@@ -188,12 +181,12 @@ def run_curves(history: RunHistory) -> RunCurves:
         curves_of(history, "skipped_steps", starts),
         tuple(curve for quantity in list(returns)[:MAX_SCORES] for curve in curves_of(history, quantity, starts)),
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
-        _curves(history, "update_ratio", _whole_model_metrics(history, "update_ratio"), starts),
+        _whole_model_curves(history, "update_ratio", starts),
         curves_of(history, "learning_rate", starts),
-        clipped=_curves(history, "grad_norm_clipped", _whole_model_metrics(history, "grad_norm_clipped"), starts),
-        chances=_curves(history, "chance_loss", _whole_model_metrics(history, "chance_loss"), starts),
-        target_variances=_curves(history, "target_variance", _whole_model_metrics(history, "target_variance"), starts),
-        moves=_curves(history, "update_norm", _whole_model_metrics(history, "update_norm"), starts),
+        clipped=_whole_model_curves(history, "grad_norm_clipped", starts),
+        chances=_whole_model_curves(history, "chance_loss", starts),
+        target_variances=_whole_model_curves(history, "target_variance", starts),
+        moves=_whole_model_curves(history, "update_norm", starts),
         weights=curves_of(history, "loss_weight", starts),
     )
 
@@ -246,10 +239,9 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
     return _curves(history, quantity, metrics, starts)
 
 
-def _whole_model_metrics(history: RunHistory, quantity: str) -> list[Metric]:
-    return [
-        metric for metric in history.of(quantity) if is_whole_model(metric.meaning.place) and len(metric.series) > 1
-    ]
+def _whole_model_curves(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
+    metrics = [metric for metric in history.of(quantity) if is_whole_model(metric.meaning.place)]
+    return _curves(history, quantity, [metric for metric in metrics if len(metric.series) > 1], starts)
 
 
 def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
@@ -285,10 +277,8 @@ def _curves(
         level = HAS_LEVEL if quantity in NORMS else _level(recorded, named, place in sides)
         part = whole and place != "" and place not in sides
         for start, chosen in _attempt_masks(metric, starts):
-            steps, values = (
-                metric.series.steps[chosen],
-                _even_micro_batches(history, metric, restore_infinities(metric.series.values))[chosen],
-            )
+            losses = _even_micro_batches(history, metric, restore_infinities(metric.series.values))
+            steps, values = metric.series.steps[chosen], losses[chosen]
             if quantity == "loss" and history.format != "recorded" and _begins_with_a_part(steps, values):
                 steps, values = steps[1:], values[1:]
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)

@@ -25,19 +25,13 @@ MANY_VALUES = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Levels:
-    steps: NDArray[np.int64]
-    """The first step of each block."""
-    x: NDArray[np.float64]
-    """Median of each block, on the judged scale."""
-    noise: float
-    """Standard deviation of one median around the trend of the curve."""
-    logarithmic: bool
-    """Whether `x` is the logarithm; else values in units of the curve's own spread."""
-    size: int
-    """Number of points in a block."""
+    steps: NDArray[np.int64]  # the first step of each block
+    x: NDArray[np.float64]  # median of each block, on the judged scale
+    noise: float  # standard deviation of one median around the trend of the curve
+    logarithmic: bool  # whether `x` is the logarithm; else values in units of the curve's own spread
+    size: int  # number of points in a block
     raw_steps: NDArray[np.int64]
-    raw_x: NDArray[np.float64]
-    """Every finite point, on the same scale."""
+    raw_x: NDArray[np.float64]  # every finite point, on the same scale
 
     def __len__(self) -> int:
         return len(self.x)

@@ -34,16 +34,11 @@ class Jumps:
 
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
-    height: NDArray[np.float64]
-    """Above the higher of both sides, in nats."""
-    before: NDArray[np.float64]
-    """Level of that side, on the judged scale."""
-    z: NDArray[np.float64]
-    """The height in deviations of the noise."""
-    x: NDArray[np.float64]
-    """The values on the judged scale."""
-    logarithmic: bool = True
-    """Whether that is the logarithm."""
+    height: NDArray[np.float64]  # above the higher of both sides, in nats
+    before: NDArray[np.float64]  # level of that side, on the judged scale
+    z: NDArray[np.float64]  # the height in deviations of the noise
+    x: NDArray[np.float64]  # the values on the judged scale
+    logarithmic: bool = True  # whether that is the logarithm
 
     def value_of(self, level: float) -> float:
         """Convert a level to the unit of the log."""
@@ -157,12 +152,9 @@ class Bump:
 
     first: int
     last: int
-    level: float
-    """The higher of both sides, on the judged scale."""
-    height: float
-    """Height of the median of the stretch above that."""
-    z: float
-    """Height in deviations of the noise of such stretches."""
+    level: float  # the higher of both sides, on the judged scale
+    height: float  # height of the median of the stretch above that
+    z: float  # height in deviations of the noise of such stretches
 
 
 def find_bumps(x: NDArray[np.float64], deviations: float, height: float, share_of_tail: float = 1.0) -> list[Bump]:

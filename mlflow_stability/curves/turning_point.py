@@ -85,14 +85,10 @@ EPOCHS_RATIO = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingSince:
-    before: float
-    """Median around that validation."""
-    now: float
-    """Median over as many points up to the last validation."""
-    fall: float
-    """In nats; where the loss reaches zero or below, in units of its own spread."""
-    error: float
-    """Standard error of the fall."""
+    before: float  # median around that validation
+    now: float  # median over as many points up to the last validation
+    fall: float  # in nats; where the loss reaches zero or below, in units of its own spread
+    error: float  # standard error of the fall
 
 
 def training_since(training: Curve, validation: Curve, point: int) -> TrainingSince | None:

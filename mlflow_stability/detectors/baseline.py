@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
 
 WINDOW = 256
 """Number of accepted values in the baseline."""
@@ -242,22 +241,3 @@ class Baseline:
         self._kept_out: deque[float] = deque(maxlen=READMIT_AFTER)
         self._pressure = 0
         self._not_positive = 0
-
-
-@dataclass(slots=True)
-class ClassicWindow:
-    """The last finite values, for rules that compare a value with their mean."""
-
-    values: deque[float] = field(default_factory=deque)
-    run: int = 0  # number of values in a row for which the rule held
-
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
-
-    def deviation(self, mean: float) -> float:
-        return math.sqrt(sum((value - mean) * (value - mean) for value in self.values) / len(self.values))
-
-    def take(self, value: float, window: int) -> None:
-        self.values.append(value)
-        while len(self.values) > window:
-            self.values.popleft()

@@ -7,13 +7,17 @@ place has been good for some values in a row, so that trouble which comes and go
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts, LastingFacts
+from mlflow_stability.vocabulary.judging import CLASSIC
 from mlflow_stability.vocabulary.result.finding import Finding
 
 OVER_AFTER = 10
@@ -167,3 +171,42 @@ class StreakWithLossDetector(JudgedByProgress, StreakDetector):
 
     def goes_on(self, state: Any) -> bool:
         return bool(state.is_found)
+
+
+@dataclass(slots=True)
+class ClassicWindow(Streak):
+    """The last finite values, with which classic rules compare the next one."""
+
+    values: deque[float] = field(default_factory=deque)
+
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    def deviation(self, mean: float) -> float:
+        return math.sqrt(sum((value - mean) * (value - mean) for value in self.values) / len(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicDetector(StreakDetector):
+    """A classic rule: compares a value with the mean and the deviation of the values before it."""
+
+    window: int = field(default=100, kw_only=True)
+    """Number of values in the mean."""
+    least_values: int = field(default=20, kw_only=True)
+    """Minimum number of values before the mean is used."""
+
+    instability: ClassVar[Instability] = Instability.HARMFUL
+    on_request: ClassVar[bool] = True
+    rule: ClassVar[str] = CLASSIC
+    state_type: ClassVar[type[Any]] = ClassicWindow
+
+    @abstractmethod
+    def judge(self, state: ClassicWindow, value: float) -> Facts | None:
+        """Return the facts of a value that is too high beside those in the window; None for others."""
+
+    def facts(self, state: ClassicWindow, point: Point) -> Facts | None:
+        facts = self.judge(state, point.value)
+        state.values.append(point.value)
+        if len(state.values) > self.window:
+            state.values.popleft()
+        return facts

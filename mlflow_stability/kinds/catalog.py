@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from math import isnan
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType, Instability
@@ -22,14 +22,6 @@ from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.discovery import subclasses_in
 from mlflow_stability.vocabulary.judging import CLASSIC, DEFAULT, DETECTORS_TAKEN
 from mlflow_stability.vocabulary.text.foreign_names import resolve_kind, similar_kinds
-
-
-class Noun(NamedTuple):
-    """What a kind is called within a sentence."""
-
-    singular: str  # with its article where it has one: "a loss spike", "NaN"
-    plural: str = ""  # after a number: "loss spikes"; empty where it is not counted
-
 
 FOLDERS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported", "first_look")
 """The sub-packages whose files are searched: a new file in one of them is all that a new detector needs."""
@@ -52,7 +44,8 @@ OF_SETUP = frozenset(cls.kind for cls in TYPES if cls.of_setup)
 OF_HARDWARE = frozenset(cls.kind for cls in TYPES if cls.of_hardware)
 EXPERIMENTAL = frozenset(cls.kind for cls in TYPES if cls.experimental)
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(cls.kind for cls in TYPES))
-NOUNS = {cls.kind: Noun(cls.noun, cls.plural) for cls in TYPES if cls.noun}
+NAMED = {cls.kind: cls for cls in TYPES if cls.noun}
+"""Of several types of a kind, that which has its noun."""
 
 RENAMED_THRESHOLDS = {
     "born": ("min_start",),
@@ -158,16 +151,16 @@ def documentation(name: str) -> FindingDocumentation:
 
 def noun_of(kind: str, count: int = 1) -> str:
     """Return the noun for one finding or several; for a kind of the user's own, the words of its name."""
-    noun = NOUNS.get(kind)
-    if noun is not None:
-        return f"{count:,} {noun.plural}" if noun.plural and count > 1 else noun.singular
+    named = NAMED.get(kind)
+    if named is not None:
+        return f"{count:,} {named.plural}" if named.plural and count > 1 else named.noun
     words = kind.replace("_", " ")
     return f"{words} ({count:,} times)" if count > 1 else words
 
 
 def bare_noun_of(kind: str) -> str:
     """Return the noun without its article: "loss spike"."""
-    return noun_of(kind).removeprefix("an ").removeprefix("a ") if kind in NOUNS else noun_of(kind)
+    return noun_of(kind).removeprefix("an ").removeprefix("a ") if kind in NAMED else noun_of(kind)
 
 
 def definite_noun_of(kind: str) -> str:

@@ -32,24 +32,19 @@ class Threshold:
 @dataclass(frozen=True, slots=True)
 class FindingDocumentation:
     kind: str
-    rule: str
-    """``classic``, or empty for the default rule."""
-    sentence: str
-    """What has happened, in one sentence."""
+    rule: str  # ``classic``, or empty for the default rule
+    sentence: str  # what has happened, in one sentence
     sees: str
     why: str
     try_: str
     wrong: str
     reference: str
-    severities: tuple[Severity, ...]
-    """The severities that it can have, the mildest first."""
+    severities: tuple[Severity, ...]  # the severities that it can have, the mildest first
     experimental: bool
-    quantities: tuple[str, ...]
-    """Empty for what no detector finds."""
+    quantities: tuple[str, ...]  # empty for what no detector finds
     thresholds: tuple[Threshold, ...]
     remedies: tuple[Remedy, ...]
-    own_thresholds: str
-    """How to set a threshold in Python; empty without thresholds."""
+    own_thresholds: str  # how to set a threshold in Python; empty without thresholds
 
     @property
     def name(self) -> str:

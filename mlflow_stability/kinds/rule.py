@@ -8,6 +8,7 @@ detector that learns what is normal as it goes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,11 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Where
+
+
+def present(findings: Iterable[Finding | None]) -> list[Finding]:
+    """Return the findings without None."""
+    return [finding for finding in findings if finding is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import ClassicWindow
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource
@@ -164,10 +164,10 @@ class RollbackCountdown:
     def line(self, step: int, loss: float, place: str = "") -> str:
         """Return the line to print after this step, or an empty string."""
         losses, rule = self._losses.setdefault(place, _Losses()), self._rule
-        window, before = losses.window, losses.window.run
+        window, before = losses.window, losses.window.length
         mean = window.mean() if window.values else 0.0
         losses.window, _ = rule.step(window, Point("loss", place, step, loss))
-        run = losses.window.run
+        run = losses.window.length
         if run == 1 and before == 0:
             self._rows += 1
             losses.is_announced = self._rows <= ROWS_ALWAYS_ANNOUNCED or self._rows & (self._rows - 1) == 0

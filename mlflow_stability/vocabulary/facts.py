@@ -230,12 +230,9 @@ class RiseFacts(Facts):
 class LossTrouble:
     """What is wrong with a loss: it has risen, or has not fallen."""
 
-    mean: float
-    """Running mean of the loss, in its unit."""
-    lowest: float | None
-    """Its lowest level, in its unit; None where it has not fallen."""
-    start: float
-    """Its level at the start, in its unit."""
+    mean: float  # Running mean of the loss, in its unit
+    lowest: float | None  # Its lowest level, in its unit; None where it has not fallen
+    start: float  # Its level at the start, in its unit
 
     def __str__(self) -> str:
         """``loss 0.51, 1.4 times its lowest level``."""

@@ -28,10 +28,8 @@ class NoLevel(IntEnum):
 class LossLevel(NamedTuple):
     """Whether the level of a loss measures progress."""
 
-    reason: NoLevel | None
-    """Why the level does not measure progress; None: it does."""
-    by_user: bool = False
-    """Whether `autolog(loss=...)` set it; then no observation changes it."""
+    reason: NoLevel | None  # why the level does not measure progress; None: it does
+    by_user: bool = False  # whether `autolog(loss=...)` set it; then no observation changes it
 
     @property
     def code(self) -> float:

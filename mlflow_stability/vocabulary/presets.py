@@ -15,12 +15,9 @@ class Preset:
 
     name: str
     meaning: str
-    settings: Mapping[str, Any]
-    """Arguments of `autolog()` and fields of its `Options`."""
-    policy: Mapping[str, Any]
-    """Fields of `RollbackPolicy`."""
-    adam_rms_every_step: bool = False
-    """Measure AdamW's RMS at every step; else with the layers."""
+    settings: Mapping[str, Any]  # arguments of `autolog()` and fields of its `Options`
+    policy: Mapping[str, Any]  # fields of `RollbackPolicy`
+    adam_rms_every_step: bool = False  # measure AdamW's RMS at every step; else with the layers
 
 
 _MEANINGS = {

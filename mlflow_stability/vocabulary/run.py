@@ -86,10 +86,8 @@ class Note:
 class Fact:
     """A parameter of the run: something that distinguishes this training, or is needed to repeat it."""
 
-    key: str
-    """The run's parameter is ``stability.<key>``: ``learning_rate``, ``group_1.weight_decay``, ``git.commit``."""
-    value: str
-    """Of any length; delivery cuts it to what the store accepts."""
+    key: str  # the run's parameter is ``stability.<key>``: ``learning_rate``, ``group_1.weight_decay``, ``git.commit``
+    value: str  # of any length; delivery cuts it to what the store accepts
     step: int = 0
     time: float = 0.0
 
@@ -121,21 +119,18 @@ class Gap:
 class Closing:
     """A recording ends. A killed process writes no closing."""
 
-    outcome: str
-    """A key of `RUN_STATUS`."""
+    outcome: str  # a key of `RUN_STATUS`
     detail: str = ""
     step: int = 0
     time: float = 0.0
-    run_was_active: bool = True
-    """Whether the run was still active then; one that its owner had ended keeps its status."""
+    run_was_active: bool = True  # whether the run was still active then; one that its owner had ended keeps its status
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
     """The thread that trained has ended and its process lives on: the end of the recording, unless a step follows."""
 
-    outcome: str
-    """As in `Closing`."""
+    outcome: str  # as in `Closing`
     detail: str = ""
     step: int = 0
     time: float = 0.0
@@ -182,10 +177,8 @@ class FoundRun:
     run_id: str
     name: str = ""
     experiment: str = ""
-    status: str = ""
-    """MLflow's status: ``RUNNING``, ``FINISHED``."""
-    started: float = 0.0
-    """Seconds since the epoch; 0 where the store does not say."""
+    status: str = ""  # MLflow's status: ``RUNNING``, ``FINISHED``
+    started: float = 0.0  # seconds since the epoch; 0 where the store does not say
 
 
 @dataclass(frozen=True, slots=True)

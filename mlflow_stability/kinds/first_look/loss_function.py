@@ -10,7 +10,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
 from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
 
@@ -272,7 +272,7 @@ class AboveChanceRule(Rule):
     """Ratio to chance level below which a loss is not stuck that falls on like this."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        findings = []
+        findings: list[Finding | None] = []
         for curve in curves.losses:
             finite = curve.values[curve.finite]
             if curve.part or not curve.has_level or len(finite) < self.fewest:
@@ -282,9 +282,8 @@ class AboveChanceRule(Rule):
                 if level is not None:
                     chance = float(np.median(level.values))
                     classes = round(math.exp(chance)) if levels is curves.chances else 0
-                    finding = self._judged(curve, chance, classes)
-                    findings += [] if finding is None else [finding]
-        return findings
+                    findings.append(self._judged(curve, chance, classes))
+        return present(findings)
 
     def _judged(self, curve: Curve, chance: float, classes: int) -> Finding | None:
         finite = curve.values[curve.finite]

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import Levels, onset, read_levels
-from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.detectors.streak import ClassicDetector, ClassicWindow
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import (
@@ -263,7 +263,7 @@ class GradientExplosion(Detector):
 
 
 @dataclass(frozen=True, slots=True)
-class GradientExplosionClassic(Detector):
+class GradientExplosionClassic(ClassicDetector):
     """The gradient norm is above {largest}, or {deviations} standard deviations above its mean.
 
     What it sees: a norm above {largest}, or above the mean plus {deviations} standard deviations of the {window} values
@@ -283,36 +283,20 @@ class GradientExplosionClassic(Detector):
     """Norm above which it has exploded, whatever came before."""
     deviations: float = 3.0
     """Threshold in standard deviations above the mean."""
-    window: int = 100
-    """Number of values in the mean."""
-    least_values: int = 20
-    """Minimum number of values before the mean is used."""
 
     kind = "gradient_explosion"
-    instability = Instability.HARMFUL
     order = 410
-    on_request = True
-    rule = "classic"
     quantities = ("grad_norm",)
     places = WHOLE
-    remedies = (CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
-    state_type = ClassicWindow
+    remedies = GradientExplosion.remedies
 
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
-        if not point.finite:
-            return state, None
+    def judge(self, state: ClassicWindow, value: float) -> Facts | None:
         limit = self.largest
         if len(state.values) >= self.least_values:
             mean = state.mean()
             by_deviation = mean + self.deviations * state.deviation(mean)
             limit = limit if math.isnan(by_deviation) else min(limit, by_deviation)
-        high = point.value > limit
-        event = None
-        if high and not state.run:
-            event = self.finding(point, Severity.WARNING, GradientLimitFacts(point.value, limit))
-        state.run = state.run + 1 if high else 0
-        state.take(point.value, self.window)
-        return state, event
+        return GradientLimitFacts(value, limit) if value > limit else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +362,7 @@ class GradientRiseRule(Rule):
         return replace(self, smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))))
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        findings = [self._judge(norm, curves) for norm in curves.norms if not norm.place]
-        return [finding for finding in findings if finding is not None]
+        return present(self._judge(norm, curves) for norm in curves.norms if not norm.place)
 
     def _judge(self, norm: Curve, curves: RunCurves) -> Finding | None:
         loss = next((curve for curve in curves.losses if curve.attempt == norm.attempt and curve.has_level), None)

@@ -20,14 +20,10 @@ QUANTITIES = ("sdr_rows", "sdr_width", "sdr_active_bits", "sdr_input_ratio", "sd
 class CodeCounts:
     """The sparse codes of one batch, counted."""
 
-    active_bits: float
-    """Mean number of bits of a code that are on."""
-    width: float
-    """Number of bits of a code; 0 where that is not known."""
-    codes: float | None
-    """Number of unique codes; None where the size of the batch is not known."""
-    inputs: float
-    """Number of different inputs."""
+    active_bits: float  # Mean number of bits of a code that are on
+    width: float  # Number of bits of a code; 0 where that is not known
+    codes: float | None  # Number of unique codes; None where the size of the batch is not known
+    inputs: float  # Number of different inputs
 
     @property
     def active_share(self) -> float:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
-from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
@@ -18,6 +17,7 @@ from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.slow_rise import CLIFF_RETURN, SlowRise
+from mlflow_stability.detectors.streak import ClassicDetector, ClassicWindow
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
@@ -387,7 +387,7 @@ class AboveMeanFacts(Facts):
 
 
 @dataclass(frozen=True, slots=True)
-class DivergenceClassic(Detector):
+class DivergenceClassic(ClassicDetector):
     """The loss is {divergence_threshold} times the mean of its last {window} values, {consecutive_steps} times in a
     row.
 
@@ -409,31 +409,15 @@ class DivergenceClassic(Detector):
     """Multiple of the mean above which a loss is too high."""
     consecutive_steps: int = 3
     """Number of high losses in a row that make a divergence."""
-    window: int = 100
-    """Number of values in the mean."""
-    least_values: int = 20
-    """Minimum number of values before anything is judged."""
 
     kind = "divergence"
-    instability = Instability.HARMFUL
     order = 400
-    on_request = True
-    rule = "classic"
     quantities = ("loss",)
+    in_a_row = "consecutive_steps"
     severities = (Severity.CRITICAL,)
-    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_GRADIENTS)
-    state_type = ClassicWindow
+    remedies = Divergence.remedies
 
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
-        if not point.finite:
-            return state, None
-        event = None
-        if len(state.values) >= self.least_values:
-            mean = state.mean()
-            high = mean > 0 and point.value > self.divergence_threshold * mean
-            state.run = state.run + 1 if high else 0
-            if high and state.run == self.consecutive_steps:
-                facts = AboveMeanFacts(point.value, mean, len(state.values), state.run, self.divergence_threshold)
-                event = self.finding(point, Severity.CRITICAL, facts)
-        state.take(point.value, self.window)
-        return state, event
+    def judge(self, state: ClassicWindow, value: float) -> Facts | None:
+        count, times = len(state.values), self.divergence_threshold
+        mean = state.mean() if count >= self.least_values else 0.0
+        return AboveMeanFacts(value, mean, count, self.consecutive_steps, times) if value > times * mean > 0 else None

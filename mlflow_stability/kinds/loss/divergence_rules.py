@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -18,7 +18,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
 from mlflow_stability.kinds.loss.divergence import Divergence
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts, LossEndFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import factor
@@ -91,7 +91,7 @@ class FinalRiseRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        return _present(self._judge(curve.since_test.last_phase) for curve in judged)
+        return present(self._judge(curve.since_test.last_phase) for curve in judged)
 
     def _judge(self, curve: Curve) -> Finding | None:
         finite = curve.finite
@@ -128,10 +128,6 @@ def _factor_and_rise(detector: Divergence, smallest_rise: float) -> tuple[float,
     """Return the factor on σ of a user's detector, and the larger of a rise in nats and its smallest rise."""
     times = detector.threshold / Divergence().threshold
     return times, max(smallest_rise, math.log(max(1.0, detector.smallest_rise)))
-
-
-def _present(findings: Iterable[Finding | None]) -> list[Finding]:
-    return [finding for finding in findings if finding is not None]
 
 
 def _largest_rise(x: NDArray[np.float64], within: int) -> float:
@@ -208,7 +204,7 @@ class LossSizeRule(Rule):
         )
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        return _present(self._judge(curve) for curve in curves.losses or curves.validations if not curve.has_level)
+        return present(self._judge(curve) for curve in curves.losses or curves.validations if not curve.has_level)
 
     def _judge(self, curve: Curve) -> Finding | None:
         sizes, steps = np.abs(curve.values[curve.finite]), curve.steps[curve.finite]
@@ -281,7 +277,7 @@ class ResumeRule(Rule):
     def find(self, curves: RunCurves) -> list[Finding]:
         judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
         pairs = [pair for pieces in pieces_by_metric(judged) for pair in pairwise(pieces) if continues(*pair)]
-        return _present(self._judge(before, after) for before, after in pairs)
+        return present(self._judge(before, after) for before, after in pairs)
 
     def _judge(self, before: Curve, after: Curve) -> Finding | None:
         old, new = before.values[before.finite], after.values[after.finite]
@@ -367,7 +363,7 @@ class ReturnFallRule(Rule):
     """Share of the last points that must be back."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        return _present(map(self._judge, curves.returns))[:1]  # several returns mostly mean the same
+        return present(map(self._judge, curves.returns))[:1]  # several returns mostly mean the same
 
     def _judge(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import Aftermath, EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import RISE
+from mlflow_stability.detectors.streak import ClassicDetector, ClassicWindow
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
@@ -218,22 +218,20 @@ class LossSpike(Detector):
         if point.quantity == "learning_rate":
             state.restart.see(point.value, point.step)
             return state, None
-        if state.watch is None or state.spike is None or point.quantity != "loss" or not point.finite:
-            return self._look(state, point)
-        worse = self._consequence(state, state.watch, state.spike, point)
-        state, event = self._look(state, point)
+        worse = None
+        if state.watch is not None and state.spike is not None and point.quantity == "loss" and point.finite:
+            worse = self._consequence(state, state.watch, state.spike, point)
+        event = self._look(state, point)
         return state, worse if event is None or (worse is not None and worse.severity > event.severity) else event
 
-    def _look(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Finding | None]:
+    def _look(self, state: LossSpikeState, point: Point) -> Finding | None:
         if point.z < self.calm_below:
             if point.quantity == "loss" and point.finite:
                 state.begun.take(point.value)
                 if state.episode_filter.reported:
                     state.episode_filter.note_calm(self.calm_steps)
-            return state, None
-        if point.quantity == "loss":
-            return state, self._judge_loss(state, point)
-        return state, self._judge_gradient(state, point)
+            return None
+        return self._judge_loss(state, point) if point.quantity == "loss" else self._judge_gradient(state, point)
 
     def _judge_loss(self, state: LossSpikeState, point: Point) -> Finding | None:
         state.waiting, state.episode_filter.calm = None, 0
@@ -324,7 +322,7 @@ class LossSpike(Detector):
 
 
 @dataclass(frozen=True, slots=True)
-class LossSpikeClassic(Detector):
+class LossSpikeClassic(ClassicDetector):
     """The loss is {deviations} standard deviations above the mean of its last {window} values.
 
     What it sees: a loss above the mean plus {deviations} standard deviations of the {window} values before it, once
@@ -342,32 +340,15 @@ class LossSpikeClassic(Detector):
 
     deviations: float = 3.0
     """Threshold in standard deviations above the mean."""
-    window: int = 100
-    """Number of values in the mean."""
-    least_values: int = 20
-    """Minimum number of values before anything is judged."""
 
     kind = "loss_spike"
-    instability = Instability.HARMFUL
     order = 390
-    on_request = True
-    rule = "classic"
     quantities = ("loss",)
     remedies = (LOWER_RATE_2_TO_5, CLIP_GRADIENTS, Remedy(Action.INSPECT_BATCH))
-    state_type = ClassicWindow
 
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
-        if not point.finite:
-            return state, None
-        event = None
-        high = False
-        if len(state.values) >= self.least_values:
-            mean = state.mean()
-            limit = mean + self.deviations * state.deviation(mean)
-            high = point.value > limit
-            if high and not state.run:
-                facts = AboveMeanSpikeFacts(point.value, mean, limit, len(state.values))
-                event = self.finding(point, Severity.WARNING, facts)
-        state.run = state.run + 1 if high else 0
-        state.take(point.value, self.window)
-        return state, event
+    def judge(self, state: ClassicWindow, value: float) -> Facts | None:
+        if len(state.values) < self.least_values:
+            return None
+        mean = state.mean()
+        limit = mean + self.deviations * state.deviation(mean)
+        return AboveMeanSpikeFacts(value, mean, limit, len(state.values)) if value > limit else None

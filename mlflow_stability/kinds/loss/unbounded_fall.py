@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves, after_last
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
@@ -62,8 +62,7 @@ class UnboundedFallRule(Rule):
     """Minimum number of points."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        judged = (self._judge(curve) for curve in curves.losses if not curve.part and curve.has_level)
-        return [finding for finding in judged if finding is not None]
+        return present(self._judge(curve) for curve in curves.losses if not curve.part and curve.has_level)
 
     def _judge(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]

@@ -99,17 +99,10 @@ class LearningRateJumpState:
     watched: JumpInWarmUp | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RestlessLimits:
-    """When a learning rate counts as one that goes up and down."""
-
-    share: float = 0.25
-    """Minimum share of its changes that go the other way than the change before."""
-    fewest_turns: int = 6
-    """Minimum number of these."""
-
-
-RESTLESS = RestlessLimits()
+TURNS_SHARE = 0.25
+"""Minimum share of the changes of a rate that goes up and down which go the other way than the change before."""
+FEWEST_TURNS = 6
+"""Minimum number of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +117,7 @@ class LearningRateJump(Detector):
     warning if the median of {compared_losses} losses within the next {watched_losses} is {worse} times that before it.
     Restarts (cosine with warm restarts, cyclic schedules) return to the highest rate and do not count; nor does a
     decrease. A rate that goes up and down, as one that follows the length of each batch, has to reach {smallest_rise}
-    times its highest value: {RESTLESS.share:percent} of its changes, and {RESTLESS.fewest_turns} or more, are turns.
+    times its highest value: {TURNS_SHARE:percent} of its changes, and {FEWEST_TURNS} or more, are turns.
     Groups that jump in the same step are one finding.
 
     Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
@@ -211,7 +204,7 @@ class LearningRateJump(Detector):
         group.highest = max(rate, highest)
         if group.stage and rate - last <= (1 + self.same_pace) * group.stage:
             return None
-        is_restless = group.turns >= max(RESTLESS.fewest_turns, RESTLESS.share * group.changes)
+        is_restless = group.turns >= max(FEWEST_TURNS, TURNS_SHARE * group.changes)
         if last > 0 and rate >= highest * (self.smallest_rise if is_restless else self.beyond_highest):
             if group.warm_up_is_over and rate >= last * self.smallest_rise:
                 return self._jump(state, group, point, last, highest)

@@ -17,16 +17,9 @@ from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.result import FIT_SCHEDULE, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
-
-@dataclass(frozen=True, slots=True)
-class RateLimits:
-    """When a learning rate counts as zero."""
-
-    vanished: float = 1e-8
-    """Maximum share of the highest rate; steps of that size are lost in the rounding of float32 weights."""
-
-
-RATE_LIMITS = RateLimits()
+VANISHED = 1e-8
+"""Maximum share of its highest value at which a learning rate counts as zero: steps of that size are lost in the
+rounding of float32 weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +67,14 @@ class GroupRate:
             self.is_held = self.is_held and rate >= self.smallest
             self.highest, self.smallest = max(self.highest, rate), min(self.smallest, rate)
             self.changes += 1
-            if (
-                self.last_decimal >= FINEST_DECIMAL
-            ):  # a schedule that is not rounded is formatted once, not at each step
+            if self.last_decimal >= FINEST_DECIMAL:  # else the schedule is not rounded: formatting takes time
                 self.last_decimal = min(self.last_decimal, _last_decimal(rate))
         self.last = rate
 
     def is_zero(self, nearly_zero: float) -> bool:
         """Return whether the rate is zero or vanishes, and is not a small rate that a log rounds to zero."""
         if self.last > 0 or self.highest == 0:
-            return self.last <= RATE_LIMITS.vanished * self.highest
+            return self.last <= VANISHED * self.highest
         has_few_decimals = self.last_decimal == math.floor(math.log10(self.smallest) + 1e-9)
         if has_few_decimals and self.is_held and self.changes >= MIN_RATES:
             return False
@@ -172,7 +163,7 @@ class LearningRateZero(Detector):
         if group is None:
             group = state.groups[point.place] = GroupRate()
         group.note(point.value)
-        if point.value > RATE_LIMITS.vanished * group.highest:  # nearly always: skip the check of all groups
+        if point.value > VANISHED * group.highest:  # nearly always: skip the check of all groups
             state.since, state.is_found = None, False
             return state, None
         groups = state.groups.values()
@@ -218,14 +209,12 @@ class LearningRateZeroRule(Rule):
         attempt = max((curve.attempt for curve in curves.rates), default=0)
         rates = [curve for curve in curves.rates if curve.attempt == attempt and curve.finite.all()]
         used = [curve for curve in rates if len(curve.values) and curve.values.max() > 0]
-        if not used or any(curve.values[-1] > RATE_LIMITS.vanished * curve.values.max() for curve in used):
+        if not used or any(curve.values[-1] > VANISHED * curve.values.max() for curve in used):
             return []
         at_zero = [curve.values for curve in used if curve.values[-1] == 0]
         if not all(_group_of(values).is_zero(self.nearly_zero) for values in at_zero):
             return []
-        firsts = [
-            int(np.flatnonzero(curve.values > RATE_LIMITS.vanished * curve.values.max())[-1]) + 1 for curve in used
-        ]
+        firsts = [int(np.flatnonzero(curve.values > VANISHED * curve.values.max())[-1]) + 1 for curve in used]
         curve, first = max(zip(used, firsts, strict=True), key=lambda pair: int(pair[0].steps[pair[1]]))
         since, last = int(curve.steps[first]), int(curve.steps[-1])
         if len(curve.values) - first < self.fewest or last - since < self.share * (last - int(curve.steps[0])):

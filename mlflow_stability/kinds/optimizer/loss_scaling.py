@@ -11,7 +11,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves, after_last
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE, LOWER_RATE_OR_CLIP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import counted
@@ -258,8 +258,7 @@ class SkippedEndRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         attempt = max((curve.attempt for curve in curves.skips), default=0)
-        findings = [self._judge(curve) for curve in curves.skips if curve.attempt == attempt]
-        return [finding for finding in findings if finding is not None]
+        return present(self._judge(curve) for curve in curves.skips if curve.attempt == attempt)
 
     def _judge(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, Action, Finding, Remedy, Severity
 
@@ -78,9 +78,7 @@ class LargeUpdatesRule(Rule):
     """Minimum number of measured updates after the early share."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
-        findings = [self._judge(loss, curves) for loss in judged]
-        return [finding for finding in findings if finding is not None]
+        return present(self._judge(loss, curves) for loss in curves.losses if not loss.part and loss.has_level)
 
     def _judge(self, loss: Curve, curves: RunCurves) -> Finding | None:
         updates = (curve for curve in curves.updates if (curve.attempt, curve.place) == (loss.attempt, loss.place))

@@ -14,7 +14,7 @@ from mlflow_stability.curves.levels import Levels, log_quantum, read_levels
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
 
@@ -154,8 +154,7 @@ class FrozenRule(Rule):
     """Minimum difference between neighbours before, as a multiple of the last logged digit."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        whole = [curve for curve in curves.losses if not curve.part]
-        return [finding for curve in whole if (finding := self._judge(curve)) is not None]
+        return present(self._judge(curve) for curve in curves.losses if not curve.part)
 
     def _judge(self, curve: Curve) -> Finding | None:
         finite = curve.finite
@@ -250,11 +249,11 @@ class StandstillRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         whole = [curve for curve in curves.losses if not curve.part]
-        findings = [finding for curve in whole if (finding := self._judge(curve, curves)) is not None]
+        findings = present(self._judge(curve, curves) for curve in whole)
         if findings or len(whole) != 1:
             return findings
         validations = [curve for curve in curves.validations if not curve.part and curve.place == whole[0].place]
-        return [finding for curve in validations if (finding := self._judge(curve, curves, whole[0])) is not None]
+        return present(self._judge(curve, curves, whole[0]) for curve in validations)
 
     def _judge(self, curve: Curve, curves: RunCurves, beside: Curve | None = None) -> Finding | None:
         levels = read_levels(curve) if curve.has_level else None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import FindingType, Instability
-from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
@@ -231,8 +231,7 @@ class PeriodicLossRule(Rule):
     """Minimum correlation with the logarithm of the learning rate where the schedule explains it."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        whole = [curve for curve in curves.losses if not curve.part and curve.has_level]
-        return [finding for curve in whole if (finding := self._judge(curve, curves.rates)) is not None]
+        return present(self._judge(loss, curves.rates) for loss in curves.losses if not loss.part and loss.has_level)
 
     def _judge(self, curve: Curve, rates: tuple[Curve, ...]) -> Finding | None:
         steps, values = curve.steps[curve.finite], curve.values[curve.finite]

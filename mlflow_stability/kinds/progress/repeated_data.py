@@ -91,17 +91,10 @@ class ConstantOutput(FindingType):
     remedies = (Remedy(Action.COMPARE_OUTPUTS), Remedy(Action.CHECK_CONSTANT_OUTPUT))
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseEndLimits:
-    """How the noise of a loss ends when its batches stop changing: at once."""
-
-    bends: int = 32
-    """Number of differences before the smooth steps that show it."""
-    abrupt: float = 0.5
-    """Minimum median of these differences, as a share of the usual one: less is an oscillation that died away."""
-
-
-NOISE_END = NoiseEndLimits()
+BENDS_BEFORE = 32
+"""Number of differences before the smooth steps that show whether the noise ended at once."""
+ABRUPT = 0.5
+"""Minimum median of these differences, as a share of the usual one: less is an oscillation that died away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +103,8 @@ class RepeatedData(Detector):
 
     What it sees: {row} steps in a row whose changes differ from each other by less than {share:percent} of the usual
     difference, with at most {most_turns} turning points. Before, in {first_steps} losses or more, at least
-    {least_turns:percent} were turning points, as from batch to batch. The last {NOISE_END.bends} differences have a
-    median of {NOISE_END.abrupt:percent} of the usual one or more, unlike those of an oscillation that dies away. Where
+    {least_turns:percent} were turning points, as from batch to batch. The last {BENDS_BEFORE} differences have a
+    median of {ABRUPT:percent} of the usual one or more, unlike those of an oscillation that dies away. Where
     it rose meanwhile by {risen} usual differences, the finding is a `constant_output`. Exact repetitions, as in rounded
     values, and losses at or below zero are not judged, nor is the loss of a GAN, or one whose usual difference is above
     {noisiest:percent}, or below {quietest:percent}, as that of a whole data set is. Other logs are not judged, since
@@ -200,8 +193,8 @@ class RepeatedData(Detector):
 
     def _ended_at_once(self, state: RepeatedDataState) -> bool:
         """Whether the noise was as usual until the smooth steps."""
-        before = list(state.last_bends)[: -self.row][-NOISE_END.bends :]
-        return median(before) >= NOISE_END.abrupt * state.bend
+        before = list(state.last_bends)[: -self.row][-BENDS_BEFORE:]
+        return median(before) >= ABRUPT * state.bend
 
     def _report(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
         state.reported = True

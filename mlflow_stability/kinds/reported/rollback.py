@@ -14,12 +14,9 @@ from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Findin
 class HeldRate:
     """A learning rate that had jumped, and is held down to that of the restored state."""
 
-    scheduled: float
-    """The learning rate that the script has set."""
-    limit: float
-    """The highest learning rate that is used."""
-    doubles_in: int
-    """Number of steps in which the limit doubles."""
+    scheduled: float  # The learning rate that the script has set
+    limit: float  # The highest learning rate that is used
+    doubles_in: int  # Number of steps in which the limit doubles
 
 
 @dataclass(frozen=True, slots=True)

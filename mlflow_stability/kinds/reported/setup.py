@@ -37,12 +37,9 @@ _NAMES = {
 class SettingName:
     """Which setting, and whose."""
 
-    setting: Setting
-    """The setting."""
-    option: str = ""
-    """The option of a parameter group: ``weight_decay``."""
-    owner: str = ""
-    """Such as ``group 0 of AdamW``; empty for settings of the whole training."""
+    setting: Setting  # The setting
+    option: str = ""  # The option of a parameter group: ``weight_decay``
+    owner: str = ""  # Such as ``group 0 of AdamW``; empty for settings of the whole training
 
     def __str__(self) -> str:
         name = self.option if self.setting is Setting.GROUP_OPTION else _NAMES.get(self.setting, self.setting)

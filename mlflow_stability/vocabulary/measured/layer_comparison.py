@@ -47,23 +47,18 @@ class LargestGap:
     """Where two runs differ most in one quantity."""
 
     layer: str
-    offset: int
-    """The first step of the column, counted from the zero of either run."""
-    first: float
+    offset: int  # the first step of the column, counted from the zero of either run
+    first: float  # the values of the two runs there
     second: float
-    """The values of the two runs there."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstNonFinite:
     """Where a quantity of one run was first not finite."""
 
-    layers: int
-    """Number of layers with a non-finite value at any step."""
-    layer: str
-    """The first of them, from the input of the model on."""
-    offset: int
-    """The first step of the column, counted from the zero of the run."""
+    layers: int  # number of layers with a non-finite value at any step
+    layer: str  # the first of them, from the input of the model on
+    offset: int  # the first step of the column, counted from the zero of the run
 
 
 @dataclass(frozen=True, slots=True, eq=False)

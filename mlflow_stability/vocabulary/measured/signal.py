@@ -25,10 +25,8 @@ def is_whole_model(place: str) -> bool:
 class Signal:
     """A quantity of the whole model, or of one place in it."""
 
-    quantity: str
-    """What is measured: ``grad_norm``."""
-    place: str = ""
-    """Where: the name of a module, of an optimizer's group; empty for the whole model."""
+    quantity: str  # what is measured: ``grad_norm``
+    place: str = ""  # where: the name of a module, of an optimizer's group; empty for the whole model
 
     def __str__(self) -> str:
         """``grad_norm`` or ``grad_norm@blocks.3.attn``, as tables and messages show it."""
@@ -66,10 +64,8 @@ class StepReading:
     step: int
     signals: tuple[Signal, ...]
     values: tuple[float, ...]
-    attempt: int = 0
-    """Number of rollbacks before this step."""
-    time: float = 0.0
-    """When the step ended, in seconds since the epoch."""
+    attempt: int = 0  # number of rollbacks before this step
+    time: float = 0.0  # when the step ended, in seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,13 +95,10 @@ _CONDITION = re.compile(r"\s*([A-Za-z_]\w*(?:@[\w.\-]+)?)\s*(>=|<=|>|<)\s*(\S+)\
 class Condition:
     """A signal compared with a number: ``grad_norm>100``, ``loss >= 50``, ``grad_norm@layer.0>10``."""
 
-    text: str
-    """As it was written, stripped."""
-    signal: Signal
-    """Without a place: the whole model, and each training beside the first."""
+    text: str  # as it was written, stripped
+    signal: Signal  # without a place: the whole model, and each training beside the first
     comparison: str
-    limit: float
-    """NaN where what was written is not a number."""
+    limit: float  # NaN where what was written is not a number
 
     def holds(self, value: float) -> bool:
         """Whether this value meets it; NaN never does."""

@@ -35,12 +35,9 @@ class Mark:
 class LossLevels:
     """The level of a loss in at most about 200 blocks, and its noise."""
 
-    steps: tuple[int, ...]
-    """The first step of each block."""
-    levels: tuple[float, ...]
-    """The median of each block, in the units of the loss."""
-    noise: float
-    """Standard deviation of one level: as a share of it where `logarithmic`, else in its units."""
+    steps: tuple[int, ...]  # the first step of each block
+    levels: tuple[float, ...]  # the median of each block, in the units of the loss
+    noise: float  # standard deviation of one level: as a share of it where `logarithmic`, else in its units
     logarithmic: bool = True
 
 

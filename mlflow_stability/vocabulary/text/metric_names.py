@@ -107,20 +107,14 @@ class NameReading:
     """What one name says, without the other names of its run."""
 
     name: str
-    quantity: str = ""
-    """Empty where it is not a quantity of this package."""
+    quantity: str = ""  # empty where it is not a quantity of this package
     place: str = ""
-    role: str = ""
-    """The word for held-out data: ``val``."""
-    rate: int = 0
-    """-1: each step; 1: each epoch; 0: not in the name."""
-    on_training: bool = False
-    """Whether the name has a word for training data."""
+    role: str = ""  # the word for held-out data: ``val``
+    rate: int = 0  # -1: each step; 1: each epoch; 0: not in the name
+    on_training: bool = False  # whether the name has a word for training data
     bookkeeping: bool = False
-    stem: str = ""
-    """The name without its rate."""
-    ours: bool = False
-    """Whether it is a key of a recording, or names a quantity and a layer."""
+    stem: str = ""  # the name without its rate
+    ours: bool = False  # whether it is a key of a recording, or names a quantity and a layer
 
 
 @lru_cache(maxsize=16_384)

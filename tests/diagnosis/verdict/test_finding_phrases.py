@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mlflow_stability.diagnosis.verdict import listed
-from mlflow_stability.kinds.catalog import KINDS, NOUNS, noun_of
+from mlflow_stability.kinds.catalog import KINDS, NAMED, noun_of
 from mlflow_stability.vocabulary.run import RUN_STATUS
 from mlflow_stability.vocabulary.text.phrases import how_process_ended
 
@@ -15,7 +15,7 @@ PARTICIPLE = re.compile(r"\b\w+(?:eds|eses|ss s|ys|chs|shs|ums of)\b|_")
 
 
 def test_every_kind_of_the_catalog_has_its_noun_and_no_other_has() -> None:
-    assert set(NOUNS) == set(KINDS)
+    assert set(NAMED) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -23,7 +23,7 @@ def test_one_of_a_kind_reads_as_one(kind: str) -> None:
     said = noun_of(kind)
     article, _, rest = said.partition(" ")
     assert not PARTICIPLE.search(said)
-    if NOUNS[kind].plural:
+    if NAMED[kind].plural:
         assert article in ("a", "an", "the"), said
     if article in ("a", "an"):
         assert (article == "an") == bool(VOWEL.match(rest)), said
@@ -35,7 +35,7 @@ def test_one_of_a_kind_reads_as_one(kind: str) -> None:
 def test_several_of_a_kind_read_as_several(kind: str) -> None:
     said = listed([kind, kind])
     assert not PARTICIPLE.search(said)
-    if not NOUNS[kind].plural:
+    if not NAMED[kind].plural:
         assert said == noun_of(kind)
         return
     number, _, rest = said.partition(" ")
