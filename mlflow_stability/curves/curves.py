@@ -144,28 +144,17 @@ class RunCurves:
     losses: tuple[Curve, ...]
     validations: tuple[Curve, ...]
     norms: tuple[Curve, ...]
-    scores: tuple[Curve, ...]
-    """Accuracies and the like, which rise from 0 to 1."""
-    skips: tuple[Curve, ...] = ()
-    """Numbers of skipped steps, cumulative."""
-    returns: tuple[Curve, ...] = ()
-    """Returns of a policy, as the script logged them."""
-    averages: tuple[Curve, ...] = ()
-    """Epoch means of losses that are also logged for some of the steps: each shows what the other does not."""
-    updates: tuple[Curve, ...] = ()
-    """Norms of updates as shares of the weight norm, of whole models."""
-    rates: tuple[Curve, ...] = ()
-    """Learning rates, of each parameter group."""
-    clipped: tuple[Curve, ...] = ()
-    """Gradient norms after clipping, of whole models."""
-    chances: tuple[Curve, ...] = ()
-    """Loss of a uniform prediction, where the loss is cross entropy alone."""
-    target_variances: tuple[Curve, ...] = ()
-    """Loss of predicting the mean of the targets, where the loss is a mean squared error alone."""
-    moves: tuple[Curve, ...] = ()
-    """Norms of updates, of whole models."""
-    weights: tuple[Curve, ...] = ()
-    """Weights of terms of the loss."""
+    scores: tuple[Curve, ...]  # accuracies and the like, which rise from 0 to 1
+    skips: tuple[Curve, ...] = ()  # numbers of skipped steps, cumulative
+    returns: tuple[Curve, ...] = ()  # returns of a policy, as the script logged them
+    averages: tuple[Curve, ...] = ()  # epoch means of losses that are also logged for some of the steps
+    updates: tuple[Curve, ...] = ()  # norms of updates as shares of the weight norm, of whole models
+    rates: tuple[Curve, ...] = ()  # learning rates, of each parameter group
+    clipped: tuple[Curve, ...] = ()  # gradient norms after clipping, of whole models
+    chances: tuple[Curve, ...] = ()  # loss of a uniform prediction, where the loss is cross entropy alone
+    target_variances: tuple[Curve, ...] = ()  # loss of predicting the mean, where the loss is mean squared error alone
+    moves: tuple[Curve, ...] = ()  # norms of updates, of whole models
+    weights: tuple[Curve, ...] = ()  # weights of terms of the loss
 
 
 def run_curves(history: RunHistory) -> RunCurves:

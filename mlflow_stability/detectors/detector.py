@@ -47,7 +47,7 @@ class Point(NamedTuple):
     logarithmic: bool = True
     """Whether z compares ratios, as for positive values; else it compares differences."""
     has_level: bool = True
-    """Whether the level of the losses measures progress; it does not in a GAN or in reinforcement learning."""
+    """Whether the level of the losses measures progress: not in a GAN or in reinforcement learning."""
     reason: NoLevel | None = None
     """Why it does not."""
 

@@ -35,12 +35,9 @@ class EpisodeFilter:
 
 @dataclass(slots=True)
 class Aftermath:
-    step: int
-    """The step of the outlier."""
-    high: int = 1
-    """Number of high values, the outlier included."""
-    points: list[tuple[float, float, float]] = field(default_factory=list)
-    """Value, baseline and σ of each value after it."""
+    step: int  # the step of the outlier
+    high: int = 1  # number of high values, the outlier included
+    points: list[tuple[float, float, float]] = field(default_factory=list)  # value, baseline and σ of each later value
 
     @property
     def steps(self) -> int:

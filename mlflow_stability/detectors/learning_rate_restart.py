@@ -36,16 +36,11 @@ class RangeTest:
     """A rate that has grown by the same factor in each of the last steps."""
 
     last: float = 0.0
-    growth: float = 0.0
-    """Logarithm of the last growth factor."""
-    steps: int = 0
-    """Number of steps in a row with this growth."""
-    begun_at: float = 0.0
-    """The rate before them."""
-    constant: int = 0
-    """Number of last steps without a change."""
-    trained_before: bool = False
-    """Whether the model was trained at the rate from which it grows: then the schedule is wrong."""
+    growth: float = 0.0  # logarithm of the last growth factor
+    steps: int = 0  # number of steps in a row with this growth
+    begun_at: float = 0.0  # the rate before them
+    constant: int = 0  # number of last steps without a change
+    trained_before: bool = False  # whether the model was trained at the rate from which it grows: the schedule is wrong
 
     def see(self, rate: float) -> None:
         """Take the rate of one more step."""
@@ -71,16 +66,11 @@ class RateRestart:
 
     last: float = 0.0
     highest: float = 0.0
-    at: int | None = None
-    """The step of the last restart."""
-    step: int = 0
-    """The last step."""
-    jumped_at: int | None = None
-    """The step of the last jump."""
-    before_jump: float = 0.0
-    """The highest rate before that jump."""
-    is_barred: bool = False
-    """Whether the current rate was rolled back from, so that it does not count until it has come down."""
+    at: int | None = None  # the step of the last restart
+    step: int = 0  # the last step
+    jumped_at: int | None = None  # the step of the last jump
+    before_jump: float = 0.0  # the highest rate before that jump
+    is_barred: bool = False  # whether the current rate was rolled back from, and does not count until it has come down
     test: RangeTest = field(default_factory=RangeTest)
 
     def see(self, rate: float, step: int) -> None:

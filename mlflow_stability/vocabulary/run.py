@@ -201,15 +201,11 @@ DAMAGED = "Some of what was recorded cannot be read and is missing here"
 class Metric:
     """One metric: its name in the script, what it is taken for, and its values."""
 
-    name: str
-    """As it was logged; may hold control characters, so whoever shows it uses `visible`."""
+    name: str  # as it was logged; may hold control characters, so whoever shows it uses `visible`
     meaning: Meaning
-    series: Series
-    """Oldest first; `series.signal` is `meaning.signal`. NaN is only where the run logged NaN."""
-    lines: NDArray[np.int64] | None = None
-    """The line of the log for each value, counted from 1; None where there are none."""
-    of_the_script: bool = False
-    """Whether the script logged it beside the recorded signals, with its own step count."""
+    series: Series  # oldest first; `series.signal` is `meaning.signal`. NaN is only where the run logged NaN
+    lines: NDArray[np.int64] | None = None  # the line of the log for each value, counted from 1, if it has lines
+    of_the_script: bool = False  # whether the script logged it beside the recorded signals, with its own step count
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -151,7 +151,6 @@ class OneClassFacts(Facts):
     """Batches whose targets are all of one class."""
 
     kind: ClassVar[str] = "one_class"
-    metrics: ClassVar = ("batches", "classes")
 
     batches: int  # Number of these batches
     classes: tuple[int, ...]  # Their classes, each once

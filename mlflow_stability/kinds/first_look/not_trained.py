@@ -155,7 +155,6 @@ class UnregisteredFacts(Facts):
     """What is not registered."""
 
     kind: ClassVar[str] = "unregistered_module"
-    metrics: ClassVar[tuple[str, ...]] = ("tensors", "values")
 
     holder: Holder  # What holds them
     name: str  # The attribute of the model: ``blocks``

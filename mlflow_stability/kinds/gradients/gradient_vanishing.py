@@ -28,12 +28,9 @@ class GradientVanishingFacts(LimitFacts):
         "share_of_loss": "share_of_loss",
     }
 
-    start_norm: float | None
-    """The gradient norm at the start, where it is below a share of that; None where it is below the threshold."""
-    share_of_start: float
-    """That share."""
-    share_of_loss: float | None
-    """The loss, as a share of its start; None where that is not known."""
+    start_norm: float | None  # The gradient norm at the start, where it is below a share of that; else None
+    share_of_start: float  # That share
+    share_of_loss: float | None  # The loss, as a share of its start; None where that is not known
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         below = f"the threshold of {self.threshold:.3g}"

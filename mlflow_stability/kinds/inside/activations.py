@@ -35,12 +35,9 @@ class DeadUnitsFacts(FollowedFacts, LimitFacts):
 
 @dataclass(slots=True)
 class DeadUnitsState(StreakWithLoss):
-    before: dict[str, deque[float]] = field(default_factory=dict)
-    """The last shares of each layer."""
-    died: set[str] = field(default_factory=set)
-    """The layers that have lost their units at once and not got them back."""
-    first: dict[str, int] = field(default_factory=dict)
-    """The step of the first share of each layer that has had many dead units ever since; -1 for the others."""
+    before: dict[str, deque[float]] = field(default_factory=dict)  # the last shares of each layer
+    died: set[str] = field(default_factory=set)  # the layers that have lost their units at once and not got them back
+    first: dict[str, int] = field(default_factory=dict)  # by layer: step of the first share if always high, else -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,9 @@ class Heads:
     """The heads of a model, called `blocks.3.attn.head_0`, by layer."""
 
     round: LayerRound = field(default_factory=LayerRound)
-    starts: dict[str, float] = field(default_factory=dict)
-    """The first value of each head."""
-    bad: dict[str, int] = field(default_factory=dict)
-    """Number of bad measurements in a row, by layer."""
-    good: dict[str, int] = field(default_factory=dict)
-    """Number of good measurements in a row, by layer that was reported."""
+    starts: dict[str, float] = field(default_factory=dict)  # the first value of each head
+    bad: dict[str, int] = field(default_factory=dict)  # number of bad measurements in a row, by layer
+    good: dict[str, int] = field(default_factory=dict)  # number of good measurements in a row, by layer reported
 
     def take(self, point: Point, quantity: str) -> dict[str, list[Point]]:
         """Take a point; return the heads of the step before by layer, once this point shows that it is complete."""

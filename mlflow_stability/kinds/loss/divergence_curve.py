@@ -29,20 +29,13 @@ class LastingRiseFacts(LossEndFacts):
     kind = "lasting_rise"
     metrics = ("best", "highest", "last")
 
-    last_is_single: bool
-    """Whether that is the last value, and not a median of the last ones."""
-    is_finite: bool
-    """Whether the loss is finite at its end; else `last` is its last finite value."""
-    best: float
-    """The lowest level, in the unit of the loss."""
-    best_step: int
-    """The step of that level."""
-    threshold: float
-    """From how many times its best level on it is a rise."""
-    weight_before: float | None = None
-    """The weight of a term of the loss at that step, where a schedule changed it afterwards."""
-    weight_after: float | None = None
-    """The same at the end."""
+    last_is_single: bool  # Whether that is the last value, and not a median of the last ones
+    is_finite: bool  # Whether the loss is finite at its end; else `last` is its last finite value
+    best: float  # The lowest level, in the unit of the loss
+    best_step: int  # The step of that level
+    threshold: float  # From how many times its best level on it is a rise
+    weight_before: float | None = None  # The weight of a term of the loss at that step, where a schedule changed it
+    weight_after: float | None = None  # The same at the end
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         ended = f"ended {'at' if self.last_is_single else 'near'} {self.last:.4g}"

@@ -46,26 +46,16 @@ class SpikeFacts(LossRiseFacts):
         "since": "found_first",
     }
 
-    sigmas: float
-    """How far above its baseline it is, in σ of its noise."""
-    threshold: float
-    """From how many σ on it is a spike."""
-    gradient_sigmas: float | None = None
-    """How far the gradient norm of the same step is above its baseline, in σ; None where it was not needed."""
-    spikes: int | None = None
-    """Number of spikes up to this one in a short time; None where spikes are rare."""
-    spikes_since: int | None = None
-    """The step of the first of them."""
-    high_steps: int | None = None
-    """Number of high losses after it that made it a warning, itself included; None where these did not."""
-    watched_steps: int | None = None
-    """Number of losses among which they are counted, itself included."""
-    value_after: float | None = None
-    """Median of the losses after it, in the unit of the loss, where that made it a warning."""
-    baseline_after: float | None = None
-    """Median of their baselines, in the unit of the loss."""
-    found_first: int | None = None
-    """The step of the spike, where what came after it made it a warning."""
+    sigmas: float  # How far above its baseline it is, in σ of its noise
+    threshold: float  # From how many σ on it is a spike
+    gradient_sigmas: float | None = None  # The gradient norm above its baseline, in σ; None where it was not needed
+    spikes: int | None = None  # Number of spikes up to this one in a short time; None where spikes are rare
+    spikes_since: int | None = None  # The step of the first of them
+    high_steps: int | None = None  # Number of high losses from it on, where that made it a warning
+    watched_steps: int | None = None  # Number of losses among which they are counted, itself included
+    value_after: float | None = None  # Median of losses after it, in the unit of the loss, where that made it a warning
+    baseline_after: float | None = None  # Median of their baselines, in the unit of the loss
+    found_first: int | None = None  # The step of the spike, where what came after it made it a warning
 
     @property
     def exceeds(self) -> float:

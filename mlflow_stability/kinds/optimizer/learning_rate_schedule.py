@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.result import FIT_SCHEDULE, Action, Finding, Remedy, Severity
@@ -149,7 +148,6 @@ class LearningRateZero(Detector):
     question = "Is the learning rate above zero to the end?"
     check_by_hand = "Print the learning rate of the last steps; the schedule must be as long as the training."
     order = 165
-    symptom = Symptom.NONE
     quantities = ("learning_rate",)
     across_places = True
     remedies = (FIT_SCHEDULE,)
@@ -230,7 +228,6 @@ class RateRiseFacts(Facts):
     """A learning rate that rose again after it had fallen."""
 
     kind = "learning_rate_rise"
-    metrics = ("learning_rate", "lowest", "lowest_step", "highest")
 
     learning_rate: float  # The learning rate now, or at the end
     lowest: float  # The lowest one after the highest

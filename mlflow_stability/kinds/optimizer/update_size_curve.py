@@ -24,7 +24,6 @@ class LargeUpdatesFacts(Facts):
     """Updates that stayed large while the loss hardly fell."""
 
     kind = "large_updates"
-    metrics = ("update_ratio", "limit", "late_fall")
 
     signal: str  # The loss, by the name that the log gives it
     update_ratio: float  # Median update norm, as a share of the weight norm

@@ -41,16 +41,11 @@ class PlateauFacts(Facts):
     kind: ClassVar[str] = "plateau"
     metrics = ("loss", "start", "gain", "classes")
 
-    loss: float
-    """Mean of the last losses, in the unit of the loss."""
-    start: float
-    """Mean of the first losses, in the unit of the loss."""
-    gain: float
-    """How far the loss has fallen since the start, as a share."""
-    steps: int
-    """Number of last steps without a fall."""
-    classes: int | None = None
-    """Number of classes for which the loss is at chance level; None where there is no such number."""
+    loss: float  # Mean of the last losses, in the unit of the loss
+    start: float  # Mean of the first losses, in the unit of the loss
+    gain: float  # How far the loss has fallen since the start, as a share
+    steps: int  # Number of last steps without a fall
+    classes: int | None = None  # Number of classes for which the loss is at chance level, if there is one
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         chance = f", chance level for {self.classes:,} classes" if self.classes else ""
@@ -75,20 +70,13 @@ class FlatCurveFacts(LastLevelFacts):
     kind: ClassVar[str] = "flat_curve"
     metrics = ("first", "last", "gain", "classes")
 
-    first: float
-    """Its level at the start, in the unit of the loss."""
-    gain: float
-    """How far it fell from start to end, as a share; below zero where it rose."""
-    is_small: bool
-    """Whether that is little."""
-    threshold: float | None
-    """Below which share nothing was gained, where it is flat from its start; None where it fell first."""
-    points: int
-    """Number of points of the level at the end, and of that at a start from which it is flat."""
-    last_step: int
-    """Its last step."""
-    classes: int | None = None
-    """Number of classes for which the end is at chance level; None where there is no such number."""
+    first: float  # Its level at the start, in the unit of the loss
+    gain: float  # How far it fell from start to end, as a share; below zero where it rose
+    is_small: bool  # Whether that is little
+    threshold: float | None  # Below which share nothing was gained, where it is flat from its start; else None
+    points: int  # Number of points of the level at the end, and of that at a start from which it is flat
+    last_step: int  # Its last step
+    classes: int | None = None  # Number of classes for which the end is at chance level, if there is one
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         moved, only = "did not change", "only " if self.is_small else ""

@@ -21,26 +21,17 @@ LAST_BENDS = 64
 @dataclass(slots=True)
 class RepeatedDataState:
     count: int = 0
-    last: float = 0.0
-    """Logarithm of the last loss."""
-    change: float = 0.0
-    """Difference of the last two logarithms."""
-    bend: float = 0.0
-    """Usual size of the difference between one change and the next."""
-    turns: float = 0.5
-    """Usual share of changes whose direction differs from that of the change before."""
-    row: int = 0
-    """Number of smooth steps in a row."""
-    turned: int = 0
-    """Number of turning points in them."""
-    bends: float = 0.0
-    """Sum of their bends."""
-    rough: int = 0
-    """Number of noisy steps in a row."""
+    last: float = 0.0  # logarithm of the last loss
+    change: float = 0.0  # difference of the last two logarithms
+    bend: float = 0.0  # usual size of the difference between one change and the next
+    turns: float = 0.5  # usual share of changes whose direction differs from that of the change before
+    row: int = 0  # number of smooth steps in a row
+    turned: int = 0  # number of turning points in them
+    bends: float = 0.0  # sum of their bends
+    rough: int = 0  # number of noisy steps in a row
     reported: bool = False
     last_bends: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_BENDS))
-    levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))
-    """Logarithms of the last losses that were not smooth."""
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # logarithms of the last noisy losses
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,12 @@ class DataChangedFacts(Facts):
 
     kind = "data_changed"
 
-    reason: str
-    """How that is known, in a sentence."""
-    onset: int
-    """The step at about which the data changed."""
-    rollbacks: int
-    """Number of rollbacks of this training."""
-    loss: float
-    """The first loss of the restored weights, in the unit of the loss."""
-    level: float
-    """Median of the losses that they gave before, in the unit of the loss."""
-    target: int | None = None
-    """The step whose weights are used again; None where the training continues from the restored ones."""
+    reason: str  # How that is known, in a sentence
+    onset: int  # The step at about which the data changed
+    rollbacks: int  # Number of rollbacks of this training
+    loss: float  # The first loss of the restored weights, in the unit of the loss
+    level: float  # Median of the losses that they gave before, in the unit of the loss
+    target: int | None = None  # The step whose weights are used again; None where the restored ones are kept
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         after = "The training continues from the restored weights."
@@ -126,7 +120,6 @@ class SmallerStepsFacts(Facts):
     """The autopilot made the next steps smaller without a rollback."""
 
     kind = "smaller_steps"
-    metrics = ("factor", "steps", "tensors")
 
     how: Smaller  # The option that asked for it
     factor: float | None = None  # Factor on the learning rate of the next step; None where it is not reduced
@@ -223,7 +216,6 @@ class DataChanged(FindingType):
     noun = "a change of the data or the loss function"
     plural = "changes of the data or the loss function"
     order = 1052
-    severities = (Severity.WARNING,)
     remedies = (Remedy(Action.CHECK_DATA_CHANGE), Remedy(Action.KEEP_IF_INTENDED))
 
 

@@ -176,7 +176,6 @@ class RankNonfinite(FindingType):
     noun = "a NaN that began on one rank"
     plural = "NaNs that began on one rank"
     order = 1160
-    severities = (Severity.WARNING,)
     remedies = (Remedy(Action.INSPECT_BATCH_OF_RANK), Remedy(Action.CHECK_HOST_OF_RANK))
 
 

@@ -35,38 +35,22 @@ class RollbackFacts(Facts):
         "learning_rate",
     )
 
-    reason: str
-    """Why, in a sentence."""
-    target: int
-    """The step whose state was restored."""
-    onset: int
-    """The step at which the trouble began at the earliest."""
-    steps_lost: int
-    """Number of steps between that state and the step of the rollback."""
-    seconds: float
-    """Time that it took, in seconds."""
-    rollbacks: int
-    """Number of rollbacks of this training, this one included."""
-    steps_regained: int | None = None
-    """Where a rollback was reverted: number of steps that are no longer lost; else None."""
-    learning_rate: float | None = None
-    """Learning rate of the next step; None where it is not known."""
-    learning_rate_of: str = ""
-    """The optimizer that it belongs to, where there are several."""
-    learning_rate_share: float | None = None
-    """Factor on the learning rate for the rest of the training, if it is limited."""
-    easing_factor: float = 1.0
-    """Factor on the learning rate of the next step."""
-    easing_steps: int = 0
-    """Number of steps until the learning rate is as scheduled."""
-    held: HeldRate | None = None
-    """The limit of a learning rate that had jumped."""
-    copies_left: int = 0
-    """Number of frozen copies of the model that are not in the restored state."""
-    finding: str = ""
-    """Type of the finding that it answers; empty where no finding was."""
-    finding_step: int | None = None
-    """The step of that finding."""
+    reason: str  # Why, in a sentence
+    target: int  # The step whose state was restored
+    onset: int  # The step at which the trouble began at the earliest
+    steps_lost: int  # Number of steps between that state and the step of the rollback
+    seconds: float  # Time that it took, in seconds
+    rollbacks: int  # Number of rollbacks of this training, this one included
+    steps_regained: int | None = None  # Where a rollback was reverted: number of steps that are not lost any more
+    learning_rate: float | None = None  # Learning rate of the next step; None where it is not known
+    learning_rate_of: str = ""  # The optimizer that it belongs to, where there are several
+    learning_rate_share: float | None = None  # Factor on the learning rate for the rest of the training, if limited
+    easing_factor: float = 1.0  # Factor on the learning rate of the next step
+    easing_steps: int = 0  # Number of steps until the learning rate is as scheduled
+    held: HeldRate | None = None  # The limit of a learning rate that had jumped
+    copies_left: int = 0  # Number of frozen copies of the model that are not in the restored state
+    finding: str = ""  # Type of the finding that it answers; empty where no finding was
+    finding_step: int | None = None  # The step of that finding
 
     @property
     def reverts(self) -> bool:

@@ -123,20 +123,13 @@ class NotMeasuredFacts(Facts):
     kind = "not_measured"
     metrics = ("parameters",)
 
-    part: Unmeasured
-    """Which part."""
-    model: str = ""
-    """The model, where it is about the inside of one."""
-    reason: str = ""
-    """Why, where that differs from model to model."""
-    parameters: int | None = None
-    """Number of trained parameters that are concerned; None where it is not about parameters."""
-    of_parameters: int | None = None
-    """Number of all trained parameters."""
-    steps: int | None = None
-    """Number of steps without a loss; None where it is not about the loss."""
-    one_process: bool = False
-    """Whether the parameters are split although there is one process."""
+    part: Unmeasured  # Which part
+    model: str = ""  # The model, where it is about the inside of one
+    reason: str = ""  # Why, where that differs from model to model
+    parameters: int | None = None  # Number of trained parameters that are concerned, where it is about these
+    of_parameters: int | None = None  # Number of all trained parameters
+    steps: int | None = None  # Number of steps without a loss; None where it is not about the loss
+    one_process: bool = False  # Whether the parameters are split although there is one process
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         count = f"{self.parameters} of {self.of_parameters} trained parameters"
@@ -187,7 +180,6 @@ class DiscardedBatchFacts(Facts):
     """The script discarded the gradients of a batch with a non-finite loss."""
 
     kind = "batch_discarded"
-    metrics = ("discarded",)
 
     losses: tuple[float, ...]  # The first losses that were discarded before the step
     discarded: int  # Number of such losses so far
@@ -310,7 +302,6 @@ class MissingZeroGrad(FindingType):
     question = "Are gradients cleared between steps?"
     check_by_hand = "Print the norm before each backward pass: it must be 0, or None, once for each optimizer step."
     order = 1122
-    severities = (Severity.WARNING,)
     remedies = (Remedy(Action.CALL_ZERO_GRAD),)
 
 

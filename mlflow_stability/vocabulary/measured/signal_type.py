@@ -27,36 +27,21 @@ _DERIVED = re.compile(r"_(?:mean|min|max)$")
 class SignalType:
     """One quantity, wherever it is measured."""
 
-    quantity: str
-    """Its name in the record."""
-    meaning: str
-    """Description, as the manual and other tools show it."""
-    topic: str = ""
-    """Topic of its charts, which MLflow draws in one section, and of the manual's table."""
-    unit: str = "1"
-    """As OpenTelemetry writes units; ``1`` for plain numbers."""
-    interval: Interval = "every 10 steps"
-    """Table of the manual that lists it."""
-    exported: str = ""
-    """Name in Prometheus; empty: not exported."""
-    exported_type: str = ""
-    """Label `type` there, where several signals share the name."""
-    by_device: bool = False
-    """Whether it is measured for each device, with the label `gpu_id` there."""
-    counter: bool = False
-    """Whether it only grows."""
-    by_layer: bool = False
-    """Whether it is measured for each layer, too."""
-    combined: Combined = "mean"
-    """How the layers of a block are combined."""
-    summary: tuple[Combined, ...] = ()
-    """Charts of all places together: ``("mean", "max")``."""
-    every_place: bool = False
-    """Whether each place has a chart, whatever their number."""
-    of_steps_taken: bool = False
-    """Whether a skipped step has no value."""
-    left_out: Literal["", "zero", "nan"] = ""
-    """Value that is not recorded: NaN where the signal does not apply, or zero."""
+    quantity: str  # its name in the record
+    meaning: str  # description, as the manual and other tools show it
+    topic: str = ""  # topic of its charts, which MLflow draws in one section, and of the manual's table
+    unit: str = "1"  # as OpenTelemetry writes units; ``1`` for plain numbers
+    interval: Interval = "every 10 steps"  # table of the manual that lists it
+    exported: str = ""  # name in Prometheus; empty: not exported
+    exported_type: str = ""  # label `type` there, where several signals share the name
+    by_device: bool = False  # whether it is measured for each device, with the label `gpu_id` there
+    counter: bool = False  # whether it only grows
+    by_layer: bool = False  # whether it is measured for each layer, too
+    combined: Combined = "mean"  # how the layers of a block are combined
+    summary: tuple[Combined, ...] = ()  # charts of all places together: ``("mean", "max")``
+    every_place: bool = False  # whether each place has a chart, whatever their number
+    of_steps_taken: bool = False  # whether a skipped step has no value
+    left_out: Literal["", "zero", "nan"] = ""  # value that is not recorded: NaN where it does not apply, or zero
 
     @property
     def short_meaning(self) -> str:

@@ -31,12 +31,9 @@ class MetricWords:
     """Words in a metric's name that identify a quantity."""
 
     quantity: str
-    needed: tuple[frozenset[str], ...]
-    """The name has one word of each of these."""
-    allowed: frozenset[str] = frozenset()
-    """Words that the name may have besides."""
-    by_place: bool = False
-    """Whether all other words are a place, such as a layer's name; if not, the name has no other words."""
+    needed: tuple[frozenset[str], ...]  # the name has one word of each of these
+    allowed: frozenset[str] = frozenset()  # words that the name may have besides
+    by_place: bool = False  # whether all other words are a place, such as a layer's name; else there are none
 
     def used(self, words: frozenset[str]) -> frozenset[str]:
         """Return the words that identify the quantity; empty where the name is another metric."""

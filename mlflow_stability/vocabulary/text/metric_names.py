@@ -215,16 +215,11 @@ _LOSSES = ("loss", "val_loss")
 class Meaning:
     """What a metric is taken for."""
 
-    quantity: str
-    """`loss`, `val_loss`, `grad_norm`, `learning_rate`, …; else the name as it was logged."""
-    place: str = ""
-    """Which of several: ``seg``, ``Discriminator``, ``group_1``; a validation loss has that of its training loss."""
-    is_known: bool = False
-    """Whether `quantity` is a quantity of this package."""
-    bookkeeping: bool = False
-    """Whether it is a counter, a clock or an id, which says nothing about the training."""
-    duplicate_of: str = ""
-    """The metric that has the same quantity at a finer rate: ``loss_step`` for ``loss_epoch``."""
+    quantity: str  # `loss`, `val_loss`, `grad_norm`, `learning_rate`, …; else the name as it was logged
+    place: str = ""  # which of several: ``seg``, ``group_1``; a validation loss has that of its training loss
+    is_known: bool = False  # whether `quantity` is a quantity of this package
+    bookkeeping: bool = False  # whether it is a counter, a clock or an id, which says nothing about the training
+    duplicate_of: str = ""  # the metric that has the same quantity at a finer rate: ``loss_step`` for ``loss_epoch``
 
     @property
     def signal(self) -> Signal:
