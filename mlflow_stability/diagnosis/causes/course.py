@@ -27,7 +27,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
 )
 from mlflow_stability.kinds.first_look.not_trained import NoGradient, NoGradientFacts
 from mlflow_stability.kinds.first_look.settings import ZeroGroupFacts
-from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallFacts
+from mlflow_stability.kinds.loss.divergence_rules import UnboundedFallFacts
 from mlflow_stability.kinds.progress.no_progress import StandstillFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.loss.unbounded_fall import UnboundedFallRule
+from mlflow_stability.kinds.loss.divergence_rules import UnboundedFallRule
 from mlflow_stability.vocabulary.result import Action
 from mlflow_stability.vocabulary.run import RunHistory
 
