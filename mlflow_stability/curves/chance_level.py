@@ -1,7 +1,6 @@
-"""Knows what guessing costs: the cross-entropy of a uniform guess among that many classes is the logarithm of it.
+"""Find the number of classes for which a loss is at chance level, which is the logarithm of that number.
 
-In: a loss, and the number of classes where a setting names it. Out: the number of classes among which guessing costs as
-much. Of numbers that no setting names only a few count: the logarithm of some number is near to any loss.
+Of numbers that no setting names only a few count: the logarithm of some number is near to any loss.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ import math
 from collections.abc import Iterable, Mapping
 
 from mlflow_stability.detectors.loss_level import SMALL_CLASS_COUNTS, USUAL_CLASS_COUNTS
+from mlflow_stability.vocabulary.text.foreign_names import word_set
 
 TOLERANCE, TOLERANCE_OF_MANY = 0.012, 0.004
 """How far a loss may be from the cost of guessing among few classes, or as many as a setting names, and among many."""
-CLASS_SETTINGS = frozenset(
-    (
-        *("vocab_size", "vocabulary_size", "n_vocab", "num_vocab"),
-        *("num_classes", "n_classes", "num_class", "nclass", "num_labels", "n_labels"),
-    )
+CLASS_SETTINGS = word_set(
+    "vocab_size vocabulary_size n_vocab num_vocab num_classes n_classes num_class nclass num_labels n_labels"
 )
-"""What the settings are called that give the number of classes."""
+"""Names of settings that give the number of classes."""
 
 
 def classes_at_chance(loss: float, recorded: Iterable[int] = ()) -> int:
