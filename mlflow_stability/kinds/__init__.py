@@ -37,8 +37,13 @@ from mlflow_stability.kinds.first_look.settings import EqualWeights, UntiedWeigh
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing, GradientVanishingLayers
 from mlflow_stability.kinds.gradients.layers import DeadLayer, GradientImbalance, LayerExplosion, WeightImbalance
-from mlflow_stability.kinds.hardware.speed import StepTimeIncrease, ThroughputDrop
-from mlflow_stability.kinds.hardware.utilization import LowGpuUtilization, LowMfu, MemoryPressure
+from mlflow_stability.kinds.hardware.utilization import (
+    LowGpuUtilization,
+    LowMfu,
+    MemoryPressure,
+    StepTimeIncrease,
+    ThroughputDrop,
+)
 from mlflow_stability.kinds.inside.activations import (
     ActivationNonfinite,
     DeadUnits,

@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.streak import OVER_AFTER, Streak, StreakByPlace, StreakDetector
-from mlflow_stability.kinds.hardware.speed import StepTimeFacts
+from mlflow_stability.kinds.hardware.utilization import StepTimeFacts
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 
 

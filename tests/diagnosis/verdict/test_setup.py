@@ -10,7 +10,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
 from mlflow_stability.kinds.first_look.not_trained import NO_GRADIENT_AT_ALL, NoGradient, NoGradientFacts, Reached
-from mlflow_stability.kinds.hardware.speed import ThroughputFacts
+from mlflow_stability.kinds.hardware.utilization import ThroughputFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.kinds.optimizer.update_size import TinyUpdateFacts, UpdateRatioLow
 from mlflow_stability.reports.run_phrases import headline

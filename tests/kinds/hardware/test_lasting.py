@@ -9,7 +9,7 @@ import pytest
 from detectors.series import Floats, at, check_facts, noise, readings
 
 from mlflow_stability.kinds.catalog import detectors_named
-from mlflow_stability.kinds.hardware.speed import ThroughputDrop
+from mlflow_stability.kinds.hardware.utilization import ThroughputDrop
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.result import Finding, Severity
 
