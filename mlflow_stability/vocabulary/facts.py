@@ -120,14 +120,11 @@ class Facts(ABC):
         return {"kind": self.kind, **_to_json(self)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class OtherFacts(Facts):
     """Facts of a type that this version does not know."""
 
     values: dict[str, Any]  # The JSON object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OtherFacts) and self.values == other.values
 
     def __hash__(self) -> int:
         return hash(repr(sorted(self.values.items())))
