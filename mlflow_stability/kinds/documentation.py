@@ -53,7 +53,6 @@ class FindingDocumentation:
 
 
 def documentation_of(finding_type: type[FindingType]) -> FindingDocumentation:
-    """Read the documentation of a class."""
     sentence, *paragraphs = (inspect.getdoc(finding_type) or "").split("\n\n")
     texts = dict(" ".join(paragraph.split()).split(": ", 1) for paragraph in paragraphs if ": " in paragraph)
     sees, why, try_, wrong, reference = (texts.get(title, "") for title in PARAGRAPHS)

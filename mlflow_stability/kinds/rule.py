@@ -20,7 +20,6 @@ from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, 
 
 
 def present(findings: Iterable[Finding | None]) -> list[Finding]:
-    """Return the findings without None."""
     return [finding for finding in findings if finding is not None]
 
 

@@ -105,7 +105,6 @@ def one_of(*choices: bool | str, optional: bool = False) -> Mapping[str, Accepts
 
 
 def boolean() -> Mapping[str, Accepts]:
-    """True or False."""
     return one_of(True, False)
 
 

@@ -134,11 +134,9 @@ class OtherFacts(Facts):
         return ", ".join(f"{name} {value}" for name, value in self.values.items())
 
     def numbers(self) -> dict[str, float]:
-        """The numbers among the values."""
         return {name: float(value) for name, value in self.values.items() if _is_number(value)}
 
     def as_json(self) -> dict[str, Any]:
-        """The values."""
         return self.values
 
 
@@ -155,7 +153,6 @@ def facts_from_json(values: dict[str, Any]) -> Facts:
 
 
 def classes_of_facts() -> dict[str, type[Facts]]:
-    """Return all classes of facts by kind."""
     return dict(_CLASSES)
 
 

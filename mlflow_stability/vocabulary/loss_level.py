@@ -33,7 +33,6 @@ class LossLevel(NamedTuple):
 
     @property
     def code(self) -> float:
-        """The value of the signal."""
         return float((self.reason or 0) + _BY_USER * self.by_user)
 
 

@@ -51,7 +51,6 @@ class GradientSpikeFacts(FollowedFacts):
 
     @property
     def exceeds(self) -> float | None:
-        """By how many times the threshold is exceeded."""
         return times_beyond(self.sigmas, self.threshold)
 
     def statement(self, step: int, unit: str, /) -> str:

@@ -158,7 +158,6 @@ class LayerExplosionFacts(RiseFacts):
 
     @property
     def exceeds(self) -> float | None:
-        """By how many times the threshold in σ is exceeded."""
         return times_beyond(self.sigmas, self.threshold)
 
     def sentence(self, step: int, unit: str = "step", /) -> str:

@@ -199,7 +199,6 @@ class FastGrowthFacts(Facts):
 
     @property
     def exceeds(self) -> float:
-        """By how many times the sum exceeds its limit."""
         return self.cusum / self.limit
 
     def sentence(self, step: int, unit: str = "step", /) -> str:

@@ -59,7 +59,6 @@ class SpikeFacts(LossRiseFacts):
 
     @property
     def exceeds(self) -> float:
-        """By how many times it exceeds its threshold."""
         return self.sigmas / self.threshold
 
     def sentence(self, step: int, unit: str = "step", /) -> str:

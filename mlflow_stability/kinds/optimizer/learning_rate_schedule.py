@@ -59,7 +59,6 @@ class GroupRate:
     """Whether the smallest rate stayed for several steps: a schedule that reaches zero in equal steps does not."""
 
     def note(self, rate: float) -> None:
-        """Note the rate of the next step."""
         if rate > 0 and rate == self.last:
             self.is_held = self.is_held or rate == self.smallest
         elif rate > 0:

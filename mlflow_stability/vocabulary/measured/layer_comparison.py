@@ -104,7 +104,6 @@ class LayerComparison:
 
     @property
     def columns(self) -> int:
-        """Number of columns."""
         return int(self.first.shape[1])
 
     @property

@@ -84,11 +84,9 @@ class Text(Facts):
     values: tuple[tuple[str, float], ...] = ()  # The numbers behind it, by name
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """The text."""
         return self.text
 
     def numbers(self) -> dict[str, float]:
-        """The numbers behind it."""
         return dict(self.values)
 
     @property

@@ -223,7 +223,6 @@ class Meaning:
 
     @property
     def signal(self) -> Signal:
-        """The signal for detectors."""
         return Signal(self.quantity, self.place)
 
 
