@@ -35,7 +35,7 @@ GAME_WORDS = re.compile(
 POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|temperature|pg)(?:$|[^a-z0-9])")
 """Parts of names of a policy's objective, which says less about the fit than the error of a critic."""
 REWARD_WORDS = re.compile(
-    r"(?:^|[^a-z])(?:rewards?|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
+    r"(?:^|[^a-z])(?:rewards?|rew|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
 )
 """Parts of names that only reinforcement learning logs."""
 POLICY_UPDATE_WORDS = (re.compile(r"(?:^|[^a-z])explained.?var"), re.compile(r"(?:^|[^a-z])(?:kl|entropy)(?:$|[^a-z])"))

@@ -22,7 +22,7 @@ from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.attempts import kept_losses, kept_points, restored_level, undone_steps
 from mlflow_stability.diagnosis.findings.episodes import endings_of, episodes_of, findings_in_log
-from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, recovered_rises, without_harm
+from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, rare_among_starts, recovered_rises, without_harm
 from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import with_lines
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
@@ -261,7 +261,8 @@ def _findings(history: RunHistory, curves: RunCurves, detectors: Sequence[Detect
     by_detectors = in_hindsight(by_detectors, by_rules, curves, asked)
     by_rules += of_detectors(findings_in_log(history, curves, starts), detectors)
     findings = without_harm(merged([*by_detectors, *by_rules], span), curves)
-    return recovered_rises(cap_severities(findings), curves, asked)
+    over = recovered_rises(cap_severities(findings), curves, asked)
+    return rare_among_starts(over, {curve.attempt for curve in curves.losses}, asked)
 
 
 def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple[str, ...]:

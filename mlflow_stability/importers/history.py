@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.doubts import doubts_about, without_meaning
 from mlflow_stability.importers.log_content import Column, LogContent, LogEvent
 from mlflow_stability.importers.log_text import printable_path
 from mlflow_stability.vocabulary.measured.signal import Series
@@ -26,8 +27,11 @@ _RESTART = 4.0
 _FEWEST_EPOCHS = 4  # with which a mean is known to restart
 _FEWEST_IN_EPOCH = 4  # values, on average
 _MANY_EPOCHS = 50  # with which the mean of each whole one is enough
+_MIN_SEVERAL_VALUES, _STEPS_OF_SEVERAL_VALUES = 16, 0.5
+"""Number of values of a loss, and share of them that are at another step than the one before, at most, for those at
+one step to be averaged: they are of the batches of an evaluation. The main curve is left as it is."""
 _STEPS_OF_SEVERAL_RATES = 0.6
-"""Share of the values of a learning rate that are at another step than the one before, where two are logged at each."""
+"""The same of a learning rate, where two are logged at each step."""
 
 
 def history_of(
@@ -53,11 +57,12 @@ def history_of(
     main = _main(columns, meanings) if columns else None
     clock = None if main is None else clock_of(columns, main, content.totals(), content.starts)
     restarts = _restarting_means(columns, meanings, clock)
-    metrics = tuple(
+    metrics = [
         _metric(metric, meanings[metric], column, clock, content, restarts.get(metric))
         for metric, column in columns.items()
         if clock
-    )
+    ]
+    doubts = {} if clock is None else doubts_about(metrics, content.doubts)
     points = sum(len(metric.series) for metric in metrics)
     return RunHistory(
         source=str(path),
@@ -65,12 +70,12 @@ def history_of(
         format=log_format,
         basis=f"{counted(points, 'value')} of {counted(len(metrics), 'metric')}"
         + (", thinned" if content.thinned else ""),
-        metrics=metrics,
+        metrics=tuple(without_meaning(metric) if metric.name in doubts else metric for metric in metrics),
         outcome=content.outcome,
         outcome_detail=content.outcome_detail,
         params=content.params,
         tags=content.tags,
-        notes=(*content.notes, *_notes(content, clock, restarts)),
+        notes=(*content.notes, *_notes(content, clock, restarts), *doubts.values()),
         ordinal_steps=clock is not None and main is not None and clock.numbers(main),
         step_unit="step" if clock is None else clock.unit,
         complete=not content.thinned,
@@ -119,7 +124,9 @@ def _metric(
         steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
         lines = None if lines is None else lines[order]
         moved = (np.diff(steps) != 0) | (np.diff(attempts) != 0)
-        if clock.averaged:
+        is_loss = meaning.quantity in ("loss", "val_loss") and not np.array_equal(column.rows, clock.main)
+        many = len(values) >= _MIN_SEVERAL_VALUES and moved.mean() <= _STEPS_OF_SEVERAL_VALUES
+        if clock.averaged or (is_loss and many):
             values = _step_means(values, moved)
         same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
         # A line that was printed twice counts once, as does a bar that is drawn before the value of its step is known.
@@ -438,8 +445,12 @@ def _epoch_length(steps: _Floats, epochs: _Floats, totals: Iterable[int]) -> int
     back = ahead < 0
     if not back.any():
         return 0
-    next_epoch = np.diff(np.floor(epochs)) > 0
-    if (back & next_epoch).sum() < 0.8 * max(1, back.sum()) or (back & next_epoch).sum() < 0.5 * next_epoch.sum():
+    epochs_on = np.diff(np.floor(epochs))
+    next_epoch = epochs_on > 0
+    begins = back & next_epoch
+    if begins.sum() < 0.8 * max(1, back.sum()) or begins.sum() < 0.5 * next_epoch.sum():
+        return 0
+    if begins.sum() == 1 and epochs_on[begins][0] > 1:  # another run, and a number that was taken for an epoch
         return 0
     first, last = int(steps.min()), int(steps.max())
     total = next((total for total in totals if total >= last), 0)

@@ -105,6 +105,8 @@ class LogContent:
     outcome: str = ""
     outcome_detail: str = ""
     notes: list[str] = field(default_factory=list)
+    doubts: dict[str, str] = field(default_factory=dict)
+    """Why the values of a metric may be no curve, by its name."""
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     size: int = 0

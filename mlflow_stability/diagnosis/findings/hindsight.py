@@ -45,6 +45,10 @@ RECOVERED_SHARE = 0.5
 """A loss that lost this share of its rise again, in nats, is on its way down."""
 KINDS_OF_RANGE_TESTS = ("gradient_explosion", "update_ratio_high")
 """What a learning-rate range test brings about before it ends."""
+MANY_STARTS = 8
+"""Minimum number of trainings in a log for findings of few of them to be left to chance."""
+USUAL_SHARE = 0.25
+"""A kind of finding is usual from this share of the trainings on."""
 JUMP_LEVELS = 10
 """A loss whose maximum is within this many levels of the rise, of about a hundred, jumped and has fallen since."""
 
@@ -151,6 +155,31 @@ def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding
         else finding
         for finding in findings
     ]
+
+
+def rare_among_starts(
+    findings: Sequence[Finding], starts: Collection[int], asked: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """Make INFO the warnings of earlier trainings in a log of many, where few of these have the same kind.
+
+    A log of a hundred trainings holds the rarest course of a hundred, and all but the last one were given up or done.
+    """
+    if len(starts) < MANY_STARTS:
+        return tuple(findings)
+    last = max(starts)
+    having: dict[str, set[int]] = {}
+    for finding in findings:
+        if finding.severity > Severity.INFO:
+            having.setdefault(finding.kind, set()).add(finding.attempt)
+
+    def is_rare(finding: Finding) -> bool:
+        usual = len(having.get(finding.kind, ())) >= USUAL_SHARE * len(starts)
+        return finding.severity is Severity.WARNING and finding.attempt != last and not usual
+
+    return tuple(
+        replace(finding, severity=Severity.INFO) if is_rare(finding) and finding.kind not in asked else finding
+        for finding in findings
+    )
 
 
 def _is_learnt(curve: Curve) -> bool:

@@ -113,6 +113,7 @@ class MessageReader:
         self._ending_line = 0
         self._stop: _Stop | None = None
         self._forms: set[frozenset[str]] = set()
+        self._forms_after_end: set[frozenset[str]] = set()
 
     def note_step(self, step: int, row: int = 0) -> None:
         """Note a step with values: training goes on, so nothing before was its end."""
@@ -120,12 +121,17 @@ class MessageReader:
         self._last_step, self._row = step, row
 
     def note_values(self, names: Collection[str], row: int = 0) -> None:
-        """Note values without a step: training goes on if a line of this form came before the supposed end."""
+        """Note values without a step.
+
+        Training goes on if a line of this form came before the supposed end, or comes twice after it.
+        """
         form = frozenset(names)
-        if form in self._forms:
+        if form in self._forms or form in self._forms_after_end:
             self._continue()
-        elif len(self._forms) < MAX_FORMS and self._ending in _GOOD_ENDINGS and self._stop is None:
-            self._forms.add(form)
+        goes_on = self._ending in _GOOD_ENDINGS and self._stop is None
+        forms = self._forms if goes_on else self._forms_after_end
+        if len(forms) < MAX_FORMS:
+            forms.add(form)
         self._row = row
 
     def read(self, line: str, number: int = 0) -> None:
@@ -156,6 +162,8 @@ class MessageReader:
             self._keep(LogEvent(_event(kind, step, replace(facts, went_on=True)), self._row))
         self._ending = self._detail = ""
         self._stop = None
+        self._forms |= self._forms_after_end
+        self._forms_after_end.clear()
 
     def _note_findings(self, line: str, number: int) -> None:
         """Note the findings that a line names, once for each step: other processes say the same."""

@@ -85,7 +85,9 @@ class ColumnTable:
             line = line.lstrip("#")
             cells = line.split()
         wide_cells = [] if barred else _WIDE_GAP.split(line.strip())  # `Train Loss    Val Loss`
+        tabs = [cell.strip() for cell in line.strip().split("\t")] if "\t" in line else []
         header = next((names for names in (wide_cells, cells) if _is_header(names)), None)
+        header = tabs if header is None and _is_header_of_losses(tabs) else header
         if header is not None:
             self._header = header
         return None
@@ -100,6 +102,12 @@ def _is_header(cells: Sequence[str]) -> bool:
         return False
     counts = any(is_epoch(cell) or step_rank(cell) >= 0 for cell in cells)
     return counts and any(LOSSES & {word.lower() for word in split_words(cell)} or "box" in cell for cell in cells)
+
+
+def _is_header_of_losses(cells: Sequence[str]) -> bool:
+    """Whether these are names of columns without a count of steps: `Learning Rate`, `Train Loss`, `Valid Loss`."""
+    losses = sum(not LOSSES.isdisjoint(word.lower() for word in split_words(cell)) for cell in cells)
+    return losses >= 2 and len(set(cells)) == len(cells) and not any(_number(cell) is not None for cell in cells)
 
 
 def _number(cell: str) -> float | None:

@@ -42,11 +42,13 @@ class LooseLines:
         """Add the lines that count to those that name their step."""
         has_loss = has_loss_curve(log)
         with_step = {name: len(column) for name, column in log.columns.items()}
-        for lines in self._shapes.values():
+        for shape, lines in self._shapes.items():
             longest = max(lines.columns.values(), key=len)
             only_loss = not has_loss and len(longest) >= 3 and _any_loss(lines.columns)
             if only_loss or _recurs(longest):
                 _leave_out_summaries(lines, with_step)
+                if shape[0]:  # each line names its epoch
+                    log.doubts.update(_of_last_epoch(lines))
                 log.merge(lines)
 
     def _make_room(self) -> None:
@@ -59,6 +61,14 @@ class LooseLines:
         for lines in self._shapes.values():
             lines.thin()
         self._size = sum(lines.size for lines in self._shapes.values())
+
+
+def _of_last_epoch(lines: LogContent) -> Iterable[tuple[str, str]]:
+    """Yield names and reasons where all lines name the same epoch, but the first: results of several trainings."""
+    for name, column in lines.columns.items():
+        epoch = column.epochs[0]
+        if epoch > 1 and column.epochs.count(epoch) == len(column):
+            yield name, f"all {len(column):,} values are of epoch {epoch:g}, as the results of several trainings are"
 
 
 def _leave_out_summaries(lines: LogContent, with_step: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ from findings import over_steps
 
 from mlflow_stability.curves.curves import RunCurves, run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, without_harm
+from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, rare_among_starts, without_harm
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.vocabulary.facts import PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -73,3 +73,30 @@ def test_a_finding_of_an_ordinary_detector_is_not_experimental() -> None:
     losses[400:404] *= 4
     (found,) = [each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "loss_spike"]
     assert not found.experimental
+
+
+@pytest.mark.parametrize(
+    ("attempts", "starts", "kept"),
+    [
+        ([3], 7, [True]),
+        ([3], 8, [False]),
+        ([3, 7], 8, [True, True]),  # a quarter of them
+        ([3, 11], 12, [False, True]),  # the last one
+    ],
+)
+def test_a_warning_of_few_of_many_trainings_in_a_log_is_information(
+    attempts: list[int], starts: int, kept: list[bool]
+) -> None:
+    warnings = [
+        replace(each, where=replace(each.where, attempt=attempt))
+        for attempt in attempts
+        for each in [warning("loss_spike", 40)]
+    ]
+    judged = rare_among_starts(warnings, range(starts))
+    assert [finding.severity is Severity.WARNING for finding in judged] == kept
+    assert rare_among_starts(warnings, range(99), ["loss_spike"]) == tuple(warnings)
+
+
+def test_what_is_critical_in_one_of_many_trainings_stays_critical() -> None:
+    broken = replace(warning("divergence", 40), severity=Severity.CRITICAL)
+    assert rare_among_starts([broken], range(99)) == (broken,)

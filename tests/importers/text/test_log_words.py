@@ -126,3 +126,14 @@ def test_of_very_many_skipped_steps_the_last_are_kept_and_all_are_counted(tmp_pa
     run = history(tmp_path, text)
     assert (len(run.reported), run.reported[-1].step) == (1000, 3000)
     assert "The log reports 3,000 times that a step was skipped, between steps 1 and 3,000." in run.notes
+
+
+def test_an_end_after_which_lines_of_a_new_form_come_again_and_again_was_none(tmp_path: Path) -> None:
+    epochs = "".join(f"[B] epoch {n}/9 | loss {4 / n:.4f}\n" for n in range(1, 10))
+    run = history(tmp_path, "SIGTERM is ignored: use another signal\n" + epochs)
+    assert run.outcome == ""
+
+
+def test_a_summary_behind_the_end_does_not_undo_it(tmp_path: Path) -> None:
+    epochs = "".join(f"[B] epoch {n}/9 | loss {4 / n:.4f}\n" for n in range(1, 10))
+    assert history(tmp_path, epochs + "Killed\nbest accuracy: 0.5\n").outcome == "killed"

@@ -77,3 +77,15 @@ def test_a_history_printed_as_a_whole_counts_where_there_is_no_other(tmp_path: P
     assert curve(history(tmp_path, both), "loss") == LOSS
     rows = "".join(f'{{"step": {n}, "loss": {9 / n}, "counts": [1, 2, 3]}}\n' for n in ROWS)
     assert [step for step, _ in curve(history(tmp_path, rows), "loss")] == list(ROWS)
+
+
+def test_a_table_with_tabs_needs_no_count_of_steps(tmp_path: Path) -> None:
+    rows = "".join(f"0.010000\t{9 / n:.4f}\t{10 / n:.4f}\t17.08\t\n" for n in ROWS)
+    run = history(tmp_path, f"Training log:\nLearning Rate\tTrain Loss\tValid Loss\tTrain Acc.\t\n{rows}")
+    assert curve(run, "Train Loss") == [(n - 1, loss) for n, loss in LOSS]
+    assert run.ordinal_steps
+
+
+def test_words_with_tabs_are_no_header_of_losses(tmp_path: Path) -> None:
+    text = "loss\tof what\n" + "".join(f"{n}\t{n}\n" for n in ROWS) + "".join(f"step {n} loss {n}\n" for n in ROWS)
+    assert [metric.name for metric in history(tmp_path, text).metrics] == ["loss"]

@@ -1,0 +1,60 @@
+"""Find losses whose values are no curve of one quantity over time, so that their ups and downs mean nothing.
+
+Such a metric stays in the run, but no longer as a loss: nothing is concluded from it, and a note says why. One that
+became NaN or infinite keeps its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.vocabulary.run import Metric
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+MIN_VALUES = 16
+"""Minimum number of values that show whether they take turns."""
+MIN_TURNS = 4
+"""Minimum number of turns of each quantity."""
+MAX_QUANTITIES = 8
+TURNS_RATIO = 1 / 3
+"""Maximum distance of a value to the one of the turn before, as a share of that to its neighbour; 1 for noise."""
+
+
+def doubts_about(metrics: Iterable[Metric], known: Mapping[str, str]) -> dict[str, str]:
+    """Return for each doubtful loss why it is not judged; ``known``: reasons that its reader saw, by its name."""
+    losses = [metric for metric in metrics if metric.meaning.quantity in ("loss", "val_loss")]
+    any_finite = any(np.isfinite(metric.series.values).all() for metric in losses)
+    doubts = {}
+    for metric in losses:
+        values = metric.series.values
+        reason = ""
+        if np.isfinite(values).all():
+            reason = known.get(metric.name, "") or _turns(values)
+        elif metric.meaning.place and any_finite and not np.isfinite(values).any():
+            # NaN in a loss makes the weights NaN, and with them every loss.
+            reason = "it is never finite while other losses always are, so it does not apply"
+        if reason:
+            doubts[metric.name] = f"Not judged: {metric.name}, because {reason}."
+    return doubts
+
+
+def without_meaning(metric: Metric) -> Metric:
+    """Return the metric as one of unknown quantity."""
+    meaning = Meaning(metric.name)
+    return replace(metric, meaning=meaning, series=replace(metric.series, signal=meaning.signal))
+
+
+def _turns(values: NDArray[np.float64]) -> str:
+    """Return why values are of several quantities: each is near the one of some values before, far from the last."""
+    if len(values) < MIN_VALUES:
+        return ""
+    judged = np.log(values) if values.min() > 0 else values
+    to_neighbour = float(np.median(np.abs(np.diff(judged))))
+    for count in range(2, min(MAX_QUANTITIES, len(values) // MIN_TURNS) + 1):
+        if float(np.median(np.abs(judged[count:] - judged[:-count]))) < TURNS_RATIO * to_neighbour:
+            return f"its values alternate between {count} levels, as those of several quantities in turn do"
+    return ""
