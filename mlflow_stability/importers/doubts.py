@@ -24,8 +24,8 @@ TURNS_RATIO = 1 / 3
 """Maximum distance of a value to the one of the turn before, as a share of that to its neighbour; 1 for noise."""
 
 
-def doubts_about(metrics: Iterable[Metric], known: Mapping[str, str]) -> dict[str, str]:
-    """Return for each doubtful loss why it is not judged; ``known``: reasons that its reader saw, by its name."""
+def doubts_about(metrics: Iterable[Metric], noticed: Mapping[str, str]) -> dict[str, str]:
+    """Return for each doubtful loss why it is not judged; ``noticed``: reasons that its reader saw, by its name."""
     losses = [metric for metric in metrics if metric.meaning.quantity in ("loss", "val_loss")]
     any_finite = any(np.isfinite(metric.series.values).all() for metric in losses)
     doubts = {}
@@ -33,7 +33,7 @@ def doubts_about(metrics: Iterable[Metric], known: Mapping[str, str]) -> dict[st
         values = metric.series.values
         reason = ""
         if np.isfinite(values).all():
-            reason = known.get(metric.name, "") or _turns(values)
+            reason = noticed.get(metric.name, "") or _turns(values)
         elif metric.meaning.place and any_finite and not np.isfinite(values).any():
             # NaN in a loss makes the weights NaN, and with them every loss.
             reason = "it is never finite while other losses always are, so it does not apply"

@@ -205,7 +205,9 @@ class LogLine:
     form: str = ""
     """`json_lines`, `fairseq`, `key_value_table` or `text`."""
     label: str = ""
-    """The words in front of the first value."""
+    """The words in front of the first named number."""
+    words: str = ""
+    """The words in front of the first value, of lines of names with numbers."""
 
     @property
     def has_step(self) -> bool:

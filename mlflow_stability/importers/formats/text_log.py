@@ -15,6 +15,7 @@ from mlflow_stability.importers.json_rows import json_line
 from mlflow_stability.importers.log_content import LogContent, LogLine
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import finished_bar, is_unfinished_bar, lines_of, open_text, with_points
+from mlflow_stability.importers.text.line_kinds import LineKinds
 from mlflow_stability.importers.text.line_pattern import LinePatterns
 from mlflow_stability.importers.text.messages import MessageReader, says_skipped
 from mlflow_stability.importers.text.pair_line import held_out_in, name_split, pair_line
@@ -53,7 +54,7 @@ class TextLog:
         self._forms: Counter[str] = Counter()
         self._key_values, self._columns = KeyValueTable(), ColumnTable()
         self._patterns, self._messages = LinePatterns(), MessageReader()
-        self._lists, self._bars = PrintedLists(), LogContent()
+        self._lists, self._bars, self._kinds = PrintedLists(), LogContent(), LineKinds()
         self._step = self._epoch = _UNKNOWN
         self._line_number = 0
         self._fold = ""  # that of the last line that names one
@@ -136,6 +137,7 @@ class TextLog:
         begin = max(columns.values(), key=len).rows[0] if columns else 0
         for name in [name for name, column in columns.items() if len(column) == 1 and column.rows[0] < begin]:
             del columns[name]  # of a banner: `batch: 16384 seq=2048`
+        self._content.doubts.update(self._kinds.doubts({name: len(column) for name, column in columns.items()}))
         self._messages.add_to(self._content)
         return self._content, self._forms.most_common(1)[0][0] if self._forms else "text"
 
@@ -153,6 +155,7 @@ class TextLog:
         if self._heading and not read.has_step:  # `Test Error:` above `Avg loss: 0.5`
             read.values = {name_split(name, self._heading): value for name, value in read.values.items()}
         self._heading = ""
+        self._kinds.note(read.words, read.values)
         self._forms[read.form] += 1
         if read.has_step:
             if read.total == read.total:

@@ -19,6 +19,7 @@ MAX_PATTERNS = 64  # a log has a few kinds of lines
 _MAX_CANDIDATES = 64 * MAX_PATTERNS
 STEP, EPOCH, TOTAL = COUNTERS = "\0step", "\0epoch", "\0total"
 """In place of a metric's name for a number that counts."""
+_WORD = re.compile(r"[^\W\d_]+")
 _VARIABLE = re.compile(r"(\d+)|(\s+)")
 
 
@@ -41,6 +42,11 @@ class LineParts:
     def rename(self, names: dict[str, str]) -> None:
         """Give metrics other names than they have in the line."""
         self._numbers = {span: names.get(name, name) for span, name in self._numbers.items()}
+
+    def words(self) -> str:
+        """Return the words in front of the first value."""
+        values = [start for (start, _), name in self._numbers.items() if name not in COUNTERS]
+        return " ".join(_WORD.findall(self.line[: min(values, default=0)]))
 
     def pattern(self) -> tuple[str, tuple[str, ...]]:
         """Return a regular expression for lines like this one, and the name of each of its groups."""
@@ -79,9 +85,11 @@ class KnownLine:
     """Name of each group: a metric or a counter."""
     sample: str
     """One of its lines."""
+    words: str
+    """The words in front of the first value."""
 
     def filled(self, numbers: Sequence[str]) -> LogLine:
-        read = LogLine(form="text")
+        read = LogLine(form="text", words=self.words)
         for name, number in zip(self.names, numbers, strict=True):
             if name == STEP:
                 read.step = number_of(number)
@@ -118,7 +126,7 @@ class LinePatterns:
             if len(self._candidates) < _MAX_CANDIDATES:
                 self._candidates.add(text)
             return
-        self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), text, names, parts.line))
+        self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), text, names, parts.line, parts.words()))
         del self.known[MAX_PATTERNS:]
 
 

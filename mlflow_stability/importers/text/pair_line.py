@@ -122,6 +122,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
     if held_out:
         _rename(read, parts, {name: name_split(name, held_out) for name in read.values})
     _name_module(line, read, parts)
+    read.words = parts.words()
     return read, parts
 
 
