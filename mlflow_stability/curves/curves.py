@@ -371,8 +371,6 @@ def _is_signed(values: NDArray[np.float64]) -> bool:
 
 def _attempt_masks(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
     attempts = metric.series.attempts
-    if not len(attempts):
-        return
     distinct = np.unique(attempts)
     starts_of_distinct = np.array([starts.get(int(attempt), int(attempt)) for attempt in distinct])
     if len(set(starts_of_distinct.tolist())) == 1:

@@ -13,12 +13,9 @@ _T = TypeVar("_T")
 
 
 def modules_of(package: str) -> Iterator[ModuleType]:
-    """Import the modules of a package and of its sub-packages, in the order of their names."""
+    """Import the modules of a package, in the order of their names."""
     for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
-        if module.ispkg:
-            yield from modules_of(module.name)
-        else:
-            yield import_module(module.name)
+        yield import_module(module.name)
 
 
 def constants_of(package: str, name: str, wanted: type[_T]) -> tuple[_T, ...]:

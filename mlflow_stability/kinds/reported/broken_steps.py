@@ -253,9 +253,6 @@ class BatchFacts(Facts):
                 numbers |= {f"least.{name}": float(least), f"greatest.{name}": float(greatest)}
         return numbers
 
-    def sentence(self, step: int, _unit: str = "step", /) -> str:
-        return f"Batch of step {step}: {self._contents}.{self._saved}"
-
     @property
     def _process(self) -> str:
         return " in the first process" if self.first_process_only else ""
