@@ -23,8 +23,7 @@ from mlflow_stability.analysis.diagnose import concluded, history_of
 from mlflow_stability.analysis.source import last_runs
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.errors import SettingsError, StabilityError
-from mlflow_stability.manual.pages import Page
-from mlflow_stability.manual.references import explained_names, reference
+from mlflow_stability.manual.pages import Page, explained_names, reference
 from mlflow_stability.reports.brief import brief, brief_finding
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats.json import json_value

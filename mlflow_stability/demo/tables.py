@@ -63,15 +63,7 @@ def classification(seed: int) -> Task:
     model = nn.Sequential(
         nn.Linear(COLUMNS, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)
     )
-    return Task(
-        model,
-        SGD(model.parameters(), lr=0.05, momentum=0.9),
-        STEPS,
-        classes,
-        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
-        test=test_batches(classes),
-        share_of_lr=cosine(STEPS),
-    )
+    return _classification_by(model, 0.05, STEPS)
 
 
 def deep_classification(seed: int) -> Task:
@@ -81,14 +73,18 @@ def deep_classification(seed: int) -> Task:
     for layer in hidden:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     model = nn.Sequential(*(module for layer in hidden for module in (layer, nn.ReLU())), nn.Linear(64, CLASSES))
+    return _classification_by(model, 0.02, STEPS // 2)
+
+
+def _classification_by(model: nn.Module, lr: float, steps: int) -> Task:
     return Task(
         model,
-        SGD(model.parameters(), lr=0.02, momentum=0.9),
-        STEPS // 2,
+        SGD(model.parameters(), lr=lr, momentum=0.9),
+        steps,
         classes,
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         test=test_batches(classes),
-        share_of_lr=cosine(STEPS // 2),
+        share_of_lr=cosine(steps),
     )
 
 

@@ -23,7 +23,7 @@ from zoo.tutorials.catalog import TUTORIALS, tutorial_named
 from zoo.tutorials.trial import MODES, Mode, Trial, tried
 
 from mlflow_stability.kinds.catalog import DETECTORS, RULES
-from mlflow_stability.manual.references import FALSE_ALARMS, Measured
+from mlflow_stability.manual.pages import FALSE_ALARMS, Measured
 from mlflow_stability.vocabulary.result import Severity
 
 FAILURES = {failure.name: failure for failure in SLOW_FAILURES}

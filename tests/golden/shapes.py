@@ -17,8 +17,7 @@ from mlflow_stability import Comparison, Diagnosis, Finding, ModelCheck, ModelFi
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.analysis.source import resolve_source
 from mlflow_stability.cli.commands.check import show_model_check
-from mlflow_stability.diagnosis.checklist.checklist import Checklist, checklist_of
-from mlflow_stability.diagnosis.checklist.orders import ORDERS
+from mlflow_stability.diagnosis.checklist.checklist import ORDERS, Checklist, checklist_of
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.reports import comparison_terminal, run_terminal

@@ -7,13 +7,13 @@ import pytest
 from manual.draw_findings import FOLDER, examples
 
 from mlflow_stability.kinds.catalog import KINDS, documentation
-from mlflow_stability.manual.references import false_alarms_of, findings, measured
+from mlflow_stability.manual.pages import false_alarms_of, findings_page, measured
 from mlflow_stability.vocabulary.result import Severity
 
 
 @cache
 def sections() -> dict[str, str]:
-    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", findings(), re.MULTILINE | re.DOTALL))
+    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", findings_page(), re.MULTILINE | re.DOTALL))
 
 
 def test_every_finding_that_can_be_a_false_alarm_says_how_often_it_was_one() -> None:

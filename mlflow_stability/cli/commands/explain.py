@@ -25,8 +25,14 @@ from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.diagnosis.causes.catalog import CauseType, causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
 from mlflow_stability.kinds.documentation import FindingDocumentation, Threshold, documentation_of
-from mlflow_stability.manual.pages import COLUMNS, PRECEDENCE, WITH_ROLLBACK, WITHOUT_ROLLBACK, preset_rows
-from mlflow_stability.manual.references import rule_paragraph
+from mlflow_stability.manual.pages import (
+    COLUMNS,
+    PRECEDENCE,
+    WITH_ROLLBACK,
+    WITHOUT_ROLLBACK,
+    preset_rows,
+    rule_paragraph,
+)
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.presets import PRESETS
 

@@ -8,8 +8,7 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.causes.catalog import causes
-from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
-from mlflow_stability.diagnosis.checklist.orders import CHOICES, GENERAL, ORDERS, Order
+from mlflow_stability.diagnosis.checklist.checklist import CHOICES, GENERAL, ORDERS, ChecklistItem, Order, checklist_of
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import TYPES
