@@ -22,7 +22,7 @@ from mlflow_stability.analysis.source import (
     source_texts,
 )
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.diagnosis.layer_comparison import (
+from mlflow_stability.diagnosis.two_runs import (
     BY_LAYER,
     LayerCourse,
     StepColumns,
@@ -270,7 +270,7 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
     """
     if len(cards) != 2 or not all(card.readable for card in cards):
         return Pair()
-    from mlflow_stability.diagnosis.first_difference import first_difference_of
+    from mlflow_stability.diagnosis.two_runs import first_difference_of
 
     first, second = cards
     columns = step_columns_of(first, second)

@@ -14,7 +14,7 @@ from mlflow_stability.analysis.compare import pair_of
 from mlflow_stability.analysis.diagnose import cards_at, history_of
 from mlflow_stability.analysis.source import source_text
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.layer_comparison import BY_LAYER
+from mlflow_stability.diagnosis.two_runs import BY_LAYER
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.curve import Curve, curve_of
 from mlflow_stability.figures.dashboard import dashboard as draw

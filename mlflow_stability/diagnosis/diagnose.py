@@ -19,12 +19,11 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
 from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
-from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.attempts import kept_losses, kept_points, restored_level, undone_steps
 from mlflow_stability.diagnosis.findings.episodes import endings_of, episodes_of, findings_in_log
 from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, rare_among_starts, recovered_rises, without_harm
 from mlflow_stability.diagnosis.findings.merge import merged
-from mlflow_stability.diagnosis.findings.notes import with_lines
+from mlflow_stability.diagnosis.findings.notes import with_affected_layers, with_lines
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
 from mlflow_stability.diagnosis.verdict import MAX_CURVES, MIN_POINTS, outcome_of, verdict_of
 from mlflow_stability.kinds.catalog import RULES, default_detectors

@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mlflow_stability.reports import run_phrases as wording
-from mlflow_stability.reports.drawn_curve import DrawnCurve, drawn_curves
 from mlflow_stability.reports.report import Report, is_from_store
-from mlflow_stability.reports.run_sections import FindingRow, RunSections, run_sections
+from mlflow_stability.reports.run_sections import DrawnCurve, FindingRow, RunSections, drawn_curves, run_sections
 from mlflow_stability.reports.terminal_kit import (
     GUTTER,
     OUTCOME_STYLES,

@@ -68,7 +68,7 @@ def test_a_changed_rule_is_another_fingerprint(tmp_path: Path) -> None:
     package = copied(tmp_path / "package")
     before = fingerprint_of(package)
     assert before == fingerprint_of(ROOT / "mlflow_stability")
-    rule = package / "diagnosis" / "first_difference.py"
+    rule = package / "diagnosis" / "two_runs.py"
     rule.write_text(rule.read_text() + "# another one\n")
     assert fingerprint_of(package) != before
 

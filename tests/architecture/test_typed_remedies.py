@@ -7,9 +7,9 @@ import ast
 from architecture.repository import PACKAGE, nodes_of, python_files
 
 CHOOSING = (
-    *(PACKAGE / "diagnosis" / "advice").glob("*.py"),
+    PACKAGE / "diagnosis" / "advice.py",
     *(PACKAGE / "diagnosis" / "causes").glob("*.py"),
-    *(PACKAGE / "diagnosis" / "checklist" / f"{name}.py" for name in ("checklist", "orders")),
+    PACKAGE / "diagnosis" / "checklist" / "checklist.py",
     *(PACKAGE / "vocabulary" / "result" / f"{name}.py" for name in ("action", "topic", "remedy")),
 )
 

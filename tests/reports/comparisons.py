@@ -9,7 +9,7 @@ from diagnosis.cards import card_of_loss, diverging, history_of_loss
 from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.diagnosis.first_difference import first_difference_of
+from mlflow_stability.diagnosis.two_runs import first_difference_of
 from mlflow_stability.vocabulary.measured.layer_comparison import FirstNonFinite, LargestGap, LayerComparison
 from mlflow_stability.vocabulary.result import Comparison, RunCard
 

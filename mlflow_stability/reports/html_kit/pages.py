@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from mlflow_stability.reports import comparison_phrases, run_phrases
 from mlflow_stability.reports.comparison_sections import comparison_sections, lead, with_distinct_names
-from mlflow_stability.reports.drawn_curve import DrawnCurve, drawn_curves
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH, Tick, decades, round_numbers
 from mlflow_stability.reports.html_kit.comparison_pictures import dots_of, overlay_of, strips_of, survival_picture_of
 from mlflow_stability.reports.html_kit.layers_picture import layers_picture_of
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run_sections import overview, run_sections
+from mlflow_stability.reports.run_sections import DrawnCurve, drawn_curves, overview, run_sections
 from mlflow_stability.reports.sections import failures
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis, Finding
 from mlflow_stability.vocabulary.text.phrases import number_text

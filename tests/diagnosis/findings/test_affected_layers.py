@@ -5,7 +5,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
+from mlflow_stability.diagnosis.findings.notes import with_affected_layers
 from mlflow_stability.kinds.gradients.layers import LayerExplosionFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 from mlflow_stability.vocabulary.run import RunHistory

@@ -7,7 +7,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.first_difference import first_difference_of
+from mlflow_stability.diagnosis.two_runs import first_difference_of
 
 
 @settings(max_examples=60)

@@ -10,7 +10,7 @@ from diagnosis.histories import metric_of, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.layer_comparison import (
+from mlflow_stability.diagnosis.two_runs import (
     LayerCourse,
     StepColumns,
     lacking,

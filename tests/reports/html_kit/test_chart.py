@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reports.samples import broken, healthy, nan, spike
 
-from mlflow_stability.reports.drawn_curve import drawn_curves
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH
 from mlflow_stability.reports.html_kit.pages import MAX_NUMBER_ROWS, Chart, chart_of
+from mlflow_stability.reports.run_sections import drawn_curves
 from mlflow_stability.vocabulary.result import Sketch
 
 NUMBERS = re.compile(r"-?\d+\.\d")
