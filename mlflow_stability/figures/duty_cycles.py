@@ -25,7 +25,6 @@ from mlflow_stability.figures.style import (
     new_figure,
     number_text,
     our_style,
-    say_instead,
     shown,
     step_axis,
 )
@@ -48,13 +47,10 @@ def duty_cycles(grids: Sequence[LayerGrid], subtitle: str = "") -> Picture:
     modules = by_name["duty_p50"].layers
     count = min(len(modules), MAX_MODULES)
     drawn = [modules[round(place * (len(modules) - 1) / max(1, count - 1))] for place in range(count)]
-    total = _TOP + max(1, len(drawn)) * (_TALL + _BETWEEN) - _BETWEEN + _BOTTOM
+    total = _TOP + len(drawn) * (_TALL + _BETWEEN) - _BETWEEN + _BOTTOM
     figure = new_figure(total)
     where = counted(len(modules), "module") + (f", {len(drawn)} drawn" if len(modules) > len(drawn) else "")
     entitle(figure, "Duty cycles", f"{where} · share of the codes in which a bit is on, scale stretched to 0", subtitle)
-    if not drawn:
-        say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "not measured")
-        return figure
     steps = by_name["duty_p50"].steps
     for number, module in enumerate(drawn):
         bottom = total - _TOP - number * (_TALL + _BETWEEN) - _TALL
