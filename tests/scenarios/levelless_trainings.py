@@ -330,6 +330,26 @@ WITHOUT_LEVEL: dict[str, Training] = {
         dpo,
     )
 }
+
+
+def optimizer_for_each_parameter(steps: int) -> object:
+    """As Pyro makes them, at the first step: the second head looks like a copy of the first until then."""
+    torch.manual_seed(21)
+    heads = nn.ModuleList([nn.Linear(16, 4), nn.Linear(16, 4)])
+    optimizers: dict[nn.Parameter, torch.optim.Optimizer] = {}
+    inputs, labels = images()
+    for _ in range(steps):
+        chosen = torch.randint(len(inputs), (64,))
+        outputs = heads[0](inputs[chosen]) * heads[1](inputs[chosen]).sigmoid()
+        functional.cross_entropy(outputs, labels[chosen]).backward()
+        for parameter in heads.parameters():
+            if parameter not in optimizers:
+                optimizers[parameter] = torch.optim.Adam([parameter], lr=1e-3)
+            optimizers[parameter].step()
+        heads.zero_grad()
+    return state_of(heads)
+
+
 WITH_LEVEL: dict[str, Training] = {
     each.__name__: each
     for each in (
@@ -344,5 +364,6 @@ WITH_LEVEL: dict[str, Training] = {
         sequence_lengths,
         single_samples,
         validation,
+        optimizer_for_each_parameter,
     )
 }

@@ -107,6 +107,21 @@ def test_an_optimizer_that_joins_a_training_late_is_not_a_training_of_its_own(wa
     assert len(watched.rows()) == 8
 
 
+def test_optimizers_that_are_made_for_one_parameter_at_a_time_are_one_training(watched: Watched) -> None:
+    model = tiny_model()
+    optimizers: dict[nn.Parameter, Optimizer] = {}
+    for batch in batches(8):
+        mse(model, batch).backward()
+        for parameter in model.parameters():
+            if parameter not in optimizers:
+                optimizers[parameter] = AdamW([parameter], lr=0.01)
+            optimizers[parameter].step()
+        model.zero_grad()
+    rows = watched.rows()
+    assert len(rows) == 8
+    assert not any("@track" in name for row in rows for name in row)
+
+
 def test_optimizers_that_step_inside_a_backward_pass_with_checkpoints_are_one_training(watched: Watched) -> None:
     model = tiny_model()
     optimizers = {each: SGD([each], lr=0.1) for each in model.parameters()}

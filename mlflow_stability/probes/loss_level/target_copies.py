@@ -44,6 +44,10 @@ class TargetCopy:
         """The copy, or None once the script has dropped it."""
         return self._copy()
 
+    def is_trained(self, trained: set[int]) -> bool:
+        """Return whether any of its parameters is among these, by identity."""
+        return any((own := reference()) is not None and _is_trained(own, trained) for reference, _ in self._pairs)
+
     def watch(self, guard: Callable[..., Callable[..., object]]) -> None:
         copy = self._copy()
         if copy is not None and not self._watched:

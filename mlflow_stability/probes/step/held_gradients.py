@@ -236,10 +236,13 @@ class SinceLastStep:
         """An optimizer may step inside a backward pass, where checkpoints compute again."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        self.made[id(optimizer)] = weakref.ref(optimizer)
+        # One for gradients that are there joins the step in which they were computed: Pyro makes an optimizer for each
+        # parameter between the steps of others.
+        if _with_gradient(optimizer) is None:
+            self.made[id(optimizer)] = weakref.ref(optimizer)
 
     def is_new(self, optimizer: Optimizer) -> bool:
-        """Return whether this optimizer was made since the last step of any."""
+        """Return whether this optimizer was made since the last step of any, before its gradients."""
         made = self.made.get(id(optimizer)) if self.made else None
         return made is not None and made() is optimizer
 
