@@ -1,7 +1,7 @@
 """Send alerts from the training process, on a daemon thread: to the user's functions, and those with `when=`.
 
 Guarantees: the training never waits. Readings do not wake the thread, which polls four times a second. What does not
-fit into the queue is dropped and counted; an exception of a user's function is reported once and ends nothing.
+fit into the queue is dropped; an exception of a user's function is reported once and ends nothing.
 """
 
 from __future__ import annotations
@@ -130,7 +130,6 @@ class CallbackAlerts:
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._pid = os.getpid()
-        self.dropped = 0  # number of events and readings that did not fit into the queue
 
     def tell(self, event: Finding) -> None:
         """Queue an event; never waits."""
@@ -154,7 +153,6 @@ class CallbackAlerts:
         if self._thread is None or self._pid != os.getpid():
             self._start()
         if len(self._queue.items) >= MAX_QUEUED:
-            self.dropped += 1
             return
         self._queue.items.append(item)
         if isinstance(item, Finding):  # waking a thread at every step costs more than the step's measurement

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -266,8 +267,8 @@ class FiniteCheck:
         self._hosts: dict[str, Tensor] = {}
         far: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            part = _values(local_part(tensor))
-            if part is None or not part.numel():
+            part = local_part(tensor)
+            if not _is_floating(part) or not (part := _values(part)).numel():
                 continue
             self._hosts[name] = copies.of(tensor)
             if not part.is_cpu:
@@ -284,10 +285,10 @@ class FiniteCheck:
             self._copies.wait()
             far = set(self._far)
             near = [name for name in self._hosts if name not in far]
-            rows = [*self._rows, *_norms([_numbers(self._hosts[name]) for name in near])]
+            rows = [*self._rows, *_norms([_values(self._hosts[name]) for name in near])]
             finite = (is_finite for row in rows for is_finite in row.isfinite().tolist())
             suspects = [name for name, is_finite in zip([*self._far, *near], finite, strict=True) if not is_finite]
-            self._found = frozenset(name for name in suspects if not _numbers(self._hosts[name]).isfinite().all())
+            self._found = frozenset(name for name in suspects if not _values(self._hosts[name]).isfinite().all())
         return self._found
 
     def infinite_masks(self) -> frozenset[str]:
@@ -298,8 +299,10 @@ class FiniteCheck:
 
 def is_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> bool:
     """Whether a tensor is finite; `may_be_infinite`: holds no NaN. Waits for the device."""
+    if not _is_floating(tensor):
+        return True
     values = _values(local_part(tensor))
-    if values is None or bool(torch.isfinite(values.sum())):  # unless the sum itself overflowed
+    if bool(torch.isfinite(values.sum())):  # unless the sum itself overflowed
         return True
     return not bool(values.isnan().any()) if may_be_infinite else bool(torch.isfinite(values).all())
 
@@ -307,28 +310,20 @@ def is_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> bool:
 def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Compute norms in the order of the tensors, neighbours of one type in one kernel."""
     rows: list[Tensor] = []
-    start = 0
-    for end in range(1, len(tensors) + 1):
-        first = tensors[start]
-        if end < len(tensors) and tensors[end].dtype is first.dtype and tensors[end].device == first.device:
-            continue
-        wide = torch.float32 if first.dtype in _NARROW else None
-        rows.append(torch.stack(list(torch_api.foreach_norm(list(tensors[start:end]), 2.0, wide))))
-        start = end
+    for (dtype, _), neighbours in groupby(tensors, key=lambda tensor: (tensor.dtype, tensor.device)):
+        wide = torch.float32 if dtype in _NARROW else None
+        rows.append(torch.stack(list(torch_api.foreach_norm(list(neighbours), 2.0, wide))))
     return rows
 
 
-def _values(tensor: Tensor) -> Tensor | None:
-    """Return floating-point values wide enough to be summed; None for integers."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _values(tensor: Tensor) -> Tensor:
+    """Return floating-point values wide enough to be summed."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
     return tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
-
-
-def _numbers(copy: Tensor) -> Tensor:
-    values = _values(copy)
-    return copy if values is None else values
