@@ -123,7 +123,6 @@ class CallbackAlerts:
     def __init__(self, alerts: Sequence[Alert], run: Callable[[], RunLink | None], warn: Callable[..., None]) -> None:
         self._recipients = [_Recipient(alert, warn) for alert in alerts if alert.in_training]
         self.needs_readings = any(recipient.needs_readings for recipient in self._recipients)
-        """Whether a condition needs readings."""
         self._run = run
         self._warn = warn
         self._queue = _Queue()

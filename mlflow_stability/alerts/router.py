@@ -42,8 +42,7 @@ class AlertRouter:
         self._kinds = {resolve_kind(rule, KINDS) for rule in rules if parse_condition(rule) is None}
         self._floor = floor
         self._cooldown = cooldown
-        self._bursts: dict[str, tuple[AlertMessage, float]] = {}
-        """The message about the waiting events of each type, and when it is due."""
+        self._bursts: dict[str, tuple[AlertMessage, float]] = {}  # waiting events of each type, and when they are due
         self._sent: dict[str, tuple[float, Severity]] = {}  # time and severity of the last message of each type
 
     @property

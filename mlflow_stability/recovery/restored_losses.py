@@ -37,8 +37,7 @@ class LossHistory:
     """Losses of one training, and what restored states gave."""
 
     def __init__(self) -> None:
-        self._losses: dict[str, tuple[list[int], list[float]]] = {}
-        """By place: the halves of a GAN have losses of their own."""
+        self._losses: dict[str, tuple[list[int], list[float]]] = {}  # by place, such as the halves of a GAN
         self._breaks: list[int] = []  # steps after which a rollback followed
         self._changed_at = -1
         self._given: dict[int, tuple[float, ...]] = {}  # losses of restored states after the data had changed

@@ -56,8 +56,7 @@ class Trouble:
     event: Finding | None = None
     skipped: bool = False  # all its steps were skipped, so the weights are those from before it
     may_repeat: bool = False  # the same state may be restored once more
-    one_step: bool = False
-    """One broken step was taken: its onset is exact, and it says nothing about the learning rate."""
+    one_step: bool = False  # one broken step was taken: its onset is exact, and it says nothing about the learning rate
     did_not_hold: bool = False  # the restored state gives high losses again
     nonfinite: bool = False  # weights are not finite
 
@@ -104,8 +103,7 @@ class PastRollback:
     to: int  # the step of the restored state
     level: int  # how often the same trouble was answered before
     again: bool = False  # the same state as before: the cause may have lasted longer than the first time
-    skipped: bool = False
-    """All steps of the trouble were skipped, so the weights were not to blame as far as known."""
+    skipped: bool = False  # all steps of the trouble were skipped, so the weights were not to blame as far as known
     onset: int = 0  # earliest step of the trouble
     first_seen: int = 0  # first step at which it was detected
     of_level: bool = False  # triggered by a higher loss, not by broken steps or weights
@@ -140,23 +138,18 @@ class RollbackHistory:
 
     rollbacks: tuple[PastRollback, ...] = ()
     unanswered: int = 0  # consecutive troubles without a state to restore
-    waiting: Trouble | None = None
-    """Trouble that waits: until the restored state has settled, or while the loss falls back by itself."""
-    limit: float | None = None
-    """A higher mean loss soon after a rollback shows that the training diverged again."""
+    waiting: Trouble | None = None  # until the restored state has settled, or while the loss falls back by itself
+    limit: float | None = None  # a higher mean loss soon after a rollback shows that the training diverged again
     losses: tuple[float, ...] = ()  # the last losses since the rollback
     first: tuple[float, ...] = ()  # the first losses since the rollback
-    on_trial: bool = False
-    """Whether the losses after the rollback are still to be compared with those before it."""
-    trained_losses: tuple[float, ...] = ()
-    """Losses when the restored state was first trained; empty where they cannot be compared."""
+    on_trial: bool = False  # whether the losses after the rollback are still to be compared with those before it
+    trained_losses: tuple[float, ...] = ()  # when the restored state was trained; empty where not comparable
     losses_before: tuple[float, ...] = ()  # losses right before the rollback
     place: str = ""  # part of the training that these losses belong to
     share: float = 1.0  # lasting learning rate factor: below 1 after a rollback to the initial weights
     gave_up: bool = False  # no more rollbacks, except of non-finite weights; broken steps are still skipped
     ended: bool = False  # nothing is left to lose
-    ignores_level: bool = False
-    """A higher loss triggers no rollback any more, unless it is 1,000 times its level."""
+    ignores_level: bool = False  # a higher loss triggers no rollback any more, unless it is 1,000 times its level
     onsets: tuple[int, ...] = ()  # steps at which the last rises of the loss were detected
     period: int | None = None  # distance of rises that rollbacks did not prevent
     jump: RateJump | None = None
@@ -177,17 +170,14 @@ class Decision:
     easing_steps: int = 0
     lasting_share: float = 1.0  # lasting learning rate factor
     final: bool = False  # when giving up: no more rollbacks; False: only this trouble is not answered
-    nothing_left: bool = False
-    """When giving up: nothing is left to lose, so that the training is ended by default."""
-    is_no_better: bool = False
-    """When giving up: the loss of the state, which can be negative, is no lower than the present one."""
+    nothing_left: bool = False  # when giving up: nothing is left to lose, so that the training is ended by default
+    is_no_better: bool = False  # when giving up: the loss of the state, which can be negative, is no lower
     undoes: int = 0  # steps regained by reverting a rollback
     loss: float = math.nan  # after changed data: the first loss of the restored weights
     level: float = math.nan  # after changed data: their loss before
     ignores_level: bool = False  # a higher loss triggers no rollback from now on
     finding: Finding | None = None  # the finding that a rollback answers
-    is_counted: bool = False
-    """Whether the rollback ends the history; not one that the script asked for, or that reverts another."""
+    is_counted: bool = False  # whether it ends the history; not one that the script asked for, or that reverts one
 
     healthy: bool = False  # states that await healthy steps are one step further
     trouble: bool = False  # drop the states that await healthy steps

@@ -48,8 +48,7 @@ class StopCondition:
     form: Literal["nonfinite", "comparison", "multiple", "rise", "fall", "plateau"] = "nonfinite"
     quantities: tuple[str, ...] = NONFINITE
     condition: Condition | None = None  # of a comparison
-    share: float = 0.0
-    """Relative rise above the best value, or fall below the normal one; the factor of a multiple."""
+    share: float = 0.0  # relative rise above the best value, or fall below the normal one; the factor of a multiple
     patience: int = 0  # of a plateau: values without a new best one
 
     def is_met(self, quantity: str, value: float) -> bool:

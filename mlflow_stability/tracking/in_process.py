@@ -29,8 +29,7 @@ WAIT_SECONDS = 60.0  # how long a diagnosis waits for what is still on its way t
 @dataclass(frozen=True, slots=True)
 class RunInProgress:
     run_id: str
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """As they were when the script started or resumed the run."""
+    tags: Mapping[str, str] = field(default_factory=dict)  # as they were when the script started or resumed the run
     resumed: bool = False  # only named by the environment: the server does not know yet that it goes on
 
 
@@ -198,8 +197,7 @@ class RunEndWatch(_Patches):
 
 @dataclass(frozen=True, slots=True)
 class LoggedMetric:
-    run_id: str | None
-    """None if it was logged to no run, but by a trainer of the training that is being recorded."""
+    run_id: str | None  # None if it was logged to no run, but by a trainer of the training that is being recorded
     key: str
     value: Any  # as the script gave it: a number, or a tensor that holds one
     step: int | None  # the script's own step
@@ -214,8 +212,7 @@ class UserMetrics(_Patches):
 
     def __init__(self, on_metric: Callable[[LoggedMetric], None]) -> None:
         super().__init__()
-        self.failure: Exception | None = None
-        """Why it no longer reports; the owner reports this where it does no harm."""
+        self.failure: Exception | None = None  # why it no longer reports; the owner reports this where it does no harm
         self._on_metric = on_metric
         self._enabled = [False]
 

@@ -159,8 +159,7 @@ class MetricSink(TimedSink):
         self._single_values = SingleValues(delivered.thinning)
         self._fresh: deque[PointBatch] = deque()
         self._postponed: deque[PointBatch] = deque()
-        self._dropped = False
-        """Postponed points were dropped: the journal must be read again from `metrics_until` on."""
+        self._dropped = False  # postponed points were dropped: the journal must be read again from `metrics_until` on
         self._open: list[Point] = []
         self._open_since = 0.0
         self._held = HeldReadings()

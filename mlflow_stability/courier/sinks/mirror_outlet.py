@@ -51,8 +51,7 @@ class MirrorOutlet(Outlet):
         super().__init__(plan, self._metrics.until)
         self._writer: TensorBoardWriter | WandbWriter | None = None
         self._began = time.monotonic()
-        self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """A request to send points, with whether the training is over."""
+        self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()  # requests to send: whether the training is over
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._busy = False  # the thread has the points: nothing can be taken
         self._thread = threading.Thread(target=self._work, name=f"mirror to {mirror.tool}", daemon=True)

@@ -31,8 +31,7 @@ class CheckpointWriter:
         self._findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        self.writing: int | None = None
-        """Step of the state that is being written: it must not be changed meanwhile."""
+        self.writing: int | None = None  # step of the state that is being written: it must not be changed meanwhile
         self._next: tuple[StateCopy, float, float | None] | None = None  # the state that is written after it
         self._taking = threading.Lock()  # held while `_next` becomes `writing`
         self._thread: threading.Thread | None = None
@@ -175,8 +174,7 @@ class CheckpointCadence:
         self._policy = policy
         self._writer = writer
         self._last = 0
-        self._waiting: list[int] = []
-        """Steps of checkpoints that await healthy steps; several only with `best_by`."""
+        self._waiting: list[int] = []  # steps of checkpoints that await healthy steps; several only with `best_by`
 
     @property
     def next_change(self) -> int:

@@ -136,8 +136,7 @@ class CapturedBatch:
         self.gradients: dict[int, list[Tensor]] = {}
         """Gradients of the outputs, by their index, one for each backward pass."""
         self.nodes: tuple[tuple[str, int], ...] = ()  # name and sequence number of the outputs' autograd nodes
-        self.has_output_hook = False
-        """Whether the script hooks an output: then gradients are those after its hook."""
+        self.has_output_hook = False  # whether the script hooks an output: then gradients are those after its hook
         self.versions = versions
         self.bytes = size
 
@@ -179,12 +178,10 @@ class BatchCapture(ForwardObserver):
         self._most_earlier_bytes = most_earlier_bytes
         self._host_only = host_only  # whether models on accelerators are skipped
         self._is_over = False
-        self.steps_kept = 1
-        """How many steps back are kept: two where a device tells later whether a step was broken."""
+        self.steps_kept = 1  # how many steps back are kept: two where a device tells later whether a step was broken
         self._passes: deque[CapturedBatch] = deque()
         self._open: CapturedBatch | None = None
-        self._awaited: list[_Output] = []
-        """Outputs whose gradients have not come back, of at most `MOST_PASSES` passes."""
+        self._awaited: list[_Output] = []  # outputs whose gradients have not come back, of at most `MOST_PASSES` passes
         self._handles: list[RemovableHandle] = []  # hooks of the running backward pass
         self.step = 0  # the step of the next pass; set at the first optimizer step before it
         self.loss: CapturedLoss | None = None

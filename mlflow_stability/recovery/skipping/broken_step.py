@@ -106,8 +106,7 @@ class GradientLimit:
     def __init__(self, times: float | None) -> None:
         self._times = times
         self._norms: deque[float] = deque()
-        self._by_size: list[float] = []
-        """The same, sorted: to sort them at each step would take longer than all else here."""
+        self._by_size: list[float] = []  # sorted: to sort them at each step would take longer than all else here
         self._largest = 0.0  # largest norm of a step that was taken
         self._largest_loss = 0.0  # largest absolute loss
         self._usual = math.inf  # the limit without regard to extreme norms

@@ -43,8 +43,7 @@ class SkipCount:
         self._policy = policy
         self.total = 0
         self._row = 0
-        self._last_skipped = -1
-        """The last step skipped: parallel trainings may each skip in it, and it counts once."""
+        self._last_skipped = -1  # the last step skipped: parallel trainings may each skip in it, and it counts once
         self._recent: deque[bool] = deque(maxlen=policy.skip_window)
         self._often_reported = False
         self._scale: float | None = None

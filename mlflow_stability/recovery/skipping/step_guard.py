@@ -74,12 +74,10 @@ class StepGuard:
         self, buffers: BufferUndo | None = None, vote: Vote | None = None, on_device: bool | None = None
     ) -> None:
         self.buffers = buffers
-        self.buffers_lost = False
-        """Buffers of the last broken capture could not be restored, and are not finite."""
+        self.buffers_lost = False  # buffers of the last broken capture could not be restored, and are not finite
         self.awaits_forward = False  # the next forward pass is the first one since a step
         self._vote = vote
-        self._on_device = on_device
-        """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""
+        self._on_device = on_device  # whether fused optimizers read the flag themselves; None: on an accelerator
         self._capture: object = None
         self._verdict = _SOUND
         self._looked: set[int] = set()

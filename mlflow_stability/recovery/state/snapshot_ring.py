@@ -38,8 +38,7 @@ class SnapshotRing:
         self._good: list[Snapshot] = []
         self._waiting: Snapshot | None = None
         self._first: Snapshot | None = None
-        self.initial_step: int | None = None
-        """Step of the state from before the first step; it is the first to leave."""
+        self.initial_step: int | None = None  # step of the state from before the first step; it is the first to leave
         self._began = clock()
         self._cost = 0.0
         self._last_step: int | None = None

@@ -127,8 +127,7 @@ class OptimizerCopy:
     members: tuple[tuple[str, ...], ...]  # parameters of each group
     state: dict[str, Any]
     shared: dict[str, Any]  # state that belongs to no parameter
-    on_host: dict[str, tuple[str, ...]]
-    """For parameters on a device: entries of their state on the host, such as step counters."""
+    on_host: dict[str, tuple[str, ...]]  # entries of parameters on a device that are on the host: step counters
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor of the state with its path."""

@@ -43,8 +43,7 @@ from mlflow_stability.probes.object_memory import Kind
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
     optimizers: tuple[Optimizer, ...]
-    models: tuple[Module, ...] = ()
-    """Outermost modules that own the optimizers' parameters, in the order of these."""
+    models: tuple[Module, ...] = ()  # outermost modules that own the optimizers' parameters, in the order of these
     schedulers: tuple[LRScheduler, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     averaged: tuple[Module, ...] = ()  # averaged copies of the models, restored with them
