@@ -1,18 +1,18 @@
-"""Interfaces of probes, and what they are given before and after a step."""
+"""Interfaces of probes: what they are given before and after a step, and what they return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -58,32 +58,58 @@ class Guard(Protocol):
         """Runs within ``except`` in a wrapped body: end an error of a part of it there, raise any other again."""
 
 
-class Probe(Protocol):
-    """Measures something, on the device, without waiting for it."""
+def next_multiple(step: int, *periods: int) -> int:
+    """Return the first multiple of any period after a step."""
+    return min([step - step % period + period for period in periods])
+
+
+class Probe:
+    """Measures something, on the device, without waiting for it; methods that are not overridden are not called."""
 
     part: str
     """Its name in messages about a failure."""
+    is_periodic = False
+    """Whether it is due at each step that `next_due` returns: then `due` is not called there."""
 
     def due(self, step: int) -> bool:
         """Return whether to measure this capture; called once for each that `next_due` does not skip."""
-        ...
+        raise NotImplementedError
 
     def next_due(self, step: int) -> int:
         """Return the next step after this one that may be due; `due` is not called before it."""
-        ...
+        raise NotImplementedError
 
-    def before_step(self, view: StepView) -> None:
+    def before_step(self, _view: StepView) -> None:
         """Runs when gradients are complete and not used yet, once for each optimizer of the capture."""
-        ...
 
-    def after_step(self, view: StepView) -> None: ...
+    def after_step(self, _view: StepView) -> None: ...
 
-    def blocks(self, step: int) -> Sequence[Block]:
+    def blocks(self, _step: int) -> Sequence[Block]:
         """Return the measurements of a capture that is over."""
-        ...
+        return ()
+
+    def forget(self) -> None:
+        """Drop unfinished measurements: Ctrl-C, or what a signal raises, has ended a method half-way."""
+
+    def close(self) -> None:
+        """Remove everything from the models at the end of the recording."""
 
 
-@runtime_checkable
+class PeriodicProbe(Probe):
+    """A probe that is due at each multiple of any of its periods, in steps."""
+
+    is_periodic = True
+
+    def __init__(self, *periods: int) -> None:
+        self._periods = periods
+
+    def due(self, step: int) -> bool:
+        return 0 in [step % period for period in self._periods]
+
+    def next_due(self, step: int) -> int:
+        return next_multiple(step, *self._periods)
+
+
 class ForwardProbe(Protocol):
     """Measures inside the forward pass of a model."""
 
@@ -152,57 +178,6 @@ A file with `SIGNALS` has them in `PROBES`, a tuple; nothing else is needed for 
 NORMS_EVERY = 10  # steps between measurements of the whole model's weights, updates and momentum
 
 
-def next_multiple(step: int, *periods: int) -> int:
-    """Return the first multiple of any period after a step."""
-    return min([step - step % period + period for period in periods])
-
-
-class BaseProbe:
-    """Base of probes; methods that are not overridden are not called."""
-
-    is_periodic = False
-    """Whether it is due at each step that `next_due` returns: then `due` is not called there."""
-
-    def before_step(self, _view: StepView) -> None:
-        """Runs when gradients are complete and not used yet."""
-
-    def after_step(self, _view: StepView) -> None: ...
-
-    def blocks(self, _step: int) -> Sequence[Block]:
-        """Return the measurements of a capture that is over."""
-        return ()
-
-    def close(self) -> None:
-        """Remove everything from the models at the end of the recording."""
-
-
-class PeriodicProbe(BaseProbe):
-    """A probe that is due at each multiple of any of its periods, in steps."""
-
-    is_periodic = True
-
-    def __init__(self, *periods: int) -> None:
-        self._periods = periods
-
-    def due(self, step: int) -> bool:
-        return 0 in [step % period for period in self._periods]
-
-    def next_due(self, step: int) -> int:
-        return next_multiple(step, *self._periods)
-
-
 def next_sampled_step(own_step: int, first: int, every: int) -> int:
     """Return the next own step after this one that is `first` or a multiple of `every`."""
     return min(first, next_multiple(own_step, every)) if own_step < first else next_multiple(own_step, every)
-
-
-@runtime_checkable
-class Forgetful(Protocol):
-    """A probe that holds something from one place of a capture to the next; so do others that a guard runs.
-
-    The guard calls this when Ctrl-C, or what the script raises from a signal, has ended one of its bodies half-way.
-    """
-
-    def forget(self) -> None:
-        """Drop unfinished measurements of an interrupted capture."""
-        ...

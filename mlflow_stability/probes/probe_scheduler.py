@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -14,17 +15,17 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.probes.model_discovery import ObjectScan
-from mlflow_stability.probes.object_memory import ObjectMemory
+from mlflow_stability.probes.forward.forward_passes import ForwardObserver, ForwardScheduler, ForwardWatch
+from mlflow_stability.probes.model_discovery import ObjectMemory, ObjectScan
+from mlflow_stability.probes.parameters.extreme_values import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.performance.step_timing import Mark
-from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe import BaseProbe, Forgetful, Guard, Probe, StepView
-from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.performance.memory import Memory
+from mlflow_stability.probes.performance.progress import Progress
+from mlflow_stability.probes.performance.step_timing import EVERY_STEPS, MOST_MOMENTS, Communication, Mark, StepClock
+from mlflow_stability.probes.performance.throughput import Throughput
+from mlflow_stability.probes.probe import Guard, Probe, StepView, next_multiple
+from mlflow_stability.probes.step.readback import Block, value_on_host
 
 _STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
 _CAPTURE_ENDED = (int(Mark.CAPTURE_ENDED), 0.0)
@@ -285,9 +286,9 @@ class _GuardedProbe:
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
         self.by_own_step = by_own_step  # whether it goes by the steps of each training
         self.part = probe.part
-        self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
+        self.forget = probe.forget
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
-        self.is_periodic = isinstance(probe, BaseProbe) and probe.is_periodic
+        self.is_periodic = probe.is_periodic
         self.next_due: Callable[[int], int | None] = (
             probe.next_due if self.is_periodic else guard(probe.part, probe.next_due)  # arithmetic does not fail
         )
@@ -296,14 +297,116 @@ class _GuardedProbe:
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step")
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step")
         self.blocks: Callable[[int], Sequence[Block]] | None = _own(probe, "blocks")
-        close = _own(probe, "close") if isinstance(probe, BaseProbe) else None
+        close = _own(probe, "close")
         self.close: Callable[[], Any] | None = None if close is None else guard(probe.part, close)
 
 
 def _own(probe: Probe, name: str) -> Callable[..., Any] | None:
     """A method of a probe, or None where it does not override it."""
     body: Callable[..., Any] = getattr(probe, name)
-    return None if getattr(body, "__func__", None) is getattr(BaseProbe, name) else body
+    return None if getattr(body, "__func__", None) is getattr(Probe, name) else body
 
 
-def _nothing_held() -> None: ...
+_BACKWARD_BEGAN, _BACKWARD_ENDED = int(Mark.BACKWARD_BEGAN), int(Mark.BACKWARD_ENDED)
+FIRST_STEPS = 20  # in which every optimizer is shown to the watch; later every tenth
+
+
+class TrainingPace:
+    def __init__(
+        self,
+        guard: Guard,
+        own_seconds: Callable[[], float],
+        tokens_per_step: float | None = None,
+        observers: Sequence[ForwardObserver] = (),
+        total_steps: int | None = None,
+        total_tokens: int | None = None,
+    ) -> None:
+        # After the observers: a second pass comes before operations and seconds are counted.
+        self.throughput = Throughput(tokens_per_step)
+        self.looks: tuple[Callable[[Any], None], ...] = ()  # called with the tensors of each backward pass
+        self.clock = StepClock(own_seconds)
+        self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.split)
+        self._communication = Communication(guard, lambda: self.models)
+        # Probes that are called before all others.
+        self.before_others: tuple[Probe, ...] = (
+            *(_OptimizerFinder(self._watch), self.throughput, self._communication),
+            Memory(),
+            Progress(total_steps=total_steps, total_tokens=total_tokens, tokens=lambda: self.throughput.all_tokens),
+        )
+        self.after_others: tuple[Probe, ...] = (self.clock,)  # probes that are called after all others
+        self._split = self.clock.split
+        self._unusual_backward: Callable[[], None] = guard(StepClock.part, self._end_what_is_open)
+        self._by_device: Callable[[int], None] = guard(StepClock.part, self.clock.mark)
+        # Called before each step after all else of ours: the optimizer's time begins.
+        self.step_began: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_BEGAN))
+        # Called right after each step, before all else of ours.
+        self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
+        # Called when recording pauses: counting ends in a pass that never ended.
+        self.pass_over: Callable[[], None] = guard(Throughput.part, self.throughput.pass_over)
+
+    @property
+    def models(self) -> tuple[Module, ...]:
+        return self._watch.models
+
+    def close(self) -> None:
+        self._watch.remove()
+        self._communication.forget()
+        self.throughput.pass_over()
+
+    def backward_began(self, tensors: Any) -> None:
+        for look in self.looks:
+            look(tensors)
+        watch, throughput = self._watch, self.throughput
+        watch.in_backward = throughput.is_between = True
+        if watch.opened or throughput.flops.is_counting:
+            self._unusual_backward()
+        for part, begin in watch.gradients_begin:
+            try:
+                if part not in watch.guard.off:
+                    begin()
+            except BaseException as error:
+                watch.guard.contain(part, error)
+        if self._split.also is None:
+            self._split.moments.append((_BACKWARD_BEGAN, self._split.now()))
+        else:  # an event of the device, which may fail
+            self._by_device(_BACKWARD_BEGAN)
+
+    def backward_ended(self) -> None:
+        watch = self._watch
+        watch.in_backward = False
+        for part, end in watch.gradients_end:
+            try:
+                if part not in watch.guard.off:
+                    end()
+            except BaseException as error:
+                watch.guard.contain(part, error)
+        if self._split.also is None:
+            self._split.moments.append((_BACKWARD_ENDED, self._split.now()))
+        else:
+            self._by_device(_BACKWARD_ENDED)
+        if len(self._split.moments) >= MOST_MOMENTS:
+            self._split.add_up()
+
+    def _end_what_is_open(self) -> None:
+        self._watch.backward_began()
+        self.throughput.backward_began()
+
+
+class _OptimizerFinder(Probe):
+    """Shows optimizers to the watch before their steps."""
+
+    part = "forward passes"
+
+    def __init__(self, watch: ForwardWatch) -> None:
+        self._watch = watch
+        self._steps = 0
+
+    def due(self, step: int) -> bool:
+        self._steps += 1
+        return self._steps <= FIRST_STEPS or step % EVERY_STEPS == 0
+
+    def next_due(self, step: int) -> int:
+        return step + 1 if self._steps <= FIRST_STEPS else next_multiple(step, EVERY_STEPS)
+
+    def before_step(self, view: StepView) -> None:
+        self._watch.before_step(view.optimizer)

@@ -165,10 +165,6 @@ class CourierLink:
     def was_started(self) -> bool:
         return self._launcher is not None
 
-    def ensure_started(self) -> None:
-        if self._launcher is None:
-            self.start()
-
     def look_after(self) -> None:
         """Check every few seconds that the courier lives, and print its notices."""
         now = time.monotonic()

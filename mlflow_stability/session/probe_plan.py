@@ -17,20 +17,18 @@ from mlflow_stability.kinds.catalog import choose_detectors, detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.probes.first_look.first_look import FirstLook
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.probes.loss_level.loss_terms import LossTerms
-from mlflow_stability.probes.object_memory import ObjectMemory
+from mlflow_stability.probes.first_look.loss_graph import LossTerms
+from mlflow_stability.probes.forward.forward_passes import ForwardScheduler
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
+from mlflow_stability.probes.model_discovery import ObjectMemory
+from mlflow_stability.probes.parameters.extreme_values import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
-from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import ForwardProbe, Probe, ProbeContext
-from mlflow_stability.probes.probe_scheduler import BrokenSteps, Probes, ProbeScheduler
+from mlflow_stability.probes.probe_scheduler import BrokenSteps, Probes, ProbeScheduler, TrainingPace
 from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
-from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.facts_probe import FactsProbe
 from mlflow_stability.session.rank_comparison import rank_and_world_size
-from mlflow_stability.session.recording.deferred_detection import Judging
-from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.session.run_facts.facts_probe import FactsProbe
+from mlflow_stability.session.recording.recording import Judging, Recording
 from mlflow_stability.vocabulary.judging import DEFAULT
 from mlflow_stability.vocabulary.measured.signal_type import modules_with
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, Settings
@@ -114,27 +112,24 @@ def probe_scheduler_of(
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
 
-    def step() -> int:
-        return recording.step + 1
-
-    terms = LossTerms(step, lambda: scheduler.ask_again())
+    terms = LossTerms(recording.next_step, lambda: scheduler.ask_again())
     at_terms = guard(LossTerms.part, terms.at_loss)
 
     def look_at_losses(is_on: bool) -> None:
         pace.looks = (at_terms, guard(FirstLook.part, look.at_loss)) if is_on else (at_terms,)
 
-    look = FirstLook(recording.emit, lambda: pace.models, step, look_at_losses)
+    look = FirstLook(recording.emit, lambda: pace.models, recording.next_step, look_at_losses)
     batches, broken = held_batches(settings, guard, recording)
     capture = None if batches is None else batches.capture
     listeners = [observer for observer in (capture, recording.before_forward) if observer is not None]
     context = ProbeContext(settings, guard, lambda: pace.models, recording.say, recording.keep_attention)
     probes_asked_for = probes_for(context)
-    inside = [probe for probe in probes_asked_for if isinstance(probe, ForwardProbe)]
+    inside = [probe for probe in probes_asked_for if not isinstance(probe, Probe)]
     forward = ForwardScheduler(guard, inside, recording.step + 1, recording.emit)
     probes = Probes(
         by_step=[facts, look, terms],
         before_steps=[] if batches is None else [batches.before_steps],
-        by_own_step=[probe for probe in probes_asked_for if not isinstance(probe, ForwardProbe)],
+        by_own_step=[probe for probe in probes_asked_for if isinstance(probe, Probe)],
         forward=forward,
         spread=LayerStatistics(layers, FULL_EVERY * layers),
         nonfinite=NonfiniteCount(settings.memory_budget),

@@ -22,7 +22,7 @@ from mlflow_stability.kinds.reported.ranks import (
     Straggler,
     StragglerFacts,
 )
-from mlflow_stability.probes.ranks.rank_numbers import EVERY
+from mlflow_stability.probes.ranks.rank_exchange import EVERY
 from mlflow_stability.probes.ranks.rank_row import RankTable, z_of_all
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result import Finding, Severity

@@ -27,13 +27,13 @@ from mlflow_stability.journal.process_identity import launched_job
 from mlflow_stability.kinds.catalog import describe
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.session.courier_link import CourierLink, RecordedRun, Say
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import chosen_detectors, judging_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
-from mlflow_stability.session.run_facts.training_facts import SweepTrial, running_trial
+from mlflow_stability.session.training_facts import SweepTrial, running_trial
 from mlflow_stability.session.training_output import DeliveredRun, TrainingOutput
 from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.in_process import (
@@ -164,7 +164,7 @@ class RunBinding:
             is_new = optimizer not in self._known_optimizers
             self._known_optimizers.add(optimizer)
             if is_new:
-                self.heard.install_trainers()
+                self.heard.trainers.install()
                 self._meet_trial()
         exclusive = self.settings.exclusive
         run = None if exclusive and self.recording is not None else self._changed_run(is_new)
@@ -328,10 +328,7 @@ class RunBinding:
                 judging=judging_of(self.settings),
             )
         except OSError as error:
-            raise JournalError(
-                f"Cannot write a journal in {link.folder.parent} ({error.strerror or error}): nothing is "
-                "recorded. Pass another folder with autolog(options=Options(journal_dir=...))."
-            ) from error
+            raise _no_journal(link.folder.parent, error) from error
         self._recordings += 1
         self._report_restart(self.recording)
         self._folder = self.recording.folder
@@ -340,7 +337,8 @@ class RunBinding:
         self._own, self._run_id = run is None, run.run_id if run else None
         self._ended_cell, self._opened = None, self.recording.opening
         self._fluent = run is not None and fluent_run_id() == run.run_id
-        link.ensure_started()
+        if not link.was_started:
+            link.start()
         if self._own and not self.settings.exclusive:
             self._join.install()
         self._begun()
@@ -371,10 +369,7 @@ class RunBinding:
             try:
                 folder = new_session_folder(self.settings.journal_root())
             except OSError as error:
-                raise JournalError(
-                    f"Cannot write a journal in {self.settings.journal_root()} ({error.strerror or error}): "
-                    "nothing is recorded. Pass another folder with autolog(options=Options(journal_dir=...))."
-                ) from error
+                raise _no_journal(self.settings.journal_root(), error) from error
             asked = self.settings
             outlets = outlet_settings(asked.alerts, console_file(), asked.prometheus_port, asked.mirrors)
             environment = outlets.text() if outlets else ""
@@ -409,6 +404,13 @@ class RunBinding:
             restarts=0 if job is None else job.restarts,
             interactive=hasattr(sys, "ps1") or "ipykernel" in sys.modules,
         )
+
+
+def _no_journal(folder: Path, error: OSError) -> JournalError:
+    return JournalError(
+        f"Cannot write a journal in {folder} ({error.strerror or error}): nothing is recorded. Pass another folder "
+        "with autolog(options=Options(journal_dir=...))."
+    )
 
 
 def _address(directory: str) -> str:

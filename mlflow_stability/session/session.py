@@ -26,15 +26,15 @@ from mlflow_stability.journal.layout import RankProcess, write_ranks
 from mlflow_stability.journal.process_identity import ProcessIdentity, launched_job, own_identity
 from mlflow_stability.journal.writer import SLOW_SHARE
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.object_memory import ObjectMemory
+from mlflow_stability.probes.model_discovery import ObjectMemory
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_delivery
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.process_end import CellEnd, EndingWatch, ThreadEnd, process_exit
 from mlflow_stability.session.rank_comparison import RankComparison, rank_and_world_size
@@ -309,7 +309,7 @@ class Session:
         """Warn once that ranks are no longer compared."""
         recording = self._binding.recording
         if recording is not None:
-            lost = " The gradient norm and layers are missing from here on." if self._meter.is_split else ""
+            lost = " The gradient norm and layers are missing from here on." if self._meter.ranks.is_split else ""
             self._warn(
                 "Ranks are no longer compared since step %d: %s.%s Training continues unchanged.",
                 recording.step,
@@ -430,7 +430,7 @@ class Session:
             error,
         )
         if part == "step hooks":
-            self._meter.leave_ranks()
+            self._meter.ranks.leave()
             if self._lifecycle is not None:
                 self._lifecycle.release()
         recording = self._binding.recording

@@ -117,6 +117,7 @@ class ProgressLine:
         self._shown = 0
 
     def __call__(self, left: str) -> None:
+        global _shown_now
         now = time.monotonic()
         if self._silent or now < self._next or not sys.stderr.isatty():
             return
@@ -125,19 +126,15 @@ class ProgressLine:
         sys.stderr.write(("" if self._shown else new_row(sys.stderr)) + "\r" + line.ljust(self._shown))
         sys.stderr.flush()
         self._shown = len(line)
-        _set_shown(self)
+        _shown_now = self
 
     def clear(self) -> None:
+        global _shown_now
         if self._shown:
             sys.stderr.write("\r" + " " * self._shown + "\r")
             sys.stderr.flush()
             self._shown = 0
-            _set_shown(None)
-
-
-def _set_shown(line: ProgressLine | None) -> None:
-    global _shown_now
-    _shown_now = line
+            _shown_now = None
 
 
 LOGGER = logging.getLogger("mlflow_stability")

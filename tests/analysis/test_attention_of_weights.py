@@ -12,7 +12,7 @@ from torch import Tensor
 from mlflow_stability import attention_entropy_plot, attention_heatmap, compare_attention
 from mlflow_stability.analysis.attention import entropy_by_position, maps_of_weights
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.probes.attention.attention_scores import ScriptScores, head_numbers
+from mlflow_stability.probes.inside.attention_scores import ScriptScores, head_numbers
 
 PNG = b"\x89PNG"
 

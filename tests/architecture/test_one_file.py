@@ -109,7 +109,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mlflow_stability.probes.block import Block, signals_at
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType

@@ -10,7 +10,7 @@ import torch
 from probes.looked_into import unguarded
 from torch import Tensor, nn
 
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.probe import ForwardProbe
+from mlflow_stability.probes.step.readback import Block
 
 Row = dict[str, float]
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import Probe
-from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler, TrainingPace
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
-from mlflow_stability.session.guard import PartGuard
 
 Rows = dict[str, list[tuple[int, float]]]
 

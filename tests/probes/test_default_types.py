@@ -9,10 +9,10 @@ import torch
 from probes.looked_into import Row, looked_into, unguarded
 from torch import Tensor, nn
 
-from mlflow_stability.probes.activations.activation_probe import ActivationProbe
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
+from mlflow_stability.probes.inside.activation_probe import ActivationProbe
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
+from mlflow_stability.probes.inside.representation_probe import RepresentationProbe
 from mlflow_stability.probes.probe import ForwardProbe
-from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from mlflow_stability.probes.performance.batch_shape import batch_words
+from mlflow_stability.probes.performance.flop_count import batch_words
 from mlflow_stability.probes.training_facts import (
     autocast_now,
     model_facts,

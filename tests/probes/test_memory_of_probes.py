@@ -15,12 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
-from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
-from mlflow_stability.probes.parameters.layer_norms import LayerNorms
+from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, NonfiniteCount, WeightExtremes
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
+from mlflow_stability.probes.parameters.norms import LayerNorms, MomentumNorm, WeightUpdates
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.probe_scheduler import Probe
 

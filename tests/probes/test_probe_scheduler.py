@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,21 +9,18 @@ from probes.looked_into import unguarded
 from torch import nn
 from torch.optim import SGD
 
-from mlflow_stability.probes.activations.activation_probe import ActivationProbe, InputProbe
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.inside.activation_probe import ActivationProbe, InputProbe
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
+from mlflow_stability.probes.inside.representation_probe import RepresentationProbe
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
 from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
-from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
-from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
+from mlflow_stability.probes.parameters.norms import LayerNorms, MomentumNorm, WeightUpdates
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.throughput import Throughput
-from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe import StepView
-from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
-from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
+from mlflow_stability.probes.probe import Probe, StepView
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler, TrainingPace
 
 PERIODIC: list[Callable[[], Any]] = [
     lambda: LayerNorms(10, 25),
@@ -45,7 +42,7 @@ PERIODIC: list[Callable[[], Any]] = [
 ]
 
 
-class Asked:
+class Asked(Probe):
     """A probe that notes what it was asked, and is due at every seventh step."""
 
     part = "asked"
@@ -63,12 +60,6 @@ class Asked:
 
     def before_step(self, view: StepView) -> None:
         self.measured.append(view.step)
-
-    def after_step(self, view: StepView) -> None:
-        pass
-
-    def blocks(self, step: int) -> Sequence[Block]:
-        return ()
 
 
 @pytest.mark.parametrize("make", PERIODIC)

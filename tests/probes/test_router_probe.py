@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.healthy.networks import Experts
 
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.router_probe import RouterProbe
+from mlflow_stability.probes.inside.router_probe import RouterProbe
 
 TOKENS = 50
 

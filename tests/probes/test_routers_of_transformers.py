@@ -10,7 +10,7 @@ import transformers
 from probes.looked_into import looked_into, unguarded
 from torch import Tensor, nn
 
-from mlflow_stability.probes.router_probe import QUANTITIES, RouterProbe
+from mlflow_stability.probes.inside.router_probe import QUANTITIES, RouterProbe
 
 pytestmark = pytest.mark.slow
 SIZES = {

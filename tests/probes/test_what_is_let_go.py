@@ -13,12 +13,12 @@ from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mlflow_stability.probes.activations.activation_probe import ActivationProbe
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.forward.forward_passes import ForwardScheduler
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
+from mlflow_stability.probes.inside.activation_probe import ActivationProbe
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
+from mlflow_stability.probes.inside.representation_probe import RepresentationProbe
 from mlflow_stability.probes.probe import ForwardProbe
-from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 PROBES = ("activations", "representations", "attention")
 

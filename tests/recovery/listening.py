@@ -6,7 +6,7 @@ from probes.looked_into import unguarded
 from torch import nn
 from torch.optim import SGD
 
-from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.probes.loss_level.loss_level_probe import ENVIRONMENTS
+from mlflow_stability.probes.loss_level_probe import ENVIRONMENTS
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Severity

@@ -12,7 +12,7 @@ from scenarios.watching import Watched, batches, mse, tiny_model, true_norm
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 
 
 def test_backward_takes_a_generator_and_gradients_come_all_the_same(watched: Watched) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
-from mlflow_stability.session.guard import PartGuard
 
 Row = dict[str, float]
 

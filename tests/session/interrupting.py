@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import mlflow_stability
 from mlflow_stability.kinds.catalog import default_detectors
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.step_meter import StepMeter
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.run import Opening

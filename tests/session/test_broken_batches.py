@@ -9,7 +9,7 @@ from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 from mlflow_stability.session.broken_batches import MOST_FILES, BatchReport
 from mlflow_stability.vocabulary.result import Finding
 

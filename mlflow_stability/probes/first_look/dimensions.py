@@ -5,7 +5,7 @@ Guarantees: no device is waited for; no hook for saved tensors runs; of inputs o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from mlflow_stability.kinds.first_look.dimensions import (
     BatchAsSequence,
     BatchAsSequenceFacts,
 )
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.loss_graph import (
     COMBINING,
     PER_CLASS,
@@ -31,9 +30,10 @@ from mlflow_stability.probes.first_look.loss_graph import (
     shape_of,
     undivided,
 )
-from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.module_names import names_of_modules
+from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -58,7 +58,7 @@ class SequenceLayout:
     """Calls of layers with `batch_first=False`, beside the rows of the loss."""
 
     def __init__(self) -> None:
-        self._watched: list[WatchedCalls] = []
+        self._watched: list[Callable[[], None]] = []
         self._shapes: dict[tuple[int, int], int] = {}  # sequence and batch, as the layers take them, by identity
         self._names: dict[int, str] = {}
         self._steps = 0  # in a row
@@ -75,7 +75,7 @@ class SequenceLayout:
 
     def close(self) -> None:
         while self._watched:
-            self._watched.pop().remove()
+            self._watched.pop()()
 
     def note(self, loss: Tensor, step: int) -> Finding | None:
         """Look at a loss; return a finding after enough steps, and watch no longer once it is known."""

@@ -17,7 +17,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.first_look.settings import LateClipping, LateClippingFacts
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.dimensions import AttentionScores, OutputRows, SequenceLayout
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import Chance, chance_of, loss_input, loss_over_pairs, loss_sum
@@ -34,10 +33,10 @@ from mlflow_stability.probes.first_look.precision import Precision
 from mlflow_stability.probes.first_look.targets import Targets
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
-from mlflow_stability.probes.model_discovery import models_of, remembered
+from mlflow_stability.probes.model_discovery import Kind, models_of, remembered
 from mlflow_stability.probes.module_names import names_of_modules
-from mlflow_stability.probes.object_memory import Kind
-from mlflow_stability.probes.probe import BaseProbe, StepView
+from mlflow_stability.probes.probe import Probe, StepView
+from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -89,7 +88,7 @@ ZERO_LOOKS = 3  # from `SETTLED_STEP` on
 NO_GRADIENT_STEP = 100  # by then a parameter without a gradient never gets one
 
 
-class FirstLook(BaseProbe):
+class FirstLook(Probe):
     part = "first look"
     is_periodic = True
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.probes.probe import StepView
+from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType

@@ -1,1 +1,1 @@
-"""Opens and closes measurements inside a forward pass."""
+"""Observe forward passes, open probes inside them, and run one again without changing the training."""

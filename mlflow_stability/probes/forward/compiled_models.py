@@ -10,13 +10,14 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from torch.nn import Module
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
 from mlflow_stability.probes.module_names import WRAPPERS
 
 # Names in `torch_api` of functions that begin a compiled region, compile, or trace.
@@ -45,10 +46,8 @@ class CompiledCodeWatch:
             if torch_api.is_dynamo_loaded():
                 torch_api.need(_REGION)  # compiled code could not be seen
             self._handles.patch_symbol(_REGION, _before_region)
-            for symbol in _COMPILING:
-                self._handles.patch_symbol(symbol, _before_compiling)
-            for symbol in _TRACING:
-                self._handles.patch_symbol(symbol, _before_tracing)
+            for symbol in (*_COMPILING, *_TRACING):
+                self._handles.patch_symbol(symbol, partial(_before_making, symbol in _COMPILING))
         if self not in self._on:
             self._on.append(self)
 
@@ -74,13 +73,8 @@ def _before_region(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return original(*args, **kwargs)
 
 
-def _before_compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    CompiledCodeWatch.announce_compiled(True)
-    return original(*args, **kwargs)
-
-
-def _before_tracing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    CompiledCodeWatch.announce_compiled(False)
+def _before_making(compiled: bool, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    CompiledCodeWatch.announce_compiled(compiled)
     return original(*args, **kwargs)
 
 

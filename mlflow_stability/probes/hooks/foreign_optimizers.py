@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.hooks.hook_handles import HookHandles, TrainingThread
+from mlflow_stability.probes.hooks.guarded_hooks import HookHandles, TrainingThread
 from mlflow_stability.probes.probe import Guard
 
 

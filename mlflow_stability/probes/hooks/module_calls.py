@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol, TypeAlias
 
@@ -56,17 +57,6 @@ class CallObserver(Protocol):
         """Runs instead of `call_ended` when the call raised an exception, Ctrl-C included."""
 
 
-class WatchedCalls:
-    __slots__ = ("_calls", "_identity", "_observer")
-
-    def __init__(self, calls: ModuleCalls, identity: int, observer: CallObserver) -> None:
-        self._calls, self._identity, self._observer = calls, identity, observer
-
-    def remove(self) -> None:
-        """End; repeating it does no harm."""
-        self._calls.forget(self._identity, self._observer)
-
-
 class _Entry:
     __slots__ = ("module", "observers")
 
@@ -99,8 +89,11 @@ class ModuleCalls(dict[int, _Entry]):
         code: CodeType = torch_api.module_call.__code__
         return code if self._function is None or self._before is None else self._before
 
-    def observe(self, module: Module, observer: CallObserver) -> WatchedCalls:
-        """Tell `observer` of every call of `module`. The module is referenced weakly, the observer strongly."""
+    def observe(self, module: Module, observer: CallObserver) -> Callable[[], None]:
+        """Tell `observer` of every call of `module`, until the function that is returned is called, once or more.
+
+        The module is referenced weakly, the observer strongly.
+        """
         self._install()
         key = id(module)
         entry = self.get(key)
@@ -108,9 +101,9 @@ class ModuleCalls(dict[int, _Entry]):
             self[key] = _Entry(weakref.ref(module, lambda _: self._drop(key)), (observer,))
         else:
             entry.observers = (*entry.observers, observer)
-        return WatchedCalls(self, key, observer)
+        return partial(self.forget, key, observer)
 
-    def watch(self, module: Module, began: BeforeCall) -> WatchedCalls:
+    def watch(self, module: Module, began: BeforeCall) -> Callable[[], None]:
         """Call `began(module, args, kwargs)` before every call of `module`; it must not raise."""
         return self.observe(module, _BeforeCalls(began))
 

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from types import CodeType
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.probes.hooks import thread_state, torch_api
+from mlflow_stability.probes.hooks import torch_api
 
 # Whether gradients are recorded, and the modes that see functions.
 ThreadState: TypeAlias = tuple[bool, tuple[Any, ...]]
@@ -47,29 +47,14 @@ class OwnMode(TorchFunctionMode):
         return False
 
 
-class Reversible(Protocol):
-    """A change of what torch keeps for a thread; `undo` may be called several times."""
+class _Entered(threading.local):
+    """Contexts that this thread has entered and not left."""
 
-    def undo(self) -> None: ...
-
-
-class _Changes(threading.local):
     def __init__(self) -> None:
-        self.made: list[Reversible] = []
+        self.contexts: list[untracked] = []
 
 
-_changes = _Changes()
-
-
-def remember(change: Reversible) -> None:
-    """Note a change right before it is made in this thread."""
-    _changes.made.append(change)
-
-
-def forget(change: Reversible) -> None:
-    made = _changes.made
-    if made and made[-1] is change:
-        made.pop()
+_entered = _Entered()
 
 
 def noted() -> ThreadState:
@@ -111,10 +96,10 @@ def restore_thread_state(state: ThreadState, interrupted: bool = True) -> None:
 
 def _restore(state: ThreadState, interrupted: bool) -> None:
     gradients, modes = state
-    made = _changes.made
-    while made:
-        made[-1].undo()
-        made.pop()
+    contexts = _entered.contexts
+    while contexts:
+        contexts[-1].undo()
+        contexts.pop()
     if is_grad_enabled() is not gradients:
         torch_api.set_grad_enabled(gradients)
     now = function_modes()
@@ -190,7 +175,7 @@ class untracked:  # noqa: N801 # it is used as `contextlib.suppress` is
         keys = [getattr(torch_api.DispatchKey, name) for name in _OPERATIONS]
         self._operations = [key for key in keys if not torch_api.is_dispatch_key_excluded(key)]
         self._functions = torch_api.DisableTorchFunction()
-        thread_state.remember(self)
+        _entered.contexts.append(self)
         self._begun = True
         self._functions.__enter__()
         for key in self._operations:
@@ -201,9 +186,11 @@ class untracked:  # noqa: N801 # it is used as `contextlib.suppress` is
 
     def __exit__(self, *_: object) -> None:
         self.undo()
-        thread_state.forget(self)
+        if _entered.contexts[-1:] == [self]:  # else Ctrl-C has undone it
+            _entered.contexts.pop()
 
     def undo(self) -> None:
+        """Leave; may be called several times."""
         if not self._begun:
             return
         for device in self._autocast:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
@@ -30,8 +30,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.foreign_optimizers import ForeignOptimizers
-from mlflow_stability.probes.hooks.hook_handles import HookHandles, TrainingThread, is_cuda_used, uncompiled_hook
-from mlflow_stability.probes.loss_level.policy_samples import POLICY_SAMPLES
+from mlflow_stability.probes.hooks.guarded_hooks import HookHandles, TrainingThread, is_cuda_used, uncompiled_hook
+from mlflow_stability.probes.policy_samples import POLICY_SAMPLES
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.step_meter import StepMeter
 
@@ -55,8 +55,6 @@ def _names_closure(kind: Any) -> bool:
 
 def watched_closure(closure: Any, around: Around) -> Any:
     """Return a closure every evaluation of which runs inside `around`."""
-    if not isinstance(closure, FunctionType):
-        return _ClosureProxy(closure, around)
     first = True
 
     @functools.wraps(closure)
@@ -67,27 +65,6 @@ def watched_closure(closure: Any, around: Around) -> Any:
             return closure(*args, **kwargs)
 
     return watched
-
-
-class _ClosureProxy:
-    """Stand-in for a closure that is an object; its attributes are the closure's own."""
-
-    def __init__(self, closure: Any, around: Around) -> None:
-        object.__setattr__(self, "_closure", closure)
-        object.__setattr__(self, "_around", around)
-        object.__setattr__(self, "_first", True)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        is_first = object.__getattribute__(self, "_first")
-        object.__setattr__(self, "_first", False)
-        with object.__getattribute__(self, "_around")(is_first):
-            return object.__getattribute__(self, "_closure")(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_closure"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(object.__getattribute__(self, "_closure"), name, value)
 
 
 # Every step that torch hooks runs inside a frame of this one function.
@@ -176,7 +153,7 @@ class TorchWatch:
         self._step_ended = guard("step hooks", meter.step_ended)
         self._made = guard("step hooks", meter.optimizer_made)
         self._look_away = guard("step hooks", meter.look_away)
-        self._uneven = guard("other processes", meter.uneven_inputs)
+        self._uneven = guard("other processes", meter.ranks.pause)
         self._foreign = ForeignOptimizers(
             guard, self._handles, self._thread, self._before_foreign_step, self._step_ended
         )

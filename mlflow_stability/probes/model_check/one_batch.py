@@ -22,20 +22,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import Module, functional
 
-from mlflow_stability.probes.activations.activation_statistics import (
-    QUANTITIES,
-    ActivationSample,
-    OutputKind,
-    nature_of,
-    sample_of_output,
-    statistics_of,
-)
-from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.hooks.thread_state import untracked
-from mlflow_stability.probes.model_check.values import fetched
-from mlflow_stability.probes.module_names import plain_name, unwrapped
-from mlflow_stability.probes.rerun.forward_rerun import (
+from mlflow_stability.probes.forward.forward_rerun import (
+    NotRunAgain,
+    TrackedWrites,
+    WrittenTensors,
     hooks_muted,
     is_ours,
     kept,
@@ -43,8 +33,20 @@ from mlflow_stability.probes.rerun.forward_rerun import (
     own_pass,
     random_numbers_kept,
 )
-from mlflow_stability.probes.rerun.writable_state import WritableState
-from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
+from mlflow_stability.probes.forward.writable_state import WritableState
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
+from mlflow_stability.probes.hooks.thread_state import untracked
+from mlflow_stability.probes.inside.activation_statistics import (
+    QUANTITIES,
+    ActivationSample,
+    OutputKind,
+    nature_of,
+    sample_of_output,
+    statistics_of,
+)
+from mlflow_stability.probes.model_check.values import fetched
+from mlflow_stability.probes.module_names import plain_name, unwrapped
 
 LossFunction = Callable[..., Tensor]
 

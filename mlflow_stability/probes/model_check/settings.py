@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module
@@ -31,21 +30,15 @@ _ADAMS = re.compile(r"adam|lamb", re.IGNORECASE)
 _NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCheckLimits:
-    smallest_eps_in_half: float = 1e-6
-    """Least epsilon of a normalisation with weights in half precision: a smaller one is lost beside 1."""
-    smallest_eps: float = 1e-8
-    """Least epsilon of any other: the gradient of a constant row is multiplied by its inverse root."""
-    smallest_scale: float = 1e-4
-    """Least factor of attention logits: with a smaller one attention is uniform."""
+MIN_EPS_IN_HALF = 1e-6  # of a normalisation with weights in half precision: a smaller one is lost beside 1
+MIN_EPS = 1e-8  # of any other: the gradient of a constant row is multiplied by its inverse root
+MIN_SCALE = 1e-4  # of attention logits: with a smaller one attention is uniform
 
 
 def model_lint(
     models: Sequence[Module],
     optimizers: Sequence[Optimizer],
     step: int,
-    limits: ModelCheckLimits | None = None,
     trained: Container[int] = (),
 ) -> list[Finding]:
     """Return the findings as events of a training, when gradients are complete.
@@ -62,7 +55,7 @@ def model_lint(
             numbers=finding.evidence,
             remedies=finding.remedies,
         )
-        for finding in settings_found(models, optimizers, limits, trained)
+        for finding in settings_found(models, optimizers, trained)
     ]
 
 
@@ -88,7 +81,6 @@ def lint_event(
 def settings_found(
     models: Sequence[Module],
     optimizers: Sequence[Optimizer] | None,
-    limits: ModelCheckLimits | None = None,
     trained_before: Container[int] | None = None,
 ) -> list[ModelFinding]:
     """Return the findings about these models; without optimizers, none about what they train.
@@ -96,7 +88,6 @@ def settings_found(
     `trained_before` is given while a training runs and gradients are complete; parameters without one take no part in
     the loss, as those of an averaged copy or of a target network.
     """
-    limits = limits or ModelCheckLimits()
     named = [pair for model in models for pair in _named_parameters(model)]
     missing = twice = None
     if optimizers is not None:
@@ -106,20 +97,20 @@ def settings_found(
     frozen = named if trained_before is None else [pair for pair in named if id(pair[1]) not in trained_before]
     swapped = _betas_swapped(optimizers or ())
     findings = (
-        *(_small_eps(models, limits), _small_scale(models, limits)),
+        *(_small_eps(models), _small_scale(models)),
         *(missing, _tied(named), _frozen(frozen, named), twice, swapped),
     )
     return [finding for finding in findings if finding is not None]
 
 
-def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFinding | None:
+def _small_eps(models: Sequence[Module]) -> ModelFinding | None:
     small = []
     for name, module in _modules(models):
         if type(module).__name__.endswith(_NORMS):
             eps = _number(module, _EPS)
             weights = [weight for weight in module._parameters.values() if weight is not None]
             half = any(weight.dtype in HALVES for weight in weights)
-            least = limits.smallest_eps_in_half if half else limits.smallest_eps
+            least = MIN_EPS_IN_HALF if half else MIN_EPS
             if eps is not None and eps < least:
                 small.append((eps, name, half, least))
     if not small:
@@ -135,18 +126,18 @@ def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFindi
     return model_finding("small_eps", severity, message, name, remedies, eps=eps, modules=len(small))
 
 
-def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFinding | None:
+def _small_scale(models: Sequence[Module]) -> ModelFinding | None:
     small = []
     for name, module in _modules(models):
         words = f"{name}.{type(module).__name__}".lower()
         scale = _number(module, _SCALES) if "attn" in words or "attention" in words else None
-        if scale is not None and 0 <= scale < limits.smallest_scale:
+        if scale is not None and 0 <= scale < MIN_SCALE:
             small.append((name, scale))
     if not small:
         return None
     name, scale = small[0]
     message = (
-        f"{count_of(small, 'attention module')} scaled by less than {limits.smallest_scale:g} ({name}: "
+        f"{count_of(small, 'attention module')} scaled by less than {MIN_SCALE:g} ({name}: "
         f"{scale:g}). Attention weights are then nearly uniform over the keys."
     )
     remedies = (Remedy(Action.SCALE_ATTENTION_LOGITS),)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +17,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import untracked
-from mlflow_stability.probes.model_check.settings import (
-    count_of,
-    first_names,
-    model_finding,
-    names_of,
-    place_of,
-)
+from mlflow_stability.probes.model_check.settings import count_of, first_names, model_finding, names_of, place_of
 from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensor_sums import HALVES
@@ -36,20 +29,12 @@ _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MATRIX = "weight matrix", "weight matrices"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueLimits:
-    huge_value: float = 1e6
-    """Largest absolute value of a weight."""
-    huge_share_of_type: float = 0.1
-    """The same as a share of the largest number of its type: 6,550 for float16."""
-    tiny_value: float = 1e-10
-    """A matrix whose largest absolute value is below this learns nothing: products of it vanish."""
-    huge_gain: float = 4.0
-    """Gain of a matrix above which what goes through it explodes within a few layers."""
-    tiny_gain: float = 0.02
-    """Gain of a matrix below which what goes through it vanishes within a few layers."""
-    fewest_inputs: int = 16
-    """Matrices with fewer inputs are not judged by their gain."""
+HUGE_VALUE = 1e6  # absolute value of a weight
+HUGE_SHARE_OF_TYPE = 0.1  # the same as a share of the largest number of its type: 6,550 for float16
+TINY_VALUE = 1e-10  # a matrix whose largest absolute value is below this learns nothing: products of it vanish
+HUGE_GAIN = 4.0  # of a matrix: what goes through it explodes within a few layers
+TINY_GAIN = 0.02  # of a matrix: what goes through it vanishes within a few layers
+MIN_INPUTS = 16  # matrices with fewer are not judged by their gain
 
 
 def layers_of(named: Sequence[Named]) -> tuple[list[LayerCheck], list[str]]:
@@ -108,15 +93,14 @@ def _needs_double(values: Tensor) -> bool:
     return values.dtype is torch.float32 and values.is_cpu and values.numel() <= 2**24
 
 
-def values_found(model: Module, layers: Sequence[LayerCheck], limits: ValueLimits | None = None) -> list[ModelFinding]:
-    limits = limits or ValueLimits()
-    gains = _gains(model, {layer.name: layer for layer in layers}, limits)
+def values_found(model: Module, layers: Sequence[LayerCheck]) -> list[ModelFinding]:
+    gains = _gains(model, {layer.name: layer for layer in layers})
     buffers, _ = layers_of([(plain_name(name), entry) for name, entry in Module.named_buffers(model)])
     return [
         *_nonfinite(layers, "parameter", Remedy(Action.LOAD_MODEL)),
         *_nonfinite([buffer for buffer in buffers if not _is_mask(buffer)], "buffer", Remedy(Action.LOAD_BUFFER)),
-        *_huge_values(layers, limits),
-        *_gain_found(gains, limits),
+        *_huge_values(layers),
+        *_gain_found(gains),
         *_zeros(layers),
         *_alike(_matrices(model), layers),
     ]
@@ -137,9 +121,9 @@ def _is_mask(buffer: LayerCheck) -> bool:
     return square or "mask" in buffer.name.rpartition(".")[2]
 
 
-def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> Iterator[ModelFinding]:
+def _huge_values(layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
     def limit(layer: LayerCheck) -> float:
-        return min(limits.huge_value, limits.huge_share_of_type * torch.finfo(getattr(torch, layer.dtype)).max)
+        return min(HUGE_VALUE, HUGE_SHARE_OF_TYPE * torch.finfo(getattr(torch, layer.dtype)).max)
 
     floating = [layer for layer in layers if "float" in layer.dtype]
     huge = [layer for layer in floating if limit(layer) < layer.largest < math.inf]
@@ -155,7 +139,7 @@ def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> Iterator[
     yield model_finding("huge_values", Severity.WARNING, message, worst.name, remedies, **numbers)
 
 
-def _gains(model: Module, layers: dict[str, LayerCheck], limits: ValueLimits) -> dict[str, float]:
+def _gains(model: Module, layers: dict[str, LayerCheck]) -> dict[str, float]:
     gains: dict[str, float] = {}
     for name, module in Module.named_modules(model):
         layer = layers.get(plain_name(f"{name}.weight" if name else "weight"))
@@ -163,27 +147,27 @@ def _gains(model: Module, layers: dict[str, LayerCheck], limits: ValueLimits) ->
             continue
         if isinstance(module, _WITH_UNITS) and len(layer.shape) >= 2:
             inputs = math.prod(layer.shape[1:])
-            if inputs >= limits.fewest_inputs:
+            if inputs >= MIN_INPUTS:
                 gains[layer.name] = layer.rms * math.sqrt(inputs)
     return gains
 
 
-def _gain_found(gains: dict[str, float], limits: ValueLimits) -> Iterator[ModelFinding]:
-    huge = {name: gain for name, gain in gains.items() if gain > limits.huge_gain}
-    tiny = {name: gain for name, gain in gains.items() if 0 < gain < limits.tiny_gain}
+def _gain_found(gains: dict[str, float]) -> Iterator[ModelFinding]:
+    huge = {name: gain for name, gain in gains.items() if gain > HUGE_GAIN}
+    tiny = {name: gain for name, gain in gains.items() if 0 < gain < TINY_GAIN}
     remedies = (Remedy(Action.INITIALISE_BY_INPUTS),)
     if huge:
         worst, gain = max(huge.items(), key=lambda pair: pair[1])
         message = (
             f"{count_of(huge, *_MATRIX)} very large: {worst} multiplies the size of its input by about {gain:.3g} "
-            f"(threshold {limits.huge_gain:g})."
+            f"(threshold {HUGE_GAIN:g})."
         )
         yield model_finding("huge_weights", Severity.WARNING, message, worst, remedies, gain=gain, matrices=len(huge))
     if tiny:
         worst, gain = min(tiny.items(), key=lambda pair: pair[1])
         message = (
             f"{count_of(tiny, *_MATRIX)} very small: {worst} multiplies the size of its input by about {gain:.2g} "
-            f"(threshold {limits.tiny_gain:g})."
+            f"(threshold {TINY_GAIN:g})."
         )
         # Last layers, or those behind residual branches, are small on purpose.
         severity = Severity.WARNING if 2 * len(tiny) >= len(gains) else Severity.INFO
@@ -193,7 +177,7 @@ def _gain_found(gains: dict[str, float], limits: ValueLimits) -> Iterator[ModelF
 # Matrices of zeros, which are intended behind a residual branch.
 def _zeros(layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
     matrices = [layer for layer in layers if len(layer.shape) >= 2]
-    zeros = [layer for layer in matrices if not layer.nonfinite and layer.largest < ValueLimits().tiny_value]
+    zeros = [layer for layer in matrices if not layer.nonfinite and layer.largest < TINY_VALUE]
     if zeros:
         largest = max(layer.largest for layer in zeros)
         what = "zeros alone" if largest == 0 else f"values of {largest:.2g} at most"

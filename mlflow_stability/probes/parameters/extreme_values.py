@@ -1,8 +1,9 @@
-"""Extreme values of gradients and weights, of the whole model.
+"""Extreme values of gradients and weights of the whole model, and non-finite gradients of each layer.
 
 ``grad_max``, ``grad_zeros`` (share of zeros), ``param_max``, ``param_nonfinite_count``, ``param_large`` (above `large`)
-and ``param_small`` (below `small`, not zero). Guarantees: counts are exact; copies stay within the memory budget;
-sparse gradients are left out.
+and ``param_small`` (below `small`, not zero). ``grad_nonfinite_count`` is counted
+on demand alone, in a broken step. Guarantees: counts are exact; copies stay within the memory budget; sparse gradients
+are left out.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block, signals_at
-from mlflow_stability.probes.flat_copies import flat_rows, turns_of_copies
+from mlflow_stability.probes.flat_copies import flat_copies, flat_rows, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeFactory, StepView
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.probes.tensor_sums import as_real, largest_of, nonzeros_of, on_device, scalars, widest
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
@@ -35,9 +39,16 @@ SIGNALS = (
     SignalType("param_nonfinite_count", "weights that are not finite; every 1000 steps", "optimizer"),
     SignalType("param_large", "weights above 1e6; every 1000 steps", "optimizer"),
     SignalType("param_small", "weights below 1e-10 that are not zero; every 1000 steps", "optimizer"),
+    SignalType(
+        "grad_nonfinite_count",
+        "gradients of a broken step that were not finite; in the record",
+        "gradients",
+        left_out="zero",
+    ),
 )
 
 QUANTITIES = ("grad_max", "grad_zeros")
+NONFINITE = ("grad_nonfinite_count",)
 
 
 class GradientExtremes(OptimizerProbe):
@@ -131,3 +142,41 @@ PROBES: tuple[ProbeFactory, ...] = (
     lambda context: GradientExtremes(context.layers),
     lambda context: WeightExtremes(WEIGHTS_EVERY_STEPS, context.budget),
 )
+
+
+class NonfiniteCount:
+    def __init__(self, budget_bytes: int | None = None) -> None:
+        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
+
+    def count(self, optimizer: Optimizer, layers: Layers, step: int) -> Block | None:
+        """Return the counts of all layers, zeros included; None if nothing can be measured."""
+        held = layers.held(optimizer, step)
+        gradients, _ = dense_gradients(held.parameters(optimizer))
+        columns = [column for column, gradient in enumerate(gradients) if gradient is not None]
+        counts = _counts([gradient for gradient in gradients if gradient is not None], self.budget_bytes)
+        if counts is None:
+            return None
+        layout = layers.layout([held])
+        with torch.no_grad():
+            where = on_device([columns[piece] for piece in counts[1]], counts[0].device, torch.long)
+            row = counts[0].new_zeros(1, len(held.names)).index_add_(1, where, counts[0].unsqueeze(0))
+            return layout.block(NONFINITE, layout.sums(row))
+
+
+# For each piece its count, and of which gradient it is.
+def _counts(gradients: Sequence[Tensor], budget_bytes: int | None) -> tuple[Tensor, list[int]] | None:
+    turns = turns_of_copies(gradients, budget_bytes) if gradients else None
+    if turns is None:
+        return None
+    with torch.no_grad():
+        rows = [_counts_of([piece.of(gradients) for piece in pieces]) for pieces in turns]
+        rows = [row.to(rows[0].device, non_blocking=True) for row in rows]
+    return torch.cat(rows), [piece.column for pieces in turns for piece in pieces]
+
+
+# A function of its own, so that the copies of one turn are gone before those of the next are made.
+def _counts_of(pieces: Sequence[Tensor]) -> Tensor:
+    copies = flat_copies(pieces)
+    torch_api.foreach_mul_(copies, 0.0)  # what is finite becomes 0, all else NaN, which is no zero
+    counts = scalars(copies, nonzeros_of)
+    return torch.zeros(0, dtype=torch.float32) if counts is None else counts

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.parameters.per_optimizer import on_host_if_there
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(

@@ -14,11 +14,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.gradient_norm import few_values, norm_of_row, total_norm
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
-from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.step.readback import Block, signals_at, value_on_host
 
 
 @dataclass(frozen=True, slots=True)

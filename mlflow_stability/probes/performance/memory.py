@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (

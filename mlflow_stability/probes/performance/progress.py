@@ -24,10 +24,9 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.block import Block, signals_at
-from mlflow_stability.probes.model_discovery import living, remembered, schedules_of
-from mlflow_stability.probes.object_memory import Kind
-from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
+from mlflow_stability.probes.model_discovery import Kind, living, remembered, schedules_of
+from mlflow_stability.probes.probe import Probe, StepView, next_multiple
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(
@@ -173,7 +172,7 @@ def _whole(number: Any) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-class Progress(BaseProbe):
+class Progress(Probe):
     """Progress of one training; ``tokens`` returns how many it has processed."""
 
     part = "progress"

@@ -15,20 +15,20 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from mlflow_stability.probes.block import Block, signals_at
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver
+from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.module_names import WRAPPERS
-from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
-from mlflow_stability.probes.performance.flop_count import FlopTotals
-from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
+from mlflow_stability.probes.performance.flop_count import BatchShape, FlopTotals, batch_shape
+from mlflow_stability.probes.probe import Probe, StepView, next_multiple
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 
@@ -176,13 +176,26 @@ def data_parallel_size(root: Module) -> int:
     return 1
 
 
+def plain_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return shapes and types if all arguments are plain tensors, else None.
+
+    Cheaper than `shape_key` and `batch_shape`, whose results are the same for equal keys.
+    """
+    key: list[Any] = []
+    for argument in (*args, *kwargs.values()) if kwargs else args:
+        if type(argument) is not Tensor or argument.is_nested:
+            return None
+        key += (argument.shape, argument.dtype)
+    return tuple(key)
+
+
 EVERY_STEPS = 10
 MEAN_OF_REPORTS = 10
 MAX_KNOWN_MODELS = 32
 FIRST_COUNTED_STEP = 4  # the first steps are often unlike the rest
 
 
-class Throughput(ForwardObserver, BaseProbe):
+class Throughput(ForwardObserver, Probe):
     part = "throughput"
 
     def __init__(

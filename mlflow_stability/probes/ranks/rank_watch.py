@@ -18,20 +18,28 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block, signals_at
 from mlflow_stability.probes.gradient_norm import gradients_of, world_size
 from mlflow_stability.probes.parameters.per_optimizer import ratio
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges
-from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
+from mlflow_stability.probes.ranks.rank_exchange import (
+    ANSWER_SECONDS,
+    EVERY,
+    FIRST,
+    Deliver,
+    RankExchanges,
+    RankNumbers,
+)
 from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
 from mlflow_stability.probes.ranks.sharded_norms import (
     LocalSquares,
+    MicroBatches,
     SplitLayerNorms,
+    TrainingRanks,
     local_squares,
     momentum_of_own_part,
+    training_ranks,
 )
-from mlflow_stability.probes.ranks.shards import MicroBatches, TrainingRanks, training_ranks
+from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum, isfinite
 from typing import NamedTuple
@@ -84,13 +83,6 @@ class ProbeReading(NamedTuple):
     """Whether this capture begins a step; else it belongs to the step before, as a GAN's second half."""
 
 
-@dataclass(slots=True)
-class Skips:
-    """The number of skipped steps by track."""
-
-    count: dict[int, int]
-
-
 named = lru_cache(maxsize=4096)(Signal)
 _TYPES = signal_types().values()
 _OF_STEPS_TAKEN = frozenset(signal.quantity for signal in _TYPES if signal.of_steps_taken)
@@ -125,9 +117,9 @@ def reading_of(
     place: str,
     step_time: float | None,
     when: float,
-    skips: Skips,
+    skips: dict[int, int],
 ) -> ProbeReading:
-    """Return the reading, from the values of `scalars_of` and `rows_of`."""
+    """Return the reading, from the values of `scalars_of` and `rows_of`; `skips`: skipped steps by track, updated."""
     at = len(capture.losses)
     losses, discarded = values[:at], list[float]()
     if capture.discarded_losses:
@@ -150,8 +142,8 @@ def reading_of(
 
     # Skips come first: detectors must know that a scaler skipped the step before they see its infinite gradient.
     not_taken = bool(found_inf) and any(flag > 0 for flag in found_inf)
-    skipped = skips.count.get(capture.track, 0) + not_taken
-    skips.count[capture.track] = skipped
+    skipped = skips.get(capture.track, 0) + not_taken
+    skips[capture.track] = skipped
     if capture.loss_scale is not None or skipped:
         signals.append(named("skipped_steps", place))
         readings.append(float(skipped))

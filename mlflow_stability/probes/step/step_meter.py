@@ -21,19 +21,26 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.gradient_norm import parameters_of, total_norm, whole_gradients_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.model_discovery import ObjectScan
-from mlflow_stability.probes.object_memory import ObjectMemory
+from mlflow_stability.probes.model_discovery import ObjectMemory, ObjectScan
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
-from mlflow_stability.probes.ranks.shards import whole_scalar
-from mlflow_stability.probes.step.clipped_norm import ClippedNorm, EngineNorms, LateClips, take_engine_norm
-from mlflow_stability.probes.step.held_gradients import DISCARDED, HeldGradients, Moment, SinceLastStep
+from mlflow_stability.probes.ranks.sharded_norms import whole_scalar
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
-from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of, rows_of, scalars_of
+from mlflow_stability.probes.step.reading import ProbeReading, reading_of, rows_of, scalars_of
+from mlflow_stability.probes.step.script_gradients import (
+    DISCARDED,
+    ClippedNorm,
+    EngineNorms,
+    HeldGradients,
+    LateClips,
+    Moment,
+    SinceLastStep,
+    take_engine_norm,
+)
 from mlflow_stability.probes.step.step_capture import (
     MAX_LOSSES,
     Clip,
@@ -41,13 +48,14 @@ from mlflow_stability.probes.step.step_capture import (
     KnownOptimizer,
     StepCapture,
     StepControl,
+    StepCount,
+    StepOrder,
     UnscaledLoss,
     current_value,
     take_losses,
     take_rates,
     take_scale,
 )
-from mlflow_stability.probes.step.step_count import StepCount, StepOrder
 
 _NUMBERS = (float, int)
 NORM = "gradient norm"
@@ -72,7 +80,7 @@ class StepMeter:
         self._guard, self._control_for = guard, control_for
         self._control: StepControl | None = None
         self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
-        self._ranks = RankWatch(guard, RankExchanges()) if ranks is None else ranks
+        self.ranks = RankWatch(guard, RankExchanges()) if ranks is None else ranks
         self._scheduler: ProbeScheduler | NoProbes = NoProbes()
         self._swallowing = False
         self._since = SinceLastStep()
@@ -88,7 +96,7 @@ class StepMeter:
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
         self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
-        self._skips = Skips({})
+        self._skips: dict[int, int] = {}
         self._held, self._engines, self._clipped_norm = HeldGradients(guard), EngineNorms(), ClippedNorm()
         self._late_clips = LateClips()
         self._clipped_norm.is_on = control_for is None  # an autopilot skips steps by their real gradients
@@ -101,19 +109,14 @@ class StepMeter:
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
 
-    @property
-    def is_split(self) -> bool:
-        """Whether the parameters of the model are split between processes."""
-        return self._ranks.is_split
-
     def optimizer_made(self, optimizer: Optimizer) -> None:
         self._since.optimizer_made(optimizer)
-        self._ranks.announce()
+        self.ranks.announce()
 
     def backward(self, tensors: Any) -> None:
         again = self._evaluating and self._evaluated
         if self._control is not None and not again:
-            if self._ranks.waits and self.capture.stepped and not self._evaluating:
+            if self.ranks.waits and self.capture.stepped and not self._evaluating:
                 self._end_capture()  # all processes send their measurements of it before they vote
             self._control.before_backward(tensors)
         self._since.in_backward = True
@@ -126,8 +129,8 @@ class StepMeter:
             self._check_discarded(capture)
         else:
             self._held.note(Moment.STEP_BEGINS)
-            if self._ranks.is_on:
-                self._ranks.backward_began()
+            if self.ranks.is_on:
+                self.ranks.backward_began()
         self._counted = not (type(tensors) is Tensor and capture.repeats(tensors))
         capture.micro_batches += self._counted
         self._losses_before = len(capture.losses)
@@ -274,7 +277,7 @@ class StepMeter:
         elif known_optimizer.engine is not None:
             capture.engine = known_optimizer.engine() or capture.engine
         norms_before = len(capture.norms)
-        if not self._ranks.is_split:  # a split norm is summed over all processes
+        if not self.ranks.is_split:  # a split norm is summed over all processes
             self._take_norm(whole_gradients_of(optimizer), unscale)
         groups, places = optimizer.param_groups, known_optimizer.rate_places
         rate = groups[0].get("lr") if len(groups) == len(places) == 1 else None
@@ -286,10 +289,10 @@ class StepMeter:
         kept_for = self._held.kept_for(optimizer) if followed is not None and followed.kept_for else 0
         place, limits, late = known_optimizer.place, capture.limits, self._late_clips.steps
         self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for, late)
-        if self._ranks.is_on:
-            if self._ranks.waits:  # all processes send their measurements of earlier captures, then vote
+        if self.ranks.is_on:
+            if self.ranks.waits:  # all processes send their measurements of earlier captures, then vote
                 self._readback.drain()
-            self._ranks.before_step(capture, optimizer, unscale, 0 if capture.owner is None else self._scheduler.step)
+            self.ranks.before_step(capture, optimizer, unscale, 0 if capture.owner is None else self._scheduler.step)
         if self._control is not None:
             norm = capture.norms[-1] if len(capture.norms) > norms_before else None
             self._before_update(self._control, optimizer, capture, norm if isinstance(norm, Tensor) else None)
@@ -327,8 +330,8 @@ class StepMeter:
             capture.ended.add(id(optimizer))
             self._held.note(Moment.STEP_ENDED, optimizer)
             self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, skipped)
-            if self._ranks.is_on:
-                self._ranks.after_step(optimizer, skipped)
+            if self.ranks.is_on:
+                self.ranks.after_step(optimizer, skipped)
             # An engine knows its norm only when its own step is over.
             if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
                 self._end_capture()
@@ -376,15 +379,7 @@ class StepMeter:
         """Emit all readings, and remove everything from the models."""
         self.drain()
         self._scheduler.close()
-        self._ranks.close()
-
-    def uneven_inputs(self, begin: bool) -> None:
-        """Runs where processes may run out of batches before others, and where this ends."""
-        self._ranks.pause(begin)
-
-    def leave_ranks(self) -> None:
-        """Leave the exchange between processes after a failure here; the others continue."""
-        self._ranks.leave()
+        self.ranks.close()
 
     def look_away(self) -> None:
         """Runs when our hooks are removed, for a while or for good."""
@@ -393,7 +388,7 @@ class StepMeter:
     def settle(self) -> None:
         """Wait for all values of a recording that is about to end."""
         self._readback.drain()
-        self._ranks.poll(RANKS_SECONDS)
+        self.ranks.poll(RANKS_SECONDS)
 
     def _belongs_to(self, owner: Any) -> None:
         """Start new tracks, skips and times for a new owner."""
@@ -402,7 +397,7 @@ class StepMeter:
         self.capture.owner, self._owner_is_met = owner, self._control_for is None or self._control is not None
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
-            self._skips = Skips({})
+            self._skips = {}
             self._tracks.begin_training()
             self._known.clear()
             self._order.clear()
@@ -416,7 +411,7 @@ class StepMeter:
         self._known = {key: other for key, other in self._known.items() if other.optimizer() is not None}
         place, group_place = self._tracks.track_place(track), self._tracks.group_place
         self._known[id(optimizer)] = KnownOptimizer(optimizer, track, place, group_place)
-        self._ranks.meet(optimizer)
+        self.ranks.meet(optimizer)
         return self._known[id(optimizer)]
 
     def _is_another(self, optimizer: Optimizer, capture: StepCapture) -> bool:
@@ -452,14 +447,14 @@ class StepMeter:
             self._on_reading(capture.owner, reading_of(capture, values, rows, place, step_time, when, skips))
 
         rows = rows_of(capture) if capture.blocks or capture.tables else ()
-        if self._ranks.is_on:
+        if self.ranks.is_on:
             self._fetch_together(capture, rows, read)
         else:
             self._readback.fetch(scalars_of(capture), read, rows)
 
     def _fetch_together(self, capture: StepCapture, rows: Sequence[Tensor], read: Reader) -> None:
         """Emit the reading when the other processes have sent their measurements."""
-        ranks, share, step = self._ranks, self._ranks.capture_ended(capture), self._scheduler.step
+        ranks, share, step = self.ranks, self.ranks.capture_ended(capture), self._scheduler.step
         scalars = scalars_of(capture)
 
         def read_here(values: Sequence[float], lines: list[list[float]]) -> None:

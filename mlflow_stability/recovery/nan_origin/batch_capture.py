@@ -20,9 +20,9 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.kinds.reported.broken_steps import TensorFacts, TokenFacts
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver
+from mlflow_stability.probes.forward.forward_passes import ForwardObserver
+from mlflow_stability.probes.forward.forward_rerun import version_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.rerun.written_tensors import version_of
 
 DEEPEST = 16
 """Deeper nesting is skipped: it may contain itself."""

@@ -25,13 +25,20 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.forward.compiled_models import compiled
+from mlflow_stability.probes.forward.forward_rerun import (
+    MAX_SECONDS,
+    NotRunAgain,
+    WrittenTensors,
+    hooks_muted,
+    kept,
+    mode_of_script,
+    random_numbers_kept,
+)
+from mlflow_stability.probes.forward.writable_state import WritableState
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import raised_by_script
 from mlflow_stability.probes.module_names import unwrapped
-from mlflow_stability.probes.rerun.forward_rerun import hooks_muted, kept, mode_of_script, random_numbers_kept
-from mlflow_stability.probes.rerun.writable_state import WritableState
-from mlflow_stability.probes.rerun.written_tensors import MAX_SECONDS, NotRunAgain, WrittenTensors
 from mlflow_stability.recovery.nan_origin.batch_capture import (
     CapturedBatch,
     CapturedLoss,

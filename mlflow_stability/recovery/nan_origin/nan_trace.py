@@ -27,8 +27,8 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.kinds.reported.broken_steps import TensorFacts
+from mlflow_stability.probes.forward.forward_rerun import WrittenTensors, storage_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.rerun.written_tensors import WrittenTensors, storage_of
 from mlflow_stability.recovery.nan_origin.batch_capture import facts_of_tensor, tensors_in
 from mlflow_stability.recovery.state.host_copy import is_finite
 

@@ -28,6 +28,7 @@ from torch.optim.swa_utils import AveragedModel
 from mlflow_stability.probes.gradient_norm import is_of_one_rank, local_part, world_size
 from mlflow_stability.probes.model_discovery import (
     ZERO,
+    Kind,
     covering,
     first_place,
     living,
@@ -37,7 +38,6 @@ from mlflow_stability.probes.model_discovery import (
     schedules_of,
 )
 from mlflow_stability.probes.module_names import plain_name
-from mlflow_stability.probes.object_memory import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 from mlflow_stability.probes.ranks.rank_exchange import Silence
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_capture import StepCapture
@@ -26,10 +26,14 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.decider import AutopilotContext, Decider
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.states import BestValue, States
-from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepModifier
-from mlflow_stability.session.autopilot.step_record import StepRecord, with_used_rate
+from mlflow_stability.session.autopilot.step_modifier import (
+    AutopilotPart,
+    BufferWatch,
+    StepModifier,
+    StepRecord,
+    with_used_rate,
+)
 from mlflow_stability.session.autopilot.training_rollback import TrainingRollback
-from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel

@@ -13,6 +13,7 @@ from typing import Any
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.journal.process_identity import launched_job, mark_folder
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
@@ -22,8 +23,8 @@ from mlflow_stability.recovery.stop_conditions import stop_conditions
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.decider import AutopilotContext
 from mlflow_stability.session.autopilot.ranks import Ranks, ranks_of_training
+from mlflow_stability.session.autopilot.step_modifier import AutopilotPart
 from mlflow_stability.session.broken_batches import BatchReport
-from mlflow_stability.session.guard import AutopilotPart, PartGuard
 from mlflow_stability.session.probe_plan import report_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording

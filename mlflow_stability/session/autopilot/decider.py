@@ -21,6 +21,7 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosio
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.reported.autopilot import EarlyStopping
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.nan_origin.origin_checks import KIND as NAN_ORIGIN
@@ -52,10 +53,8 @@ from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopR
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import OpenDirectory, States
-from mlflow_stability.session.autopilot.step_modifier import StepModifier
-from mlflow_stability.session.autopilot.step_record import StepRecord
+from mlflow_stability.session.autopilot.step_modifier import StepModifier, StepRecord
 from mlflow_stability.session.broken_batches import BatchReport, is_new_spike
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.settings import Settings

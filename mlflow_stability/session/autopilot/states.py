@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
 from mlflow_stability.recovery.checkpoints.state_file import Layouts, layouts_of, read_sharded, read_state
@@ -37,7 +38,7 @@ from mlflow_stability.recovery.state.state_copy import (
 from mlflow_stability.recovery.state.training_parts import SplitBy, StateSplit, TrainingParts, what_splits
 from mlflow_stability.recovery.state.value_tree import map_tensors
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.guard import AutopilotPart, PartGuard
+from mlflow_stability.session.autopilot.step_modifier import AutopilotPart
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy

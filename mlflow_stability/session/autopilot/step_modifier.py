@@ -6,8 +6,11 @@ healthy steps are bit-identical.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import isfinite
 from typing import Any
 
 import torch
@@ -15,20 +18,47 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, SmallerStepsFacts
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver
+from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of
 from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping.broken_step import GradientLimit
+from mlflow_stability.recovery.skipping.skip_count import SkippedBy
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo
 from mlflow_stability.recovery.state.training_parts import TrainingParts
-from mlflow_stability.session.autopilot.step_record import StepRecord
-from mlflow_stability.session.guard import AutopilotPart
+from mlflow_stability.recovery.stop_conditions import Stop
+from mlflow_stability.vocabulary.measured.signal import Signal, StepReading, shared_layout
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.settings import Settings
+
+
+class AutopilotPart(str, Enum):
+    """Parts of the autopilot that are switched off alone; the value is the name in messages."""
+
+    AUTOPILOT = "the autopilot"
+    AUTOPILOT_END = "the autopilot's end"
+    CHECKPOINTS = "checkpoints"
+    CLIPPING_AND_EASING = "clipping and easing"
+    DECISIONS = "decisions"
+    FORWARD_PASSES = "forward passes"
+    GUARD = "the guard"
+    LOSS_SCALE = "the loss scale"
+    PUTTING_BACK = "putting back"
+    RANKS = "agreement of processes"
+    ROLLBACK = "rollback"
+    SMALLER_STEPS = "smaller steps"
+    SNAPSHOTS = "snapshots"
+    STOP_CONDITIONS = "stop conditions"
+    TRAINING_PARTS = "the training's parts"
+    UNDO_ROLLBACK = "undoing a rollback"
+
+    __str__ = str.__str__
+
 
 WARM_UP_FROM = 0.01
 """Learning rate factor at which the warm-up after a reset starts, as published (arXiv 2501.06842)."""
@@ -142,11 +172,7 @@ class StepModifier:
     def read(self, record: StepRecord) -> None:
         """Learn the gradient norms of a recorded step, and end an easing that is over."""
         skipped_by, place = record.was_skipped_by, record.place
-        if place not in self._limits:
-            self._limits[place] = GradientLimit(self._policy.skip_gradients_above)
-            if self._policy.easing_clip is not None:
-                self._easing_clips[place] = EasingClip(self._policy.easing_clip)
-        self._limits[place].step(record.norm, skipped=skipped_by == "guard", loss=record.loss)
+        self._limit(place).step(record.norm, skipped=skipped_by == "guard", loss=record.loss)
         easing, clips = self.easing, self._easing_clips
         may_clip = easing is not None and easing.plan.clips and not easing.is_over(record.step)
         if skipped_by is None and not may_clip and place in clips:
@@ -237,4 +263,93 @@ class StepModifier:
     def _limit(self, place: str) -> GradientLimit:
         if place not in self._limits:
             self._limits[place] = GradientLimit(self._policy.skip_gradients_above)
+            if self._policy.easing_clip is not None:
+                self._easing_clips[place] = EasingClip(self._policy.easing_clip)
         return self._limits[place]
+
+
+@dataclass(slots=True, eq=False)
+class StepRecord:
+    """One capture and the optimizer steps that use its gradients."""
+
+    step: int
+    place: str = ""
+    skipped_by: SkippedBy | None = None
+    """None: taken, as far as the host knew when it was over."""
+    asked_for: bool = False
+    """Not broken: the script asked to skip it, or its gradients were those of replaced weights."""
+    buffers_lost: bool = False
+    """Skipped, but buffers could not be restored."""
+    has_scaler: bool = False
+    is_ended: bool = False
+    """The capture is over, and its reading was requested."""
+    flag: Tensor | None = None
+    """The guard's flag that the capture has already."""
+    stop: Stop | None = None
+    """Ends the training before this step."""
+    stopped_together: bool = False
+    """All ranks have agreed to end before this step."""
+    batch_number: int = -1
+    """Identifies its batch."""
+    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Learning rates that each optimizer really used."""
+    eased: bool = False
+    """Whether `rates` may differ from the script's own."""
+
+    findings: tuple[Finding, ...] = ()
+    loss: float = math.nan
+    norm: float = math.nan
+    """Gradient norm before clipping."""
+    given: float = math.nan
+    """Gradient norm as the optimizers got it."""
+    loss_scale: float | None = None
+    was_skipped_by: SkippedBy | None = None
+    """`skipped_by`, or what only the device knew; unlike `skipped_by` not known on all ranks at once."""
+    broken_taken: bool = False
+    """Taken with non-finite loss or gradients."""
+    skips_in_a_row: int = 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Skipped by the guard, or taken broken; skips of a loss scaler are part of its search."""
+        return self.was_skipped_by == "guard" or self.broken_taken
+
+    def read(self, reading: StepReading, skipped_before: MutableMapping[str, float]) -> None:
+        """Fill in the values; updates `skipped_before`, the skipped steps by place."""
+        values: dict[str, float] = {}
+        for signal, value in zip(reading.signals, reading.values, strict=True):
+            if (signal.place == self.place or signal.quantity == "loss_scale") and signal.quantity not in values:
+                values[signal.quantity] = value
+        self.step = reading.step
+        self.loss, self.norm = values.get("loss", math.nan), values.get("grad_norm", math.nan)
+        self.given, self.loss_scale = values.get("grad_norm_clipped", self.norm), values.get("loss_scale")
+        self.was_skipped_by = self.skipped_by
+        count = values.get("skipped_steps", 0.0)
+        if count > skipped_before.get(self.place, 0.0) and not self.skipped_by and not self.asked_for:
+            # Only the device knew. Where a loss scaler is at work, its flag and ours are one.
+            self.was_skipped_by = "scaler" if self.has_scaler else "guard"
+        skipped_before[self.place] = count
+        finite = isfinite(values.get("loss", 0.0)) and isfinite(values.get("grad_norm", 0.0))
+        self.broken_taken = not (finite or self.was_skipped_by or self.asked_for)
+
+
+SIGNALS = (
+    SignalType(
+        "learning_rate_used",
+        "learning rate that the step was taken with, of the first parameter group; only while it is reduced after a "
+        "rollback or a spike",
+        "optimizer",
+        interval="every step",
+    ),
+)
+
+
+def with_used_rate(reading: ProbeReading, record: StepRecord) -> ProbeReading:
+    """Add the used rate of the first group beside the rate set by the script."""
+    named = zip(reading.signals, reading.values, strict=True)
+    script = next(((signal.place, rate) for signal, rate in named if signal.quantity == "learning_rate"), None)
+    used = next((rates[0] for rates in record.rates.values() if rates), math.nan)
+    if script is None or not math.isfinite(used) or math.isclose(used, script[1], rel_tol=1e-6):
+        return reading
+    signals = shared_layout((*reading.signals, Signal(SIGNALS[0].quantity, script[0])))
+    return reading._replace(signals=signals, values=(*reading.values, used))

@@ -26,8 +26,7 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.decider import AutopilotContext, Decider
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import MissingStateError, States
-from mlflow_stability.session.autopilot.step_modifier import StepModifier
-from mlflow_stability.session.guard import AutopilotPart
+from mlflow_stability.session.autopilot.step_modifier import AutopilotPart, StepModifier
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result import Finding
 

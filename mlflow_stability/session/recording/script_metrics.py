@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
 from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
@@ -186,7 +186,7 @@ class ScriptMetrics:
         self.is_on = False
         self.wanted = ""  # the metric of `best_by`; ``val_loss`` is the validation loss too
         self._client = UserMetrics(self._heard)
-        self._trainers = TrainerMetrics(self._heard)
+        self.trainers = TrainerMetrics(self._heard)
         self._run_id = ""
         self._difference: dict[tuple[str, str], int] = {}
         """By name and value, how often more the trainer gave it than MLflow's client."""
@@ -198,12 +198,9 @@ class ScriptMetrics:
         self._client.install()
         self.is_on = self._client.is_on
 
-    def install_trainers(self) -> None:
-        self._trainers.install()
-
     def remove(self) -> None:
         self._client.remove()
-        self._trainers.remove()
+        self.trainers.remove()
         self.is_on = False
 
     def take(self, run_id: str | None) -> list[ScriptMetric]:
@@ -211,7 +208,7 @@ class ScriptMetrics:
 
         Raises an error of the observers here, and not in the script's call.
         """
-        failure = self._client.failure or self._trainers.failure
+        failure = self._client.failure or self.trainers.failure
         if failure is not None:
             raise failure
         metrics = [self.waiting.popleft() for _ in range(len(self.waiting))]

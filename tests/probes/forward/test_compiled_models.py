@@ -11,12 +11,12 @@ import torch._dynamo
 from probes.looked_into import unguarded
 from torch import Tensor, nn
 
-from mlflow_stability.probes.activations.activation_probe import ActivationProbe
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.forward.forward_passes import ForwardScheduler
+from mlflow_stability.probes.inside.activation_probe import ActivationProbe
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
+from mlflow_stability.probes.inside.representation_probe import RepresentationProbe
 from mlflow_stability.probes.probe import ForwardProbe
-from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,10 @@ from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mlflow_stability.probes.activations.activation_probe import ActivationProbe
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.compiled_models import compiled
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward.forward_passes import ForwardScheduler, ForwardWatch
+from mlflow_stability.probes.inside.activation_probe import ActivationProbe
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
 from mlflow_stability.probes.performance.flop_count import FlopCounter
 from mlflow_stability.vocabulary.result import Finding
 

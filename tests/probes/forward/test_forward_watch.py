@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
+from mlflow_stability.probes.forward.forward_passes import ForwardObserver, ForwardWatch
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.sampled_forward_probe import WatchedModules
+from mlflow_stability.probes.inside.sampled_forward_probe import WatchedModules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)"),  # on its way out, and still in use

@@ -9,10 +9,10 @@ from session.interrupting import Attentive, Moments, thread_state
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.probes.forward.forward_passes import ForwardScheduler
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
+from mlflow_stability.probes.inside.attention_probe import AttentionProbe
+from mlflow_stability.probes.step.readback import Block
 
 MOST = 60
 

@@ -10,7 +10,7 @@ from probes.looked_into import unguarded
 from torch import Tensor
 from torch.optim import SGD
 
-from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 
 __all__ = ["nothing_compiled_before"]  # a fixture
 

@@ -9,7 +9,7 @@ from scenarios.watching import batches, mse, tiny_model, watching
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
 
 TOUCHED = (
     (torch.autograd, "backward"),

@@ -70,8 +70,8 @@ def test_observers_get_the_arguments_and_outputs_of_calls() -> None:
     model(x=FOUR)
     assert calls.heard == [("began", "Own", 1, []), ("ended", (2, 3)), ("began", "Own", 0, ["x"]), ("ended", (2, 3))]
     assert model.calls == 2
-    watched.remove()
-    watched.remove()
+    watched()
+    watched()
     model(FOUR)
     assert len(calls.heard) == 4
 
@@ -84,7 +84,7 @@ def test_a_failed_call_is_reported_and_its_traceback_is_that_of_torch() -> None:
     watched = MODULE_CALLS.observe(model, calls)
     with pytest.raises(RuntimeError) as seen:
         model(torch.ones(2, 5))
-    watched.remove()
+    watched()
     assert calls.heard == [("began", "Own", 1, []), "failed"]
     assert traceback.format_tb(seen.value.__traceback__)[1:] == traceback.format_tb(bare.value.__traceback__)[1:]
 
@@ -98,7 +98,7 @@ def test_ctrl_c_within_a_call_is_reported() -> None:
     watched = MODULE_CALLS.observe(model, calls)
     with pytest.raises(KeyboardInterrupt):
         model(FOUR)
-    watched.remove()
+    watched()
     assert calls.heard[-1] == "failed"
 
 
@@ -115,7 +115,7 @@ def test_observers_end_in_reverse_order_and_one_added_during_a_call_sees_its_end
     added = [MODULE_CALLS.observe(model, Adding(heard))]
     model(FOUR)
     for each in added:
-        each.remove()
+        each()
     assert heard == [("began", "Linear", 1, []), ("later ended", (2, 3)), ("ended", (2, 3))]
 
 
@@ -127,7 +127,7 @@ def test_a_call_without_output_is_reported_as_ended() -> None:
     model, calls = Keeps(), Calls()
     watched = MODULE_CALLS.observe(model, calls)
     assert model(FOUR) is None
-    watched.remove()
+    watched()
     assert calls.heard[-1] == ("ended", None)
 
 
@@ -139,7 +139,7 @@ def test_unwatched_modules_copies_of_watched_modules_and_muted_calls_are_not_rep
     with MODULE_CALLS.muted():
         model(FOUR)
     assert calls.heard == []
-    watched.remove()
+    watched()
 
 
 def test_a_deleted_module_is_forgotten() -> None:
@@ -160,7 +160,7 @@ def test_a_watcher_gets_only_the_gradient_mode_and_the_training_mode() -> None:
     model(FOUR)
     with torch.no_grad():
         model.eval()(FOUR)
-    watched.remove()
+    watched()
     model(FOUR)
     assert told == [(model, True, True), (model, False, False)]
 
@@ -173,7 +173,7 @@ def test_calls_during_tracing_are_not_reported() -> None:
     torch.jit.trace(model, (FOUR,), check_trace=False)  # type: ignore[no-untyped-call]
     torch.export.export(model, (FOUR,))
     for each in watched:
-        each.remove()
+        each()
     assert calls.heard == []
 
 
@@ -185,7 +185,7 @@ def test_the_code_can_be_hashed_and_its_source_is_that_of_torch() -> None:
     assert code in {code}
     assert code.co_filename == TORCHS_CODE.co_filename
     assert inspect.getsource(nn.Module.__call__) == source
-    watched.remove()
+    watched()
     assert model(FOUR).shape == (2, 3)
 
 
@@ -201,7 +201,7 @@ def test_calls_are_reported_if_the_source_of_torch_is_missing(monkeypatch: pytes
     assert torch.equal(model(FOUR), expected)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.ones(2, 5))
-    watched.remove()
+    watched()
     assert calls.heard == [("began", "Linear", 1, []), ("ended", (2, 3)), ("began", "Linear", 1, []), "failed"]
 
 
@@ -213,4 +213,4 @@ def test_a_forked_process_watches_nothing() -> None:
         same = nn.Module.__call__.__code__ is TORCHS_CODE and not MODULE_CALLS
         os._exit(0 if same and model(FOUR).shape == (2, 3) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    watched.remove()
+    watched()

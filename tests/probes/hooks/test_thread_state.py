@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
-from mlflow_stability.probes.attention.attention_tracer import AttentionMode
 from mlflow_stability.probes.hooks import thread_state
 from mlflow_stability.probes.hooks.thread_state import untracked
+from mlflow_stability.probes.inside.attention_tracer import AttentionMode
 from mlflow_stability.probes.performance.flop_count import FlopCounter
 
 

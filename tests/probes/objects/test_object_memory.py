@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.model_discovery import ObjectScan, remembered
-from mlflow_stability.probes.object_memory import Kind, ObjectMemory
+from mlflow_stability.probes.model_discovery import Kind, ObjectMemory, ObjectScan, remembered
 
 Walks = list[int]
 

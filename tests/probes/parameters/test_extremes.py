@@ -13,9 +13,8 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import SGD, AdamW
 
-from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
+from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, NonfiniteCount, WeightExtremes
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

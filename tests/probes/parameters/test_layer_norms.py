@@ -10,7 +10,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
-from mlflow_stability.probes.parameters.layer_norms import LayerNorms
+from mlflow_stability.probes.parameters.norms import LayerNorms
 
 
 def truth(model: nn.Module, rate: float | dict[int, float], divisor: float = 1.0) -> Row:

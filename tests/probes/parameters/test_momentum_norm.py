@@ -8,7 +8,7 @@ from probes.measured import Measured, backward, everywhere, must_be, net, norm
 from torch import nn
 from torch.optim import SGD, AdamW, Muon, NAdam, Optimizer
 
-from mlflow_stability.probes.parameters.weight_updates import MomentumNorm
+from mlflow_stability.probes.parameters.norms import MomentumNorm
 
 MAKERS: dict[str, tuple[str, Callable[[nn.Module], list[Optimizer]]]] = {
     "adamw": ("exp_avg", lambda model: [AdamW(model.parameters(), lr=0.01)]),

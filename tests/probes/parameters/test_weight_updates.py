@@ -11,8 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, Adagrad, AdamW, Muon, Optimizer
 
 from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
-from mlflow_stability.probes.parameters.layer_norms import LayerNorms
-from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
+from mlflow_stability.probes.parameters.norms import LayerNorms, MomentumNorm, WeightUpdates
 from mlflow_stability.probes.probe import StepView
 
 Weights = dict[int, Tensor]

@@ -12,8 +12,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
-from mlflow_stability.probes.parameters.layer_norms import LayerNorms
-from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
+from mlflow_stability.probes.parameters.norms import LayerNorms, MomentumNorm, WeightUpdates
 from mlflow_stability.probes.probe_scheduler import Probe
 
 NEVER = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from mlflow_stability.probes.performance.batch_shape import batch_shape, shape_key
+from mlflow_stability.probes.performance.flop_count import batch_shape, shape_key
 
 TOKENS = torch.zeros(3, 7, dtype=torch.int64)
 PICTURES = torch.zeros(5, 3, 8, 8)

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mlflow_stability.probes.performance.communication import Communication
+from mlflow_stability.probes.performance.step_timing import Communication
 
 
 def no_guard(part: str, body: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         model(torch.randn(4, 6)).square().mean().backward()
         norm = torch.cat([each.grad.full_tensor().flatten() for each in model.parameters()]).norm()  # type: ignore[union-attr,operator]
         if (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+            session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()
         print(step, count[0], norm.item(), flush=True)
         count[0] = 0

@@ -111,7 +111,7 @@ def main(way: str, folder: Path, mode: str) -> None:
         if plain.experts.weight.grad is not None:  # of the sum of all losses, not their mean
             plain.experts.weight.grad /= size
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+            session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()
         print(step, int(not torch.equal(before, local(model))), flush=True)
         if not (autopilot and step == NAN_AT):

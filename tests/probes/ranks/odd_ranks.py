@@ -77,7 +77,7 @@ def train(odd: str, rank: int, model: nn.Module, optimizer: torch.optim.Optimize
             dist.barrier()  # they share nothing else that keeps one from being done before the other has begun
         waits = step <= 4 or odd == "killed"
         if waits and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+            session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()
         took, ended = time.monotonic() - ended, time.monotonic()
         print(f"{took:.3f}", flush=True)
@@ -93,7 +93,7 @@ def be_odd(odd: str) -> None:
     if odd == "failed":
         session._meter._steps = None  # type: ignore[assignment]
     if odd == "norms":
-        norms = session._meter._ranks._norms
+        norms = session._meter.ranks._norms
         assert norms is not None
         norms._held = None
 

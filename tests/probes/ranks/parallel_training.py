@@ -22,12 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -165,7 +160,7 @@ def train(way: str, folder: Path, options: dict[str, Any]) -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
         gathered = [_whole(each.grad) for each in model.parameters() if each.grad is not None]
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+            session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()
         truth.append(step_of(whole, truth_optimizer, batches, step, options.get("clip")))
         if way == "fsdp2_mixed":  # what half precision makes of a batch is another gradient than the whole model's

@@ -80,7 +80,7 @@ def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
         if dist.get_rank() == fails and step == FAILS_AT:
             fail()
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+            session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()
         print(step, flush=True)
         if step == FAILS_AT - 1:

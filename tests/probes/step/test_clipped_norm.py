@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
 import mlflow_stability.probes.step.step_meter as meter
-from mlflow_stability.probes.step.clipped_norm import MEASURED_EVERY
+from mlflow_stability.probes.step.script_gradients import MEASURED_EVERY
 
 STEPS = 3 * MEASURED_EVERY
 MAX_NORM = 0.1

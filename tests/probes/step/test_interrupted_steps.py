@@ -10,14 +10,13 @@ from session.interrupting import Moments
 from torch import Tensor
 from torch.optim import AdamW
 
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
 from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
-from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
+from mlflow_stability.probes.parameters.norms import LayerNorms, MomentumNorm, WeightUpdates
 from mlflow_stability.probes.probe import StepView
-from mlflow_stability.session.guard import PartGuard
 
 KINDS: list[Callable[[], Any]] = [
     lambda: LayerNorms(1, 1),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of
+from mlflow_stability.probes.step.reading import ProbeReading, reading_of
 from mlflow_stability.probes.step.step_capture import StepCapture
 
 
@@ -10,7 +10,7 @@ def reading(loss: float, rates: dict[str, float], step_time: float | None = 0.1)
     capture = StepCapture()
     capture.losses, capture.micro_batches, capture.track = [torch.tensor(loss)], 1, 0
     capture.learning_rates.update(rates)
-    return reading_of(capture, [loss, *rates.values()], (), "", step_time, 0.0, Skips({}))
+    return reading_of(capture, [loss, *rates.values()], (), "", step_time, 0.0, {})
 
 
 def test_as_long_as_the_same_is_measured_the_names_are_the_same_object() -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot import states
 from mlflow_stability.session.autopilot.states import States
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 NO_RATES = MappingProxyType[int, tuple[float, ...]]({})

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mlflow_stability.errors import RestoreRefused
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.training_rollback import TrainingRollback
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.session.recording import deferred_detection
-from mlflow_stability.session.recording.deferred_detection import (
+from mlflow_stability.session.recording import recording as deferred_detection
+from mlflow_stability.session.recording.recording import (
     GROUP,
     MAX_WAITING_STEPS,
     SECONDS,

@@ -24,9 +24,9 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import RELEASED
 from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.kinds.catalog import default_detectors, describe
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.step_meter import StepMeter
-from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.tracking.in_process import LoggedMetric

@@ -274,7 +274,7 @@ def test_what_cannot_be_read_does_not_reach_the_script(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "accelerate.accelerator", SimpleNamespace(Accelerator=Accelerator))
     metrics = ScriptMetrics()
-    metrics.install_trainers()
+    metrics.trainers.install()
     assert Accelerator().log(3) == "logged 3"
     with pytest.raises(AttributeError, match="items"):
         metrics.take("run")

@@ -1,1 +1,0 @@
-"""Entropy, logits and maps of attention heads."""

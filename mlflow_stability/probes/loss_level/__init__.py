@@ -1,1 +1,0 @@
-"""Recognises trainings whose loss has no level that measures progress."""

@@ -1,1 +1,0 @@
-"""Ranks of dense representations, diversity of sparse codes."""

@@ -1,1 +1,0 @@
-"""Runs a forward pass again without changing the training."""

@@ -1,1 +1,0 @@
-"""Facts and settings of the run: environment, model, optimizer, and their changes."""

@@ -1,0 +1,215 @@
+"""Facts that describe a training and are needed to repeat it; parameters ``stability.<key>`` of the run.
+
+The trial of Optuna, Ray Tune or a Hydra multirun that a training belongs to is among them. Guarantees: the first value
+of a key holds, later changes are findings; no library is imported and no storage is asked; a changed library gives no
+trial; secrets on the command line are hidden; without news a call costs microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.probes.training_facts import (
+    model_facts,
+    optimizer_facts,
+    scaler_facts,
+    scheduler_facts,
+    torch_facts,
+)
+from mlflow_stability.session.secret_arguments import command_line
+from mlflow_stability.vocabulary.run import Fact
+
+LIBRARIES = ("accelerate", "datasets", "deepspeed", "lightning", "mlflow", "numpy", "pytorch_lightning", "transformers")
+"""Libraries whose versions are recorded where the script has loaded them."""
+
+
+def environment_facts(world_size: int) -> dict[str, str]:
+    system = os.uname()
+    facts = {
+        "python": sys.version.split()[0],
+        "system": f"{system.sysname} {system.release} {system.machine}",
+        "processors": str(os.cpu_count() or ""),
+        "argv": command_line(_words()),
+        "world_size": str(world_size),
+    }
+    for name in LIBRARIES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            facts[name] = version
+    return facts
+
+
+def _words() -> list[str]:
+    """Return the command line as typed, including options of the interpreter such as ``-m``.
+
+    A program after ``-c`` is left out: no rule could find the secrets in it.
+    """
+    words = list(sys.orig_argv[1:]) or list(sys.argv)
+    if "-c" in words[:-1] and sys.argv[:1] == ["-c"]:
+        words[words.index("-c") + 1] = "…"
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingView:
+    optimizers: Sequence[Optimizer]
+    """In the order of their first steps."""
+    models: Sequence[Module] = ()
+    """Outermost modules that own the optimizers' parameters."""
+    schedulers: Sequence[LRScheduler] = ()
+    """All that exist; those of other optimizers are ignored."""
+    scaler: Any = None
+    batch: str = ""
+    """The last batch in the words of `batch_words`, if known."""
+    rows: int = 0
+    """Its number of rows; 0 if unknown."""
+    autocast: str = ""
+    """Autocast type in the words of `autocast_now`; empty: that of the weights."""
+    micro_batches: int = 0
+    """Backward passes of the last capture; 0 if unknown."""
+    trained: Set[int] = frozenset()
+    """Ids of the parameters changed in the first steps: GANs freeze their halves in turns."""
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """Clipping limits: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
+    uncounted: str = ""
+    """Why operations of the model are not counted, if known."""
+    unknown_kernels: Sequence[str] = ()
+    """Kernels without a formula, so not counted."""
+
+
+MOST_FACTS = 1_000  # limit for a script that makes new optimizers without end
+
+
+class TrainingFacts:
+    def __init__(self, world_size: int = 1) -> None:
+        self._world_size = world_size
+        self._known: set[str] = set()
+        self._seen: tuple[object, ...] = ()
+
+    def collect(self, view: TrainingView) -> tuple[Fact, ...]:
+        """Return new facts; all of them the first time."""
+        seen = _what_there_is(view)
+        if seen == self._seen:
+            return ()
+        facts = _of_training(view)
+        if not self._seen:
+            facts |= torch_facts() | environment_facts(self._world_size)
+        self._seen = seen
+        room = MOST_FACTS - len(self._known)
+        new = [(key, value) for key, value in facts.items() if value and key not in self._known][:room]
+        self._known.update(key for key, _ in new)
+        return tuple(Fact(key, value) for key, value in new)
+
+
+def _what_there_is(view: TrainingView) -> tuple[object, ...]:
+    """Return what facts depend on, for comparison: a second optimizer may take its first step later."""
+    return (
+        *((id(optimizer), len(optimizer.param_groups)) for optimizer in view.optimizers),
+        *map(id, view.models),
+        len(view.schedulers),
+        view.scaler is not None,
+        bool(view.batch),
+        bool(view.autocast),
+        bool(view.micro_batches),
+        *view.limits,
+        view.uncounted,
+        *view.unknown_kernels,
+    )
+
+
+def _of_training(view: TrainingView) -> dict[str, str]:
+    return {
+        **optimizer_facts(view.optimizers),
+        **scheduler_facts(view.schedulers, view.optimizers),
+        **model_facts(view.models, view.optimizers),
+        **scaler_facts(view.scaler),
+        "batch": view.batch,
+        "autocast": view.autocast,
+        "accumulation": str(view.micro_batches) if view.micro_batches else "",
+        **{_clipping(name): limit for name, limit in view.limits.items()},
+        "flops.reason": view.uncounted,
+        "flops.unknown": ", ".join(view.unknown_kernels),
+    }
+
+
+def _clipping(name: str) -> str:
+    """``clipping.max_norm``, or ``optimizer_1.clipping.max_norm`` where that one differs."""
+    before, _, limit = name.rpartition(".")
+    return f"{before}.clipping.{limit}" if before else f"clipping.{limit}"
+
+
+LONGEST = 100  # limit for parameters: a whole configuration is no choice of a sweep
+_RUNNING = {
+    "optuna.study._optimize": "trial",
+    "ray.tune.trainable.function_trainable": "self",
+}
+"""Modules whose running functions hold a trial, and the name of the variable."""
+_HYDRA = "hydra.core.hydra_config"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepTrial:
+    identity: tuple[str, ...]
+    """Differs from trial to trial."""
+    name: str
+    parameters: Mapping[str, Any]
+
+    def facts(self, prefix: str) -> list[Fact]:
+        """Return its parameters as those of its run: ``stability.trial.lr``."""
+        return [Fact(f"{prefix}.{key}", str(value)) for key, value in list(self.parameters.items())[:LONGEST]]
+
+
+def running_trial() -> SweepTrial | None:
+    """Return the trial of the calling thread, if any."""
+    try:
+        return _found_in_frames() or _hydra_job()
+    except (AttributeError, KeyError, TypeError, ValueError):  # a version that keeps it elsewhere
+        return None
+
+
+def _found_in_frames() -> SweepTrial | None:
+    if not any(name in sys.modules for name in _RUNNING):
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        variable = _RUNNING.get(frame.f_globals.get("__name__", ""))
+        holder = frame.f_locals.get(variable) if variable is not None else None
+        if holder is not None:
+            return _of_optuna(holder) if variable == "trial" else _of_tune(holder)
+        frame = frame.f_back
+    return None
+
+
+def _of_optuna(trial: Any) -> SweepTrial:
+    """Read the suggested parameters from its cache: asking for them by name would ask its storage."""
+    return SweepTrial(
+        ("optuna", str(trial.study.study_name), str(trial.number)),
+        f"trial {trial.number}",
+        dict(trial._cached_frozen_trial.params),
+    )
+
+
+def _of_tune(trainable: Any) -> SweepTrial:
+    identity = str(trainable.trial_id)
+    return SweepTrial(("tune", identity), f"trial {identity}", dict(trainable.config))
+
+
+def _hydra_job() -> SweepTrial | None:
+    kind = getattr(sys.modules.get(_HYDRA), "HydraConfig", None)
+    if kind is None or not kind.initialized():
+        return None
+    config = kind.get()
+    overrides = [str(override) for override in config.overrides.task]
+    given = dict(override.lstrip("+~").split("=", 1) for override in overrides if "=" in override)
+    if config.mode.name != "MULTIRUN":
+        return SweepTrial(("hydra",), "", given)
+    return SweepTrial(("hydra", str(config.job.num)), f"job {config.job.num}", given)
