@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -55,6 +55,8 @@ def _names_closure(kind: Any) -> bool:
 
 def watched_closure(closure: Any, around: Around) -> Any:
     """Return a closure every evaluation of which runs inside `around`."""
+    if not isinstance(closure, FunctionType):
+        return _ClosureProxy(closure, around)
     first = True
 
     @functools.wraps(closure)
@@ -65,6 +67,27 @@ def watched_closure(closure: Any, around: Around) -> Any:
             return closure(*args, **kwargs)
 
     return watched
+
+
+class _ClosureProxy:
+    """Stand-in for a closure that is an object; its attributes are the closure's own."""
+
+    def __init__(self, closure: Any, around: Around) -> None:
+        object.__setattr__(self, "_closure", closure)
+        object.__setattr__(self, "_around", around)
+        object.__setattr__(self, "_first", True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_first = object.__getattribute__(self, "_first")
+        object.__setattr__(self, "_first", False)
+        with object.__getattribute__(self, "_around")(is_first):
+            return object.__getattribute__(self, "_closure")(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_closure"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_closure"), name, value)
 
 
 # Every step that torch hooks runs inside a frame of this one function.
