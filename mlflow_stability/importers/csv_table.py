@@ -172,6 +172,7 @@ def _add(
     steps, epochs = (numbers[name][0] if name else unknown for name in (step, epoch))
     times = _seconds(numbers[time][0]) if time else np.zeros(len(table))
     long = long_format(tuple(_texts(table)), tuple(name for name, (_, logged) in numbers.items() if logged.any()))
+    compared = "" if step or epoch or time or long is not None else _compared(table)
     for split, in_split in _splits(table):
         restarts = split and epoch and step and counts_within_epochs(step)
         counted = np.where(in_split, np.nan, steps) if restarts else steps
@@ -180,9 +181,20 @@ def _add(
                 continue
             places = np.flatnonzero(logged & in_split)
             for metric, own in [(name, places)] if long is None else _by_metric(table[long[0]], places):
-                content.add_column(
-                    with_split(split, metric), rows[own], values[own], counted[own], epochs[own], times[own]
-                )
+                full_name = with_split(split, metric)
+                content.add_column(full_name, rows[own], values[own], counted[own], epochs[own], times[own])
+                if compared:
+                    content.doubts[full_name] = f"rows have no step and are of each {compared!r} in turn"
+
+
+def _compared(table: pd.DataFrame) -> str:
+    """Return the column of names that come again and again, as in a table that compares settings; else nothing."""
+    for name in _texts(table):
+        texts = table[name].fillna("").astype(str).str.strip()
+        changes = int((texts != texts.shift()).sum()) - 1
+        if texts.str.contains(r"[^\W\d_]").all() and changes >= 2 * texts.nunique() > 2 and not is_split_field(name):
+            return name
+    return ""
 
 
 def _clock_columns(numbers: dict[str, _Column]) -> _ClockColumns:

@@ -138,6 +138,18 @@ def test_a_quote_that_is_never_closed_swallows_nothing(tmp_path: Path) -> None:
     assert steps(run, "loss") == list(range(1, 30))
 
 
+@pytest.mark.parametrize(("count", "is_judged"), [("", False), ("step,", True)])
+def test_a_table_that_compares_settings_is_no_curve(tmp_path: Path, count: str, is_judged: bool) -> None:
+    rows = "".join(
+        f"{10 * length + n},"[: 99 * bool(count)] + f"{model},{length},{length / 9:.2f}\n"
+        for length in range(1, 8)
+        for n, model in enumerate(("linear", "softmax", "flash"))
+    )
+    run = history(tmp_path, f"{count}model,length,final_loss\n{rows}")
+    assert (metric(run, "final_loss").meaning.quantity == "loss") is is_judged
+    assert any("are of each 'model' in turn" in note for note in run.notes) is not is_judged
+
+
 @pytest.mark.slow
 def test_a_table_of_more_columns_than_a_log_has_is_refused_in_one_sentence(tmp_path: Path) -> None:
     columns = ["".join(letters) for letters in islice(product("ghijklmnopqrstuvwxyz", repeat=3), csv_table.MAX_COLUMNS)]
