@@ -14,7 +14,7 @@ import numpy as np
 
 from mlflow_stability.curves.chance_level import classes_at_chance
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import Levels, read_levels
+from mlflow_stability.curves.levels import Levels, level_noise, read_levels
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import classes_of
@@ -258,6 +258,9 @@ class PlateauRule(Rule):
     """Rise of the first tenth above the first value, in nats, from which that value counts as the start."""
     validated_gain: float = 0.06
     """Maximum fall of the training loss where the validation loss did not fall."""
+    errors: float = 4.0
+    """Number of standard deviations of its noise that a validation loss must fall, where that is less than half of
+    `stuck_gain`."""
     early_gain: float = 0.33
     """Relative fall below which little was gained, where the start was chance level for many classes."""
     untrained: tuple[float, float] = (3.9, 12.7)
@@ -414,8 +417,10 @@ class PlateauRule(Rule):
         for other in curves.validations:
             values = other.values[other.finite]
             if other.place == curve.place and len(values) >= 8 and values.min() > 0:
-                third = len(values) // 3
-                return bool(np.median(values[-third:]) > (1 - self.stuck_gain / 2) * np.median(values[:third]))
+                x = np.log(values)
+                third = len(x) // 3
+                fall = float(np.median(x[:third]) - np.median(x[-third:]))
+                return fall < min(-math.log1p(-self.stuck_gain / 2), self.errors * level_noise(x))
         return False
 
     def _finding(

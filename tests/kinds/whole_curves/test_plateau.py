@@ -181,3 +181,15 @@ def test_a_loss_whose_whole_fall_is_before_its_second_point_is_only_mentioned() 
     assert [episode.severity for episode in found(each_step)] == [Severity.WARNING]
     one_high_batch = noisy(np.array([0.58, *[0.54] * 19]), 0.08)
     assert all(episode.severity is Severity.WARNING for episode in found(one_high_batch))
+
+
+@pytest.mark.parametrize(("noise", "severity"), [(0.0, Severity.INFO), (0.01, Severity.WARNING)])
+def test_a_small_fall_of_a_validation_loss_beyond_its_noise_shows_that_epochs_still_learn(
+    noise: float, severity: Severity
+) -> None:
+    epochs = np.arange(1, 11)
+    losses = 0.86 + 0.06 / epochs**1.4
+    (plateau,) = PlateauRule().find(
+        run_curves(run_named(loss=losses, val_loss=noisy(0.85 + 0.02 / epochs**0.7, noise, seed=3)))
+    )
+    assert plateau.severity is severity
