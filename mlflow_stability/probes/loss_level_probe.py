@@ -276,9 +276,10 @@ class LossLevelProbe(Probe):
     def _judge(self, step: int) -> None:
         if not self._in_use:
             return
-        # The optimizer of a seeming copy may be made late: Pyro makes one for each parameter, at its first step.
-        trained = set(places_of(remembered(Kind.OPTIMIZER)[0]))
-        self._copies = [copy for copy in self._copies if not copy.is_trained(trained)]
+        if self._reported is None and any(copy.has_changed or copy.is_equal for copy in self._copies):
+            # The optimizer of a seeming copy may be made late: Pyro makes one for each parameter, at its first step.
+            trained = set(places_of(remembered(Kind.OPTIMIZER)[0]))
+            self._copies = [copy for copy in self._copies if not copy.is_trained(trained)]
         changed = any(copy.has_changed for copy in self._copies)
         if changed or any(copy.is_equal for copy in self._copies):
             frozen = not changed and step >= FROZEN_AFTER_STEPS
