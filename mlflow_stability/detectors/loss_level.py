@@ -1,19 +1,22 @@
-"""Decide whether the level of a recording's losses measures progress.
+"""Decide whether the level of a recording's losses measures progress, and whether it is chance level.
 
 It does not where the recording says so, where trainings alternate as the halves of a GAN do, and where the sign of the
-loss keeps changing. Detectors and the rules of whole curves share these definitions.
+loss keeps changing. Detectors and the rules of whole curves share these definitions. Chance level is the logarithm of
+the number of classes; of numbers that no setting names only a few count, for the logarithm of some number is near to
+any loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
+from mlflow_stability.vocabulary.text.foreign_names import word_set
 
 RISE = 10.0
 """Minimum ratio of a loss, or of a gradient norm, to its baseline in adversarial training: a GAN whose learning rate is
@@ -201,3 +204,31 @@ def classes_of(loss: float, within: float) -> int:
 def stays_at_chance(before: float, now: float, within: float = 0.012, moved: float = 0.9) -> bool:
     """Whether a loss is at chance level and was hardly higher before: then nothing has been learnt meanwhile."""
     return now > 0 and now >= moved * before and classes_of(now, within) > 0
+
+
+TOLERANCE, TOLERANCE_OF_MANY = 0.012, 0.004
+"""How far a loss may be from the cost of guessing among few classes, or as many as a setting names, and among many."""
+CLASS_SETTINGS = word_set(
+    "vocab_size vocabulary_size n_vocab num_vocab num_classes n_classes num_class nclass num_labels n_labels"
+)
+"""Names of settings that give the number of classes."""
+
+
+def classes_at_chance(loss: float, recorded: Iterable[int] = ()) -> int:
+    """Return the number of classes for which this loss is chance level, recorded ones first; 0 for no such number."""
+    recorded = frozenset(recorded)
+    candidates = []
+    for classes in (*recorded, *SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS):
+        distance = abs(loss / math.log(classes) - 1)
+        is_likely = classes in recorded or classes in SMALL_CLASS_COUNTS
+        if distance < (TOLERANCE if is_likely else TOLERANCE_OF_MANY):
+            candidates.append((classes not in recorded, distance, classes))
+    return min(candidates)[2] if candidates else 0
+
+
+def recorded_classes(params: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the numbers of classes in the settings of a run."""
+    values = [
+        value for key, value in params.items() if key.replace("/", ".").rpartition(".")[2].lower() in CLASS_SETTINGS
+    ]
+    return tuple(int(value) for value in values if value.isdecimal() and 1 < int(value) < 10_000_000)

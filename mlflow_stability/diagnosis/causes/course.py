@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
 from mlflow_stability.curves.curves import Curve, after_last
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
+from mlflow_stability.detectors.loss_level import classes_at_chance, recorded_classes
 from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.recorded_settings import may_follow_scale

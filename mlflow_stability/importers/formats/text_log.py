@@ -10,15 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from mlflow_stability.importers.doubts import LineKinds
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import json_line
 from mlflow_stability.importers.log_content import LogContent, LogLine
 from mlflow_stability.importers.log_format import LogFile, LogFormat, RecognisedBy
 from mlflow_stability.importers.log_text import finished_bar, is_unfinished_bar, lines_of, open_text, with_points
-from mlflow_stability.importers.text.line_kinds import LineKinds
-from mlflow_stability.importers.text.line_pattern import LinePatterns
 from mlflow_stability.importers.text.messages import MessageReader, says_skipped
-from mlflow_stability.importers.text.pair_line import held_out_in, name_split, pair_line
+from mlflow_stability.importers.text.pair_line import LinePatterns, held_out_in, name_split, pair_line
 from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
 from mlflow_stability.importers.text.uncertain_lines import LooseLines, PrintedLists, has_loss_curve
 from mlflow_stability.vocabulary.run import RunHistory

@@ -12,12 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.curves.chance_level import classes_at_chance
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import Levels, level_noise, read_levels
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves, Symptom
-from mlflow_stability.detectors.loss_level import classes_of
+from mlflow_stability.detectors.loss_level import classes_at_chance, classes_of
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
@@ -211,18 +210,18 @@ class PlateauRule(Rule):
     What it sees: a whole curve of {fewest_points} points or more, {fewest_steps} where each is one optimizer step and
     has a gradient norm, {fewest_in_warm_up} steps where the learning rate rose by a factor of {rising} in the last
     tenth, with one of three plateaus. Stuck at the start: it fell by less than {stuck_gain:percent} from its first
-    points to its last ({validated_gain:percent} where a validation loss did not fall), and moved by at most {steady}
-    nats, as at chance level (the logarithm of the number of classes, or the variance of the target); its first value
-    counts alone where the first tenth rose to {lifted:exp} times it. Stopped early: it started at chance level for many
-    classes (a loss of {untrained[0]} to {untrained[1]}), fell by less than {early_gain:percent}, and then was flat,
-    within {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left}
-    within the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or
-    less than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout,
-    as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start. A
-    loss that had fallen from its first value to its later ones, as where a point is the mean of an epoch, is INFO
-    unless it is at chance level or {fewest_after} points or more are those of each step. A collapse to less than
-    {mostly:exp_left} is INFO, and so is one whose points have noise above {batch_noise:percent} and that is not at
-    chance level: it may have reached the noise of the targets.
+    points to its last ({validated_gain:percent} where a validation loss did not fall by {errors} times its noise), and
+    moved by at most {steady} nats, as at chance level (the logarithm of the number of classes, or the variance of the
+    target); its first value counts alone where the first tenth rose to {lifted:exp} times it. Stopped early: it started
+    at chance level for many classes (a loss of {untrained[0]} to {untrained[1]}), fell by less than
+    {early_gain:percent}, and then was flat, within {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed:
+    it fell to less than {collapse:exp_left} within the first {at_once:percent} of {fewest_after} points or more, and
+    changed by less than {distance:percent}, or less than noise, from there to the end, with an error of at most
+    {max_error}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is
+    one below {loss_fall.LEARNT:percent} of its start. A loss that had fallen from its first value to its later ones, as
+    where a point is the mean of an epoch, is INFO unless it is at chance level or {fewest_after} points or more are
+    those of each step. A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have noise above
+    {batch_noise:percent} and that is not at chance level: it may have reached the noise of the targets.
     Where an accuracy or another score rose by {risen_score:points} percentage points while the loss was flat, it is not
     a plateau.
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.importers.log_content import LogLine
-from mlflow_stability.importers.text.line_pattern import LinePatterns
-from mlflow_stability.importers.text.pair_line import pair_line
+from mlflow_stability.importers.text.pair_line import LinePatterns, pair_line
 
 NAN = math.nan
 

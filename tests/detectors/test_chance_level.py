@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from diagnosis.histories import metric_of, run_of
 
-from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
+from mlflow_stability.detectors.loss_level import classes_at_chance, recorded_classes
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
 
