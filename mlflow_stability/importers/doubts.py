@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mlflow_stability.vocabulary.run import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
+UNCLEAR = "unclear"  # the quantity of such a metric
 MIN_VALUES = 16
 """Minimum number of values that show whether they take turns."""
 MIN_TURNS = 4
@@ -50,8 +51,8 @@ def doubts_about(metrics: Iterable[Metric], noticed: Mapping[str, str]) -> dict[
 
 
 def without_meaning(metric: Metric) -> Metric:
-    """Return the metric as one of unknown quantity."""
-    meaning = Meaning(metric.name)
+    """Return the metric as one of no known quantity, also where its own name is that of a loss."""
+    meaning = Meaning(UNCLEAR, metric.name)
     return replace(metric, meaning=meaning, series=replace(metric.series, signal=meaning.signal))
 
 
