@@ -25,7 +25,7 @@ def defined_in(path: Path) -> set[str]:
 
 def module_file(name: str) -> Path:
     path = PACKAGE.parent.joinpath(*name.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path / "__init__.py" if (path / "__init__.py").exists() else path.with_suffix(".py")
 
 
 def test_only_these_packages_list_names_of_other_modules() -> None:
