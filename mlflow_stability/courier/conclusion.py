@@ -59,9 +59,23 @@ def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
     diagnosis = concluded(history, None)
     card = run_card_of(history, diagnosis)
     report = Report((diagnosis,))
+    stopped = diagnosis.early_stopping_step
+    # The end by the autopilot comes first: the rest may be cut off.
+    ended = ended_by_autopilot(diagnosis.findings)
+    first = "" if ended is None else f"Ended with TrainingDiverged at step {ended.end}: {reason_of_end(ended)} "
+    tags = {
+        tag_names.VERDICT: training_outcome(diagnosis),
+        tag_names.OUTCOME: f"{first}{_verdict(diagnosis)}"[:LONGEST_TAG],
+        tag_names.CAUSE: card.cause,
+        tag_names.FINDINGS: events_in_words(Counter(finding.severity.name for finding in diagnosis.findings)),
+        tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
+        tag_names.ROLLBACKS: str(_rollbacks(history)),
+        tag_names.SKIPPED_STEPS: str(card.skipped),
+        tag_names.EARLY_STOPPING_STEP: "" if stopped is None else str(stopped),
+    }
     return Conclusion(
         {f"report.{name}": render(report, name) for name in ("html", "json")},
-        _tags(history, diagnosis, card),
+        {name: value for name, value in tags.items() if value},
         _description(history, diagnosis, card, page),
         _first_sentence(diagnosis.verdict),
         _cause(diagnosis),
@@ -111,28 +125,6 @@ def _codes(history: RunHistory, diagnosis: Diagnosis) -> str:
         return f"SDR: {unique} unique{where}, {'low diversity' if low else 'no collapse'}."
     of = "" if len(shares) == 1 else f" of {collapse.place}"
     return f"SDR: {unique} unique{where}, collapse{of} at step {collapse.step:,}."
-
-
-def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str, str]:
-    stopped = diagnosis.early_stopping_step
-    tags = {
-        tag_names.VERDICT: training_outcome(diagnosis),
-        tag_names.OUTCOME: _outcome(diagnosis),
-        tag_names.CAUSE: card.cause,
-        tag_names.FINDINGS: events_in_words(Counter(finding.severity.name for finding in diagnosis.findings)),
-        tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
-        tag_names.ROLLBACKS: str(_rollbacks(history)),
-        tag_names.SKIPPED_STEPS: str(card.skipped),
-        tag_names.EARLY_STOPPING_STEP: "" if stopped is None else str(stopped),
-    }
-    return {name: value for name, value in tags.items() if value}
-
-
-def _outcome(diagnosis: Diagnosis) -> str:
-    """Return the verdict, after the end by the autopilot, if any: the rest may be cut off."""
-    ended = ended_by_autopilot(diagnosis.findings)
-    first = "" if ended is None else f"Ended with TrainingDiverged at step {ended.end}: {reason_of_end(ended)} "
-    return f"{first}{_verdict(diagnosis)}"[:LONGEST_TAG]
 
 
 def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page: str) -> str:

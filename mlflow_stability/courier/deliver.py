@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
@@ -140,7 +140,21 @@ class SessionDelivery:
         if all(recording.flushed for recording in self._recordings.values()):
             self._flushed = self._flush_asked
         self._settled = True
-        self._page.show(replace(self._status(moved), notices=tuple(self._notices[-_MOST_NOTICES:])))
+        report = self.report()
+        since = self.stuck_since()
+        stuck_for = 0.0 if since is None else time.monotonic() - since
+        if since is not None and stuck_for >= _WORTH_SAYING:
+            away = round(time.time() - stuck_for)
+            state, error = "waiting", report.error
+        else:
+            state, away, error = "delivering" if moved or not self.caught_up else "idle", None, ""
+        left = tuple(dict.fromkeys(word for recording in self._recordings.values() for word in recording.left))
+        runs, notices = self._runs(), tuple(self._notices[-_MOST_NOTICES:])
+        self._page.show(
+            CourierStatus(
+                state, report.waiting_bytes, away, error, report.refused, left, self._flushed, runs, notices=notices
+            )
+        )
         return moved
 
     def seconds_to_wait(self) -> float:
@@ -185,20 +199,6 @@ class SessionDelivery:
                 time.sleep(_LAST_LOOK)
             shutil.rmtree(self.folder, ignore_errors=True)
             remove_empty_root(self.folder.parent)
-
-    def _status(self, moved: bool) -> CourierStatus:
-        report = self.report()
-        since = self.stuck_since()
-        stuck_for = 0.0 if since is None else time.monotonic() - since
-        if since is not None and stuck_for >= _WORTH_SAYING:
-            away = round(time.time() - stuck_for)
-            state, error = "waiting", report.error
-        else:
-            state, away, error = "delivering" if moved or not self.caught_up else "idle", None, ""
-        left = tuple(dict.fromkeys(word for recording in self._recordings.values() for word in recording.left))
-        return CourierStatus(
-            state, report.waiting_bytes, away, error, report.refused, left, self._flushed, self._runs()
-        )
 
     def _runs(self) -> dict[str, dict[str, str]]:
         every = (recording.delivered for recording in self._recordings.values())

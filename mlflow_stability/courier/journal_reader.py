@@ -58,7 +58,15 @@ class JournalReader:
     def advance(self) -> bool:
         """Give a portion of records to each sink that is not full; True if there is more to read at once."""
         now = time.monotonic()
-        self._part_with_full_sinks(now)
+        # Sinks that have been full for too long get a cursor of their own.
+        for cursor in list(self._cursors):
+            for sink in cursor.sinks:
+                sink.full_since = (sink.full_since or now) if sink.full else None
+            full = [sink for sink in cursor.sinks if sink.full_since and now - sink.full_since >= sink.patience]
+            if full and len(full) < len(cursor.sinks):
+                cursor.sinks = [sink for sink in cursor.sinks if sink not in full]
+                self._cursors.append(_Cursor(cursor.follower.fork(), full))
+        self._cursors.sort(key=lambda cursor: (cursor.position, not cursor.sinks[0].full), reverse=True)
         until: int | None = None
         more = True  # as far as is known while the first cursor waits
         for cursor in self._cursors:
@@ -73,17 +81,6 @@ class JournalReader:
                     sink.end_seen_at = now
         self._unite()
         return any(cursor.sinks[0].more and not cursor.waits for cursor in self._cursors)
-
-    def _part_with_full_sinks(self, now: float) -> None:
-        """Give sinks that have been full for too long a cursor of their own; sort the furthest cursor first."""
-        for cursor in list(self._cursors):
-            for sink in cursor.sinks:
-                sink.full_since = (sink.full_since or now) if sink.full else None
-            full = [sink for sink in cursor.sinks if sink.full_since and now - sink.full_since >= sink.patience]
-            if full and len(full) < len(cursor.sinks):
-                cursor.sinks = [sink for sink in cursor.sinks if sink not in full]
-                self._cursors.append(_Cursor(cursor.follower.fork(), full))
-        self._cursors.sort(key=lambda cursor: (cursor.position, not cursor.sinks[0].full), reverse=True)
 
     def _unite(self) -> None:
         """Merge cursors at the same position."""

@@ -141,7 +141,12 @@ class OpenRecording:
         if not over and not state.journal_deleted and not self._opening.interactive:
             self.events.look_for_stall()
         moved = False
-        self._add_kept_files()
+        # Checkpoints and batches are delivered once their folder is known.
+        for kind, name in ((CheckpointSink, CHECKPOINTS_FOLDER), (BatchSink, BATCHES_FOLDER)):
+            folder = self.events.story.folder(name)
+            if folder is not None and kind not in self._kept_files:
+                self._kept_files[kind] = kind(self._delivered, self.writer, folder)
+                self._sinks.append(self._kept_files[kind])
         for sink in self._sinks:
             if not (over and sink.done):
                 moved |= self._try(sink, partial(sink.flush, over))
@@ -170,14 +175,6 @@ class OpenRecording:
         if not self.concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, partial(self._board.show, self.events.story, self._last_words))
         return moved
-
-    def _add_kept_files(self) -> None:
-        """Start delivering checkpoints and batches once their folder is known."""
-        for kind, name in ((CheckpointSink, CHECKPOINTS_FOLDER), (BatchSink, BATCHES_FOLDER)):
-            folder = self.events.story.folder(name)
-            if folder is not None and kind not in self._kept_files:
-                self._kept_files[kind] = kind(self._delivered, self.writer, folder)
-                self._sinks.append(self._kept_files[kind])
 
     def seconds_to_wait(self) -> float:
         failed = self.metrics in self._patience and self._patience[self.metrics].error
@@ -365,9 +362,19 @@ class Recording:
         """Deliver a portion; False if there was nothing to do. `alive`: training may still append."""
         if self.gone or self.kept:
             return False
-        state = self._state(alive, killed_for_memory)
+        deleted = is_deleted(self.folder)
+        if not deleted:
+            self._last_words = read_page(self.folder / FINAL_STATUS)
+        stalled = self._open.events.story.stalled if self._open else None
+        state = TrainingState(alive, killed_for_memory, self._last_words, deleted, stalled)
         moved = self._reader.advance()
-        moved |= self._flush_outlets(state)
+        # Outlets do not wait for the store: their messages matter most while it is away.
+        if self._outlets is None and self._plan.settings:
+            opening = opening_if_readable(self.folder)
+            if opening is not None:
+                self._outlets = Outlets(self._plan, self.delivered, opening)
+                self._reader.add(*self._outlets.sinks)
+        moved |= self._outlets is not None and self._outlets.flush(state)
         if self._open is None:
             return self._begin(alive) or moved
         if self._flush_asked:
@@ -377,22 +384,6 @@ class Recording:
         if self._open.finished and (self._outlets is None or self._outlets.done):
             self._remove_if_over(self._open.over)
         return moved
-
-    def _state(self, alive: bool, killed_for_memory: Callable[[], bool]) -> TrainingState:
-        deleted = is_deleted(self.folder)
-        if not deleted:
-            self._last_words = read_page(self.folder / FINAL_STATUS)
-        stalled = self._open.events.story.stalled if self._open else None
-        return TrainingState(alive, killed_for_memory, self._last_words, deleted, stalled)
-
-    def _flush_outlets(self, state: TrainingState) -> bool:
-        """Outlets do not wait for the store: their messages matter most while it is away."""
-        if self._outlets is None and self._plan.settings:
-            opening = opening_if_readable(self.folder)
-            if opening is not None:
-                self._outlets = Outlets(self._plan, self.delivered, opening)
-                self._reader.add(*self._outlets.sinks)
-        return self._outlets is not None and self._outlets.flush(state)
 
     def _begin(self, alive: bool) -> bool:
         if not self._patience.ready(time.monotonic()):

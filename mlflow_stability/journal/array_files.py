@@ -95,8 +95,9 @@ def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
     name = f"{table.step:012d}-{table.what}{'-full' if table.has_histograms else ''}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     file = next(file for stem in names if not (file := folder / f"{stem}{SUFFIX}").exists())
+    # As JSON: NumPy text takes four bytes a letter, and for each text as many as for the longest.
     arrays: dict[str, NDArray[Any]] = {
-        "head": _json_array([table.step, table.attempt, table.what, *table.layers]),
+        "head": np.frombuffer(json.dumps([table.step, table.attempt, table.what, *table.layers]).encode(), np.uint8),
         "statistics": table.statistics,
     }
     if table.has_histograms:
@@ -130,11 +131,6 @@ def _read_table(arrays: Mapping[str, NDArray[Any]]) -> LayerTable:
     return LayerTable(
         step, attempt, what, tuple(layers), arrays["statistics"], percentiles, edges, counts.astype(np.int64)
     )
-
-
-def _json_array(values: list[int | str]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Return JSON as bytes: NumPy text takes four bytes a letter, and for each text as many as for the longest."""
-    return np.frombuffer(json.dumps(values).encode(), np.uint8)
 
 
 ATTENTION_FOLDER = "attention"

@@ -56,7 +56,13 @@ class WriteTimes:
         if 2 * slow < since or seconds < SLOW_SHARE * passed:
             return None
         cost = SlowWrites(seconds / slow, seconds / passed)
-        if _longest_pause() >= cost.seconds / 2:
+        # A pause of 0.1 ms takes longer where another thread takes the GIL or the processor, not in each of several.
+        durations = []
+        for _ in range(5):
+            start = time.perf_counter()
+            time.sleep(1e-4)
+            durations.append(time.perf_counter() - start)
+        if max(durations) >= cost.seconds / 2:
             return None
         self._reported = True
         return cost
@@ -64,19 +70,6 @@ class WriteTimes:
     def _restart(self, writes: int) -> None:
         self._writes, self._slow, self._seconds = writes, 0, 0.0
         self._start = time.perf_counter()
-
-
-def _longest_pause() -> float:
-    """Return how long a pause of 0.1 ms takes at most: longer where another thread takes the GIL or the processor.
-
-    The longest of several, because that thread need not run at each of them.
-    """
-    durations = []
-    for _ in range(5):
-        start = time.perf_counter()
-        time.sleep(1e-4)
-        durations.append(time.perf_counter() - start)
-    return max(durations)
 
 
 FINAL_STATUS = "last_words.json"

@@ -190,9 +190,6 @@ class LossLevelProbe(Probe):
         self._copies += new
         if new:
             self._compared_at = -EVERY_STEPS
-        self._look_at_actions(modules, optimizers)
-
-    def _look_at_actions(self, modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> None:
         if self._acting or not _has_environments():
             return
         trained = set(places_of(optimizers))
@@ -210,7 +207,13 @@ class LossLevelProbe(Probe):
 
     def _look(self, view: StepView) -> None:
         watches = self._watches(view.step)
-        self._look_at_samples()
+        seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
+        drawn, self._of_model = POLICY_SAMPLES.of_model - self._of_model, POLICY_SAMPLES.of_model
+        if seen != self._seen or (drawn >= MIN_ACTIONS and _has_environments()):
+            self._seen = seen
+            self._policy_steps += 1
+            if self._policy_steps >= MIN_STEPS and self._reported is None:
+                self._conclude(NoLevel.POLICY)
         if self._acting:
             acted, trained = max(map(_samples, self._sizes.values()), default=(0, 0))
             alone = max(map(_calls_of_one_row, self._sizes.values()), default=0)
@@ -230,15 +233,6 @@ class LossLevelProbe(Probe):
             self._look_at_calls(view, watches)
         if self._copies and (view.step - self._compared_at >= EVERY_STEPS or view.step == WINDOW_STEPS):
             self._compare(view.step)
-
-    def _look_at_samples(self) -> None:
-        seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
-        drawn, self._of_model = POLICY_SAMPLES.of_model - self._of_model, POLICY_SAMPLES.of_model
-        if seen != self._seen or (drawn >= MIN_ACTIONS and _has_environments()):
-            self._seen = seen
-            self._policy_steps += 1
-            if self._policy_steps >= MIN_STEPS and self._reported is None:
-                self._conclude(NoLevel.POLICY)
 
     def _look_at_calls(self, view: StepView, watches: bool) -> None:
         called = any(copy.was_called for copy in self._copies)
@@ -358,7 +352,11 @@ class TargetCopy:
         """Return on the device a checksum of the values and their distance from those of the trained module."""
         pairs = [(own(), trained()) for own, trained in self._pairs]
         there = [(own.detach(), trained.detach()) for own, trained in pairs if own is not None and trained is not None]
-        if not there or not all(_can_be_compared(own, trained) for own, trained in there):
+        # Not on two devices, and not where values are split over processes.
+        if not there or not all(
+            own.device == trained.device and not own.is_meta and not is_split(own) and not is_split(trained)
+            for own, trained in there
+        ):
             return None
         with torch.no_grad():
             first = there[0][0]
@@ -398,11 +396,6 @@ def target_copies(modules: Sequence[Module], optimizers: Iterable[Optimizer]) ->
             if trains:
                 copies.append(TargetCopy(copy, trains[:COMPARED_PARAMETERS]))
     return copies[:MAX_COPIES]
-
-
-# Not on two devices, and not where values are split over processes.
-def _can_be_compared(own: Tensor, trained: Tensor) -> bool:
-    return own.device == trained.device and not own.is_meta and not is_split(own) and not is_split(trained)
 
 
 # Weights first: they are drawn at random, and biases are often constant.

@@ -50,7 +50,9 @@ class ObjectMemory:
         self._found: dict[Kind, _Found] = {}
 
     def keep(self, kind: Kind, objects: Sequence[Any]) -> None:
-        if not _counts_references():
+        # Without the global lock, each thread counts references to types for itself.
+        is_locked = getattr(sys, "_is_gil_enabled", None)
+        if is_locked is not None and not is_locked():
             return
         try:
             references = [weakref.ref(held) for held in objects]
@@ -121,12 +123,6 @@ def _derived_from(kind: type) -> dict[type, None]:
                 classes[cls] = None
                 waiting.append(cls)
     return classes
-
-
-# Without the global lock, each thread counts references to types for itself.
-def _counts_references() -> bool:
-    is_locked = getattr(sys, "_is_gil_enabled", None)
-    return is_locked is None or bool(is_locked())
 
 
 def models_of(optimizers: Sequence[Optimizer]) -> list[Module]:

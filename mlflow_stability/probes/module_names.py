@@ -54,17 +54,13 @@ def names_of_modules(models: Sequence[Module]) -> dict[int, str]:
     for at, (model, title) in enumerate(zip(models, classes, strict=True)):
         title = f"{title}_{at}" if often[title] > 1 else title
         prefix = f"{title}." if len(models) > 1 else ""
-        for module, name in zip(Module.modules(model), _module_names(model), strict=True):
+        modules = list(Module.named_modules(model))
+        owners = [plain_name(name) for name, module in modules if module._parameters]
+        is_plain = len(set(owners)) == len(owners)  # else two modules would have the same name without wrappers
+        for path, module in modules:
+            name = plain_name(path) if is_plain else path
             names.setdefault(id(module), prefix + name if name else title)
     return names
-
-
-# Plain names; with the wrappers where two modules with parameters would have the same name.
-def _module_names(model: Module) -> list[str]:
-    raw = [(name, bool(module._parameters)) for name, module in Module.named_modules(model)]
-    plain = [plain_name(name) for name, _ in raw]
-    owners = [name for name, (_, owns) in zip(plain, raw, strict=True) if owns]
-    return plain if len(set(owners)) == len(owners) else [name for name, _ in raw]
 
 
 def _innermost_class(model: Module) -> str:

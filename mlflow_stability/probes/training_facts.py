@@ -101,7 +101,7 @@ def optimizer_facts(optimizers: Sequence[Optimizer]) -> dict[str, str]:
     for number, optimizer in enumerate(optimizers[:MOST_OPTIMIZERS]):
         before = f"optimizer_{number}" if number else ""
         facts[before or "optimizer"] = type(optimizer).__name__
-        facts |= {_joined(before, name): value for name, value in _numbers(optimizer).items()}
+        facts |= {(f"{before}.{name}" if before else name): value for name, value in _numbers(optimizer).items()}
     return facts
 
 
@@ -146,10 +146,6 @@ def _read(value: Tensor) -> float:
     return numbers[0]
 
 
-def _joined(before: str, name: str) -> str:
-    return f"{before}.{name}" if before else name
-
-
 _DEEPEST = 3
 _RUNNING = frozenset(
     {"last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose", "mode_worse"}
@@ -162,15 +158,11 @@ def scheduler_facts(schedulers: Iterable[LRScheduler], optimizers: Sequence[Opti
         before = f"optimizer_{number}." if number else ""
         for place, schedule in enumerate(schedules_of(schedulers, [optimizer])):
             key = f"{before}scheduler_{place}" if place else f"{before}scheduler"
-            facts[key] = _title(schedule)
+            name = type(schedule).__name__
+            parts = ", ".join(type(part).__name__ for part in parts_of_schedule(schedule))
+            facts[key] = f"{name}({parts})" if parts else name
             facts |= _settings(schedule, key, _DEEPEST)
     return facts
-
-
-def _title(scheduler: LRScheduler) -> str:
-    name = type(scheduler).__name__
-    parts = ", ".join(type(part).__name__ for part in parts_of_schedule(scheduler))
-    return f"{name}({parts})" if parts else name
 
 
 def _settings(scheduler: LRScheduler, key: str, deep: int) -> dict[str, str]:
@@ -256,10 +248,6 @@ def device_names() -> str:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
-    return _processor()
-
-
-def _processor() -> str:
     try:
         with _PROCESSORS.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_FIRST_CHARACTERS).splitlines()

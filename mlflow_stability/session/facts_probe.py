@@ -97,7 +97,15 @@ class FactsProbe(ForwardObserver, Probe):
     def before_step(self, view: StepView) -> None:
         """Note a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
-        self._report_uncleared(view)
+        optimizer, kept_for = id(view.optimizer), view.kept_for
+        if not kept_for:
+            first = self._kept.pop(optimizer, None)
+            if first is not None:
+                self._report_cleared(first, view.step - 1)
+        elif optimizer not in self._kept:
+            first = self._kept[optimizer] = max(1, view.step - kept_for)
+            facts = UnclearedFacts(kept_for, self._name_of(view.optimizer))
+            self._recording.emit(Finding.at(facts, first, Severity.WARNING, remedies=MissingZeroGrad.remedies))
         is_new = self._is_new(view.optimizer)
         self._note_limits(view)
         if self._batch or self._modifier > FIRST_STEPS:
@@ -107,10 +115,27 @@ class FactsProbe(ForwardObserver, Probe):
                 id(parameter) for parameter in parameters_of(view.optimizer) if parameter.requires_grad
             )
         if is_new:
-            self._search()
+            self._searches += 1
+            models, schedulers, scalers = parts_of(_living(self._optimizers))
+            self._models = [weakref.ref(model) for model in models]
+            self._schedulers = [weakref.ref(scheduler) for scheduler in schedulers]
+            self._scalers = [weakref.ref(scaler) for scaler in scalers]
         elif not look:
             return
-        training = self._training()
+        training = TrainingView(
+            _living(self._optimizers),
+            _living(self._models),
+            _living(self._schedulers),
+            next(iter(_living(self._scalers)), None),
+            self._batch,
+            self._rows,
+            self._autocast,
+            self._recording.micro_batches,
+            frozenset(self._trained or ()),
+            dict(self._limits),
+            "" if self.flops is None else self.flops.reason,
+            () if self.flops is None else self.flops.unknown,
+        )
         self._recording.know(self._facts.collect(training))
         if look:
             self._looked_at = view.step
@@ -135,18 +160,6 @@ class FactsProbe(ForwardObserver, Probe):
             if plain is None or plain != self._plain:
                 shape, self._plain = batch_shape(args, kwargs), plain
                 self._batch, self._rows = batch_words(args, kwargs), 0 if shape is None else shape.samples
-
-    def _report_uncleared(self, view: StepView) -> None:
-        """Report once that gradients of an optimizer are not cleared, and again after they were cleared in between."""
-        optimizer, kept_for = id(view.optimizer), view.kept_for
-        if not kept_for:
-            first = self._kept.pop(optimizer, None)
-            if first is not None:
-                self._report_cleared(first, view.step - 1)
-        elif optimizer not in self._kept:
-            first = self._kept[optimizer] = max(1, view.step - kept_for)
-            facts, remedies = UnclearedFacts(kept_for, self._name_of(view.optimizer)), MissingZeroGrad.remedies
-            self._recording.emit(Finding.at(facts, first, Severity.WARNING, remedies=remedies))
 
     def _name_of(self, optimizer: Optimizer) -> str:
         """Return the number and the class of one of several optimizers; empty for the only one."""
@@ -180,29 +193,6 @@ class FactsProbe(ForwardObserver, Probe):
                 self._limits[name] = limit
             elif self._limits.get(name) != limit:
                 self._limits[f"optimizer_{number}.{name}"] = limit
-
-    def _search(self) -> None:
-        self._searches += 1
-        models, schedulers, scalers = parts_of(_living(self._optimizers))
-        self._models = [weakref.ref(model) for model in models]
-        self._schedulers = [weakref.ref(scheduler) for scheduler in schedulers]
-        self._scalers = [weakref.ref(scaler) for scaler in scalers]
-
-    def _training(self) -> TrainingView:
-        return TrainingView(
-            _living(self._optimizers),
-            _living(self._models),
-            _living(self._schedulers),
-            next(iter(_living(self._scalers)), None),
-            self._batch,
-            self._rows,
-            self._autocast,
-            self._recording.micro_batches,
-            frozenset(self._trained or ()),
-            dict(self._limits),
-            "" if self.flops is None else self.flops.reason,
-            () if self.flops is None else self.flops.unknown,
-        )
 
 
 def _living(references: Sequence[weakref.ref[Any]]) -> list[Any]:

@@ -56,7 +56,11 @@ class EndingWatch:
             if code not in (None, 0):
                 handled = sys.exc_info()[1]  # Lightning catches Ctrl-C, and scripts catch `TrainingDiverged`, to exit
                 explains = isinstance(handled, TrainingDiverged | KeyboardInterrupt)
-                self.closing = closing_of(handled) if handled and explains else _exited(f"{name}({code!r})")
+                self.closing = (
+                    closing_of(handled)
+                    if handled and explains
+                    else Closing("exited", message_without_secrets(f"{name}({code!r})"))
+                )
 
         def watched_exit(*status: Any) -> NoReturn:
             exits("sys.exit", *status)
@@ -116,10 +120,6 @@ def closing_of(error: BaseException) -> Closing:
     if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
         return Closing("out_of_memory", text)
     return Closing("crashed", text)
-
-
-def _exited(call: str) -> Closing:
-    return Closing("exited", message_without_secrets(call))
 
 
 End = Callable[[Closing | None], Callable[[], None]]
@@ -235,15 +235,12 @@ def _exception_from_below(frame: FrameType) -> BaseException | None:
     ]
     for referrer in gc.get_referrers(*tracebacks) if tracebacks else ():
         if isinstance(referrer, BaseException) and any(referrer.__traceback__ is traceback for traceback in tracebacks):
-            return _first_with_words(referrer)
+            # Frameworks wrap exceptions in others without words.
+            error = referrer
+            while not str(error) and error.__cause__ is not None:
+                error = error.__cause__
+            return error
     return None
-
-
-def _first_with_words(error: BaseException) -> BaseException:
-    """Return the first exception with words: frameworks wrap exceptions in others without."""
-    while not str(error) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 class CellEnd:

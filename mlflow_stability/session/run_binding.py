@@ -229,20 +229,17 @@ class RunBinding:
         if self._fluent and self.recording is not None and not self._own:
             self._end_recording(Closing("finished", run_was_active=False))
         if self._ended_cell is not None and not new_optimizer:  # the next cell trains on
-            return self._run_of_last_cell(self._ended_cell)
+            run_id = self.current_run_id()
+            if run_id is None:  # not even begun: then another run is made
+                return None
+            if self._opened is not None:  # its run may have been unknown when it ended
+                EARLIER.ended(run_id, self._opened.recording, self._ended_cell)
+            return RunInProgress(run_id, resumed=True)
         if new_optimizer or self.recording is None:
             run = lightning_run() or announced_run()
             if run is not None and run.run_id != self._run_id:
                 return run
         return None
-
-    def _run_of_last_cell(self, last_step: int) -> RunInProgress | None:
-        run_id = self.current_run_id()
-        if run_id is None:  # not even begun: then another run is made
-            return None
-        if self._opened is not None:  # its run may have been unknown when it ended
-            EARLIER.ended(run_id, self._opened.recording, last_step)
-        return RunInProgress(run_id, resumed=True)
 
     def _hear_the_script(self) -> None:
         """Judge the validation losses that the script has logged since, from the first step on."""
@@ -330,7 +327,10 @@ class RunBinding:
         except OSError as error:
             raise _no_journal(link.folder.parent, error) from error
         self._recordings += 1
-        self._report_restart(self.recording)
+        job, step = launched_job(), self.recording.opening.first_step
+        if job is not None and job.restarts:
+            facts = RestartFacts(job.restarts + 1, job.max_restarts)
+            self.recording.emit(Finding.at(facts, step, Severity.INFO, remedies=JobRestarted.remedies))
         self._folder = self.recording.folder
         self._recording_link, self._recording_address = link, _address(str(Path.cwd()))
         self._ours = run is None or (self._ended_cell is not None and run.run_id == self._run_id)
@@ -342,14 +342,6 @@ class RunBinding:
         if self._own and not self.settings.exclusive:
             self._join.install()
         self._begun()
-
-    @staticmethod
-    def _report_restart(recording: Recording) -> None:
-        """Report that this is another attempt of its job."""
-        job, step = launched_job(), recording.opening.first_step
-        if job is not None and job.restarts:
-            facts = RestartFacts(job.restarts + 1, job.max_restarts)
-            recording.emit(Finding.at(facts, step, Severity.INFO, remedies=JobRestarted.remedies))
 
     def _end_recording(self, closing: Closing) -> None:
         if self.recording is not None:

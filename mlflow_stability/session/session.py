@@ -79,7 +79,14 @@ class Session:
         self._is_full_disk_reported = False
         self._reported_recording: Recording | None = None  # the recording whose beginning was reported
         self._looked_after = 0.0
-        self._warn_of_missing_symbols()
+        lacking = torch_api.missing()
+        if lacking:
+            self._warn(
+                "torch %s lacks %s. Switched off without it: %s. Training continues unchanged.",
+                torch_api.torch_version(),
+                ", ".join(lacking),
+                "; ".join(dict.fromkeys(lacking.values())),
+            )
         self._offer_to_restore()
 
     @property
@@ -282,20 +289,17 @@ class Session:
             self._recording_for,
             self._on_reading,
             self._scheduler_for,
-            self._new_ranks(exchanges),
+            RankWatch(
+                self._guard,
+                exchanges,
+                self.settings.layers_every_n_steps,
+                self.settings.memory_budget,
+                self._ranks_ended,
+                RankComparison(lambda: self._binding.recording).take,
+                self._ranks_met,
+            ),
             self._objects,
             None if self._lifecycle is None else self._lifecycle.control_for,
-        )
-
-    def _new_ranks(self, exchanges: RankExchanges) -> RankWatch:
-        return RankWatch(
-            self._guard,
-            exchanges,
-            self.settings.layers_every_n_steps,
-            self.settings.memory_budget,
-            self._ranks_ended,
-            RankComparison(lambda: self._binding.recording).take,
-            self._ranks_met,
         )
 
     def _ranks_met(self, names: Sequence[str], processes: Sequence[ProcessIdentity]) -> None:
@@ -353,7 +357,19 @@ class Session:
                 link.look_after()
             if self._reported_recording is not recording and self._output.begins(self._binding.delivered_run()):
                 self._reported_recording = recording
-            self._tell_slow_writes(recording)
+            slow = recording.slow_writes()
+            if slow is not None:
+                self._warn(
+                    "Each step waits %.3g ms for its journal line at step %d, %.0f %% of the training time (threshold "
+                    "%.0f %%): %s is on a slow file system. Training continues, slower. Set "
+                    "MLFLOW_STABILITY_JOURNAL_DIR or autolog(options=Options(journal_dir=...)) to a folder on a local "
+                    "disk.",
+                    1000 * slow.seconds,
+                    recording.step,
+                    100 * slow.share,
+                    100 * SLOW_SHARE,
+                    recording.folder.parent.parent,
+                )
         failure = recording.failure
         if failure and not self._is_full_disk_reported:
             self._warn(
@@ -365,20 +381,6 @@ class Session:
                 if_silent=True,
             )
         self._is_full_disk_reported = bool(failure)
-
-    def _tell_slow_writes(self, recording: Recording) -> None:
-        slow = recording.slow_writes()
-        if slow is not None:
-            self._warn(
-                "Each step waits %.3g ms for its journal line at step %d, %.0f %% of the training time (threshold "
-                "%.0f %%): %s is on a slow file system. Training continues, slower. Set MLFLOW_STABILITY_JOURNAL_DIR "
-                "or autolog(options=Options(journal_dir=...)) to a folder on a local disk.",
-                1000 * slow.seconds,
-                recording.step,
-                100 * slow.share,
-                100 * SLOW_SHARE,
-                recording.folder.parent.parent,
-            )
 
     def _finish(self, closing: Closing) -> None:
         self._guard("the last readings", self._meter.close)()
@@ -436,16 +438,6 @@ class Session:
         recording = self._binding.recording
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])
-
-    def _warn_of_missing_symbols(self) -> None:
-        lacking = torch_api.missing()
-        if lacking:
-            self._warn(
-                "torch %s lacks %s. Switched off without it: %s. Training continues unchanged.",
-                torch_api.torch_version(),
-                ", ".join(lacking),
-                "; ".join(dict.fromkeys(lacking.values())),
-            )
 
     def _offer_to_restore(self) -> None:
         """Warn that a job was restarted, and say how to continue."""

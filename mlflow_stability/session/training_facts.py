@@ -34,11 +34,15 @@ LIBRARIES = ("accelerate", "datasets", "deepspeed", "lightning", "mlflow", "nump
 
 def environment_facts(world_size: int) -> dict[str, str]:
     system = os.uname()
+    # As typed, with options of the interpreter; no rule could find the secrets in a program after ``-c``.
+    words = list(sys.orig_argv[1:]) or list(sys.argv)
+    if "-c" in words[:-1] and sys.argv[:1] == ["-c"]:
+        words[words.index("-c") + 1] = "…"
     facts = {
         "python": sys.version.split()[0],
         "system": f"{system.sysname} {system.release} {system.machine}",
         "processors": str(os.cpu_count() or ""),
-        "argv": command_line(_words()),
+        "argv": command_line(words),
         "world_size": str(world_size),
     }
     for name in LIBRARIES:
@@ -46,17 +50,6 @@ def environment_facts(world_size: int) -> dict[str, str]:
         if isinstance(version, str):
             facts[name] = version
     return facts
-
-
-def _words() -> list[str]:
-    """Return the command line as typed, including options of the interpreter such as ``-m``.
-
-    A program after ``-c`` is left out: no rule could find the secrets in it.
-    """
-    words = list(sys.orig_argv[1:]) or list(sys.argv)
-    if "-c" in words[:-1] and sys.argv[:1] == ["-c"]:
-        words[words.index("-c") + 1] = "…"
-    return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +90,33 @@ class TrainingFacts:
 
     def collect(self, view: TrainingView) -> tuple[Fact, ...]:
         """Return new facts; all of them the first time."""
-        seen = _what_there_is(view)
+        # What facts depend on: a second optimizer may take its first step later.
+        seen = (
+            *((id(optimizer), len(optimizer.param_groups)) for optimizer in view.optimizers),
+            *map(id, view.models),
+            len(view.schedulers),
+            view.scaler is not None,
+            bool(view.batch),
+            bool(view.autocast),
+            bool(view.micro_batches),
+            *view.limits,
+            view.uncounted,
+            *view.unknown_kernels,
+        )
         if seen == self._seen:
             return ()
-        facts = _of_training(view)
+        facts = {
+            **optimizer_facts(view.optimizers),
+            **scheduler_facts(view.schedulers, view.optimizers),
+            **model_facts(view.models, view.optimizers),
+            **scaler_facts(view.scaler),
+            "batch": view.batch,
+            "autocast": view.autocast,
+            "accumulation": str(view.micro_batches) if view.micro_batches else "",
+            **{_clipping(name): limit for name, limit in view.limits.items()},
+            "flops.reason": view.uncounted,
+            "flops.unknown": ", ".join(view.unknown_kernels),
+        }
         if not self._seen:
             facts |= torch_facts() | environment_facts(self._world_size)
         self._seen = seen
@@ -108,37 +124,6 @@ class TrainingFacts:
         new = [(key, value) for key, value in facts.items() if value and key not in self._known][:room]
         self._known.update(key for key, _ in new)
         return tuple(Fact(key, value) for key, value in new)
-
-
-def _what_there_is(view: TrainingView) -> tuple[object, ...]:
-    """Return what facts depend on, for comparison: a second optimizer may take its first step later."""
-    return (
-        *((id(optimizer), len(optimizer.param_groups)) for optimizer in view.optimizers),
-        *map(id, view.models),
-        len(view.schedulers),
-        view.scaler is not None,
-        bool(view.batch),
-        bool(view.autocast),
-        bool(view.micro_batches),
-        *view.limits,
-        view.uncounted,
-        *view.unknown_kernels,
-    )
-
-
-def _of_training(view: TrainingView) -> dict[str, str]:
-    return {
-        **optimizer_facts(view.optimizers),
-        **scheduler_facts(view.schedulers, view.optimizers),
-        **model_facts(view.models, view.optimizers),
-        **scaler_facts(view.scaler),
-        "batch": view.batch,
-        "autocast": view.autocast,
-        "accumulation": str(view.micro_batches) if view.micro_batches else "",
-        **{_clipping(name): limit for name, limit in view.limits.items()},
-        "flops.reason": view.uncounted,
-        "flops.unknown": ", ".join(view.unknown_kernels),
-    }
 
 
 def _clipping(name: str) -> str:

@@ -114,7 +114,9 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
     chosen: list[Chosen] = []
     blocks: dict[Signal, list[int]] = {}
     summarised: dict[str, list[int]] = {}
-    code_modules = _modules_with_codes(signals)
+    modules = [signal.place for signal in signals if signal.quantity == UNIQUE and signal.place]
+    count = min(len(modules), MAX_CODE_MODULES)
+    code_modules = frozenset(modules[round(at * (len(modules) - 1) / max(1, count - 1))] for at in range(count))
     inputs = {signal.place: position for position, signal in enumerate(signals) if signal.quantity == "sdr_input_ratio"}
     for position, signal in enumerate(signals):
         whole = not signal.place or is_group(signal.place)
@@ -138,12 +140,6 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
         combined: Combined = "mean" if signal_type is None else signal_type.combined
         chosen.append(Chosen(signal, tuple(positions), combined=combined))
     return tuple(chosen)
-
-
-def _modules_with_codes(signals: Sequence[Signal]) -> frozenset[str]:
-    modules = [signal.place for signal in signals if signal.quantity == UNIQUE and signal.place]
-    count = min(len(modules), MAX_CODE_MODULES)
-    return frozenset(modules[round(at * (len(modules) - 1) / max(1, count - 1))] for at in range(count))
 
 
 def block_of(place: str) -> str:

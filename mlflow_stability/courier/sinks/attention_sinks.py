@@ -231,7 +231,15 @@ class AttentionPictures(RunSink):
         now = time.monotonic()
         if over and self._over_since is None:
             self._send()
-            self._plan_the_end()
+            # The last round is drawn first: people look at it.
+            rounds = self._rounds.rest()
+            planned: deque[LayerPicture] = deque()
+            steps: set[int] = set()
+            for maps in [*rounds[-1:], *rounds[:-1]]:
+                if self._has_room(maps, steps):
+                    planned.extend(picture for picture in self._pictures_of(maps) if picture.name not in self._sent)
+                    steps.add(self._step(maps))
+            self._under_way, self._to_draw = rounds, planned
             self._over_since = now
         elif not over and not self._under_way and not self._take_up():
             return False
@@ -252,7 +260,12 @@ class AttentionPictures(RunSink):
         if self._to_draw:
             return True
         if over and not self.done:
-            self._name_what_is_missing()
+            if self._left_out:
+                missing = ", ".join(f"{count} of step {step:,}" for step, count in sorted(self._left_out.items()))
+                self._set_tag(f"missing: {missing}. {_UNTIL_THEN}")
+                self._log("late", f"Attention pictures not drawn: {missing}. {_UNTIL_THEN}")
+            elif self._under_way and not self.awaited:
+                self._set_tag("all drawn")
         for passed in self._under_way:
             self._rounds.passed(passed)
         self._under_way = []
@@ -267,17 +280,6 @@ class AttentionPictures(RunSink):
         self._to_draw = deque(self._pictures_of(maps) if self._has_room(maps) else ())
         self._under_way = [maps]
         return True
-
-    def _plan_the_end(self) -> None:
-        """Draw the last round first: people look at it."""
-        rounds = self._rounds.rest()
-        planned: deque[LayerPicture] = deque()
-        steps: set[int] = set()
-        for maps in [*rounds[-1:], *rounds[:-1]]:
-            if self._has_room(maps, steps):
-                planned.extend(picture for picture in self._pictures_of(maps) if picture.name not in self._sent)
-                steps.add(self._step(maps))
-        self._under_way, self._to_draw = rounds, planned
 
     def _has_room(self, maps: Round, planned: set[int] | None = None) -> bool:
         """Whether this round is kept, and may be one more step in the charts."""
@@ -344,14 +346,6 @@ class AttentionPictures(RunSink):
     def _give_up(self, picture: LayerPicture, trouble: str, error: str) -> None:
         self._left_out[self._step(picture.round)] += 1
         self._log(trouble, f"Picture {picture.name} not drawn: {error}. Everything else is delivered.")
-
-    def _name_what_is_missing(self) -> None:
-        if self._left_out:
-            missing = ", ".join(f"{count} of step {step:,}" for step, count in sorted(self._left_out.items()))
-            self._set_tag(f"missing: {missing}. {_UNTIL_THEN}")
-            self._log("late", f"Attention pictures not drawn: {missing}. {_UNTIL_THEN}")
-        elif self._under_way and not self.awaited:
-            self._set_tag("all drawn")
 
     def _set_tag(self, text: str) -> None:
         self._writer.set_tags({TAG: text})

@@ -241,7 +241,12 @@ class EventSink(RunSink):
         if full or (self._changed and not self.more and self.due(over)):
             self._send()
         if full:
-            self._next_file()
+            self._file += 1
+            self._files.popleft()
+            self._changed = bool(self._files[0]) or self.story.stalled is not None
+            if self._file > self._delivered.events_files:
+                self._delivered.events_files = self._file
+                self._delivered.save()
         arrived = not full and not self.more and not self._changed
         self.done = over and arrived
         self.hurried = self.hurried and not arrived
@@ -286,14 +291,6 @@ class EventSink(RunSink):
             self.upload(EVENTS_FOLDER, name, text)
         self._changed = False
         self.looked_at = time.monotonic()
-
-    def _next_file(self) -> None:
-        self._file += 1
-        self._files.popleft()
-        self._changed = bool(self._files[0]) or self.story.stalled is not None
-        if self._file > self._delivered.events_files:
-            self._delivered.events_files = self._file
-            self._delivered.save()
 
 
 def _with_steps_of_run(record: EventLine, offset: int) -> EventLine:

@@ -62,7 +62,20 @@ class PictureData:
 
     def take(self, record: Record) -> None:
         if isinstance(record, StepReading):
-            self._take_step(record)
+            step = record.step + self._offset
+            self._first = self._first if self.readings else step
+            self._last = step
+            self.readings += 1
+            wanted = self._wanted.get(id(record.signals))
+            if wanted is None or wanted.layout is not record.signals:
+                wanted = self._learn(record.signals)
+            values = record.values
+            for place, sketch in wanted.curves:
+                sketch.add(step, values[place], record.attempt)
+            if wanted.layers:
+                numbers = np.asarray(values, np.float64)
+                for places, layers, rows in wanted.layers:
+                    layers.add(step, rows, numbers[places])
         elif isinstance(record, Finding):
             self._marks.add_event(record, record.step + self._offset)
         elif isinstance(record, Closing):
@@ -100,22 +113,6 @@ class PictureData:
 
     def _tables(self, what: str) -> list[LayerTableFile]:
         return [file for file in layer_table_files(self._folder) if file.what == what and file.has_histograms]
-
-    def _take_step(self, reading: StepReading) -> None:
-        step = reading.step + self._offset
-        self._first = self._first if self.readings else step
-        self._last = step
-        self.readings += 1
-        wanted = self._wanted.get(id(reading.signals))
-        if wanted is None or wanted.layout is not reading.signals:
-            wanted = self._learn(reading.signals)
-        values = reading.values
-        for place, sketch in wanted.curves:
-            sketch.add(step, values[place], reading.attempt)
-        if wanted.layers:
-            numbers = np.asarray(values, np.float64)
-            for places, layers, rows in wanted.layers:
-                layers.add(step, rows, numbers[places])
 
     def _learn(self, layout: tuple[Signal, ...]) -> _Wanted:
         """Find what of a layout is wanted, once: names are slow, and a journal repeats the same tuple."""

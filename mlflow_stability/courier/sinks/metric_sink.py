@@ -195,7 +195,19 @@ class MetricSink(TimedSink):
         if not full:
             self._choose(over)
         if not over:
-            self._postpone_excess()
+            # Keep the newest points for the next requests; postpone the older ones.
+            bearable = self._pace.points_in(_BACKLOG_SECONDS)
+            while len(self._fresh) > 1 and _points_in(self._fresh) > bearable:
+                batch = self._fresh.popleft()
+                last = self._postponed[-1] if self._postponed else None
+                if last is not None and len(last.points) + len(batch.points) <= _LARGEST_BATCH:
+                    last.points += batch.points[batch.sent :]
+                    last.until, last.thinning = batch.until, batch.thinning
+                else:
+                    self._postponed.append(batch)
+            if _points_in(self._postponed) > MOST_WAITING:
+                self._postponed.clear()
+                self._dropped = True
         batches = self._fresh or (None if hurry else self._postponed)
         if batches and self._pace.wait(time.monotonic(), hurry) <= 0:
             self._send(batches)
@@ -247,21 +259,6 @@ class MetricSink(TimedSink):
     def _points_of_charts(self, points: list[Point]) -> list[Point]:
         """Drop non-finite points: MLflow shows no chart of a metric whose last value is not finite."""
         return self._single_values.of_curves([point for point in points if math.isfinite(point.value)])
-
-    def _postpone_excess(self) -> None:
-        """Keep the newest points for the next requests; postpone the older ones."""
-        bearable = self._pace.points_in(_BACKLOG_SECONDS)
-        while len(self._fresh) > 1 and _points_in(self._fresh) > bearable:
-            batch = self._fresh.popleft()
-            last = self._postponed[-1] if self._postponed else None
-            if last is not None and len(last.points) + len(batch.points) <= _LARGEST_BATCH:
-                last.points += batch.points[batch.sent :]
-                last.until, last.thinning = batch.until, batch.thinning
-            else:
-                self._postponed.append(batch)
-        if _points_in(self._postponed) > MOST_WAITING:
-            self._postponed.clear()
-            self._dropped = True
 
     def _send(self, batches: deque[PointBatch]) -> None:
         """Send one request; move the position in the journal when all before it has arrived."""

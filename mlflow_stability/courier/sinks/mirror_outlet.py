@@ -75,16 +75,6 @@ class MirrorOutlet(Outlet):
             self._progress.saved = self._writer.saved
         return self._writer
 
-    def _send_histograms(self, over: bool) -> None:
-        """Write the histograms of new tables, step by step."""
-        progress = self._progress
-        files = layer_table_files(progress.folder, progress.tables_until, settled=not over)
-        for step, of_step in groupby((file for file in files if file.has_histograms), key=lambda file: file.step):
-            histograms = [histograms_of(file, progress.prefix, progress.offset) for file in of_step]
-            self._open_writer().write_histograms(list(chain.from_iterable(histograms)))
-            progress.tables_until = step
-            progress.save()
-
     def _take(self, record: Record) -> None:
         self._metrics.until = self.until
         self._metrics.take(record)
@@ -130,7 +120,13 @@ class MirrorOutlet(Outlet):
     def _send_all(self, over: bool) -> bool:
         error = None
         try:
-            self._send_histograms(over)
+            progress = self._progress
+            files = layer_table_files(progress.folder, progress.tables_until, settled=not over)
+            for step, of_step in groupby((file for file in files if file.has_histograms), key=lambda file: file.step):
+                histograms = [histograms_of(file, progress.prefix, progress.offset) for file in of_step]
+                self._open_writer().write_histograms(list(chain.from_iterable(histograms)))
+                progress.tables_until = step
+                progress.save()
             while self._metrics.flush(over):
                 pass
             if self._metrics.done:

@@ -132,10 +132,29 @@ class AlertOutlet(Outlet):
 
     def _flush(self, state: TrainingState) -> bool:
         now = time.time()
-        self._look_at(state, now)
+        # A stall and the end are not in the journal.
+        if state.stalled is not None and state.stalled.time != self._stalled_at:
+            self._stalled_at = state.stalled.time
+            self._tell(state.stalled, now)
+        if self.ends(state) and not self._ended:
+            self._ended = True
+            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time, state.journal_deleted)
+            closing = self.closing or state.closing or self.returned or silent
+            event = ending_event(closing, self._last_step, self._last_time or now)
+            if event is not None:
+                self._tell(event, now)
         waits_for_link = self.link is None and time.monotonic() - self._began < LINK_SECONDS
         if not waits_for_link:
-            self._route(now, self.over_since is not None and not self.more)
+            link = self.link or RunLink(
+                self._opening.run_id or "",
+                ""
+                if self._opening.run_id
+                else f"not created yet; trained on {self._opening.host} in {self._opening.directory}",
+            )
+            for key, router in self._routers.items():
+                messages = router.due(now, link, over=(self.over_since is not None and not self.more))
+                if messages:
+                    self._senders[key].add(messages)
         moved = False
         for sender in self._senders.values():
             moved |= sender.advance(time.monotonic())
@@ -162,34 +181,9 @@ class AlertOutlet(Outlet):
         elif isinstance(record, Finding):
             self._tell(record.shifted(offset), now)
 
-    def _look_at(self, state: TrainingState, now: float) -> None:
-        """A stall and the end are not in the journal."""
-        if state.stalled is not None and state.stalled.time != self._stalled_at:
-            self._stalled_at = state.stalled.time
-            self._tell(state.stalled, now)
-        if self.ends(state) and not self._ended:
-            self._ended = True
-            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time, state.journal_deleted)
-            closing = self.closing or state.closing or self.returned or silent
-            event = ending_event(closing, self._last_step, self._last_time or now)
-            if event is not None:
-                self._tell(event, now)
-
     def _tell(self, event: Finding, now: float) -> None:
         for router in self._routers.values():
             router.take(event, now)
-
-    def _route(self, now: float, over: bool) -> None:
-        link = self.link or RunLink(
-            self._opening.run_id or "",
-            ""
-            if self._opening.run_id
-            else f"not created yet; trained on {self._opening.host} in {self._opening.directory}",
-        )
-        for key, router in self._routers.items():
-            messages = router.due(now, link, over=over)
-            if messages:
-                self._senders[key].add(messages)
 
     def _keep(self) -> None:
         """Save what was read, what was sent and what waits."""

@@ -48,17 +48,17 @@ MIN_MATRICES = 2
 
 def equal_weights(optimizer: Optimizer) -> list[Block]:
     """Return the share of weight matrices with one value only; nothing for fewer than two matrices."""
-    matrices = [tensor for tensor in parameters_of(optimizer) if _is_matrix(tensor)][:MAX_MATRICES]
+    matrices = [
+        tensor
+        for tensor in parameters_of(optimizer)
+        if is_measurable(tensor) and tensor.is_floating_point() and tensor.dim() > 1 and min(tensor.shape[:2]) > 1
+    ][:MAX_MATRICES]
     if len(matrices) < MIN_MATRICES or len({tensor.device for tensor in matrices}) > 1:
         return []
     with untracked():
         ends = [torch.stack(torch.aminmax(tensor)).float() for tensor in matrices]
         low, high = torch.stack(ends).unbind(1)
         return [Block(EQUAL_WEIGHTS, (low == high).float().mean(0, keepdim=True))]
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    return is_measurable(tensor) and tensor.is_floating_point() and tensor.dim() > 1 and min(tensor.shape[:2]) > 1
 
 
 SIGNALS = (
@@ -172,9 +172,14 @@ class FirstLook(Probe):
             self._emit(strong_decay(view.optimizer, view.step))
             self._emit(self._shared.look(view.optimizer, view.step))
             if self._looked_at != view.step:
-                self._look_at_parameters(seen, view.step)
+                step, models = view.step, self._models()
+                for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0]):
+                    self._emit(finding)
+                only_all = step < NO_GRADIENT_STEP
+                if not only_all or self._left_out.is_known:
+                    self._emit(self._left_out.without_gradient(models, seen, step, only_all=only_all))
                 self._precision.before_step(view)
-                self._emit(strong_dropout(self._models(), view.step))
+                self._emit(strong_dropout(models, step))
         if all(held is not view.optimizer for held in seen):
             self._optimizers.append(weakref.ref(view.optimizer))
         self._left_out.note_gradients(view.optimizer)
@@ -201,14 +206,6 @@ class FirstLook(Probe):
         chance = [Block(CHANCE, (math.log(chances[0].classes),))] if is_one else []
         weights, self._weights = self._weights, []
         return [*chance, *weights, *self._targets.blocks(), *self._outputs.blocks(), *self._precision.blocks()]
-
-    def _look_at_parameters(self, seen: Sequence[Optimizer], step: int) -> None:
-        models = self._models()
-        for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0]):
-            self._emit(finding)
-        if step >= NO_GRADIENT_STEP or self._left_out.is_known:
-            only_all = step < NO_GRADIENT_STEP
-            self._emit(self._left_out.without_gradient(models, seen, step, only_all=only_all))
 
     def _emit(self, finding: Finding | None) -> None:
         if finding is not None and finding.kind not in self._reported:

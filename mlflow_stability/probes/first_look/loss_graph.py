@@ -89,7 +89,10 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
             activation = Activation.LOG_SOFTMAX
         elif activation not in UNEXPECTED[function]:
             continue
-        facts = LossInputFacts(function, activation, _module_of(activation, models))
+        kinds = MODULES.get(activation, ())
+        named = (pair for model in models for pair in Module.named_modules(model))
+        names = [name for name, module in named if isinstance(module, kinds)]
+        facts = LossInputFacts(function, activation, plain_name(names[0]) if len(names) == 1 else "")
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=remedies_for(facts))
     if any(_picks_over_other_dim(node, name) for node, name, _ in nodes_of(loss.grad_fn, COMBINING)):
         facts = LossInputFacts(LossFunction.NLL, Activation.LOG_SOFTMAX)
@@ -217,13 +220,6 @@ def _name_of_layer(node: Any) -> str:
 def node_name(node: Any) -> str:
     """Return ``Softmax`` for ``SoftmaxBackward0``; empty for None."""
     return "" if node is None else str(node.name()).partition("Backward")[0]
-
-
-def _module_of(activation: Activation, models: Sequence[Module]) -> str:
-    kinds = MODULES.get(activation, ())
-    named = (pair for model in models for pair in Module.named_modules(model))
-    names = [name for name, module in named if isinstance(module, kinds)]
-    return plain_name(names[0]) if len(names) == 1 else ""
 
 
 class Chance(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import Module
@@ -41,27 +41,18 @@ def strong_decay(optimizer: Optimizer, step: int) -> Finding | None:
         decay, rate = group.get("weight_decay"), group.get("lr")
         if not isinstance(decay, float | int) or not isinstance(rate, float | int):
             continue
-        if _adds_to_gradient(optimizer, group) and decay >= DECAY_LIMITS.strong_l2:
+        if type(optimizer) is Adam and not group.get("decoupled_weight_decay") and decay >= DECAY_LIMITS.strong_l2:
             strong.append(StrongDecayFacts(float(decay), float(rate), is_l2=True))
         if decay * rate < DECAY_LIMITS.strong:
             continue
-        if _is_decoupled(optimizer, bool(group.get("decoupled_weight_decay"))):
-            strong.append(StrongDecayFacts(float(decay), float(rate)))
+        name, is_set = type(optimizer).__name__, bool(group.get("decoupled_weight_decay"))
+        if is_set or type(optimizer) is SGD or name.endswith("AdamW") or name.startswith(_DECOUPLED):
+            strong.append(StrongDecayFacts(float(decay), float(rate)))  # it multiplies weights by 1 - rate * decay
     if not strong:
         return None
     facts = max(strong, key=lambda facts: facts.shrinks_by)
     remedies = OF_L2 if facts.is_l2 else StrongWeightDecay.remedies
     return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
-
-
-def _adds_to_gradient(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    return type(optimizer) is Adam and not group.get("decoupled_weight_decay")
-
-
-# Whether a step multiplies weights by 1 - rate * decay.
-def _is_decoupled(optimizer: Optimizer, is_set: bool) -> bool:
-    name = type(optimizer).__name__
-    return is_set or type(optimizer) is SGD or name.endswith("AdamW") or name.startswith(_DECOUPLED)
 
 
 DROPPED, SHARED, ACCUMULATION = StrongDropout().least, OptimizedTwice().share, AccumulationSum()

@@ -54,7 +54,8 @@ class Precision:
         self._blocks: list[Block] = []
 
     def before_step(self, view: StepView) -> None:
-        before, self._rate = self._rate, _highest_rate(view.optimizer)
+        rates, before = [group.get("lr", 0.0) for group in view.optimizer.param_groups], self._rate
+        self._rate = max(rates, default=0.0) if all(isinstance(rate, float | int) for rate in rates) else None
         is_settled = before is not None and self._rate is not None and self._rate <= MIN_RISE * before
         self._samples = []
         held = [tensor for tensor in parameters_of(view.optimizer) if _is_plain(tensor) and _is_plain(tensor.grad)]
@@ -96,11 +97,6 @@ class Precision:
         if len(numbers) == len(epsilons):
             over = view.norm / (min(numbers) * count**0.5)
             self._blocks.append(Block(OVER_EPSILON, over.reshape(1) if isinstance(over, Tensor) else (over,)))
-
-
-def _highest_rate(optimizer: Optimizer) -> float | None:
-    rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
-    return max(rates, default=0.0) if all(isinstance(rate, float | int) for rate in rates) else None
 
 
 def _is_plain(tensor: Tensor | None) -> bool:

@@ -100,7 +100,13 @@ class Targets:
                     continue
                 if node_name(node).startswith("NllLoss"):
                     ignored = _signed(int(node._saved_ignore_index))
-                    self._classes.append(_of_classes(target, ignored))
+                    is_ignored = target == ignored
+                    low = target.masked_fill(is_ignored, torch.iinfo(target.dtype).max).amin()
+                    high = target.masked_fill(is_ignored, -1).amax()
+                    count = is_ignored.sum()
+                    self._classes.append(
+                        torch.stack((low, high, count, torch.full_like(count, target.numel()))).to(torch.float32)
+                    )
                     self._counted += target.numel()
                     self._tokens.note(node, target, ignored)
                 elif node_name(node).startswith("BinaryCrossEntropy"):
@@ -135,32 +141,18 @@ class Targets:
         return blocks
 
 
-def _of_classes(target: Tensor, ignored: int) -> Tensor:
-    is_ignored = target == ignored
-    low = target.masked_fill(is_ignored, torch.iinfo(target.dtype).max).amin()
-    high = target.masked_fill(is_ignored, -1).amax()
-    count = is_ignored.sum()
-    return torch.stack((low, high, count, torch.full_like(count, target.numel()))).to(torch.float32)
-
-
 def _signed(number: int) -> int:
     # torch gives it as an unsigned number of 64 bits
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def _mean_squared_error(loss: Tensor) -> tuple[Any, float] | None:
-    """Return the node and the share of this loss if it is a mean squared error alone, else None."""
+def _variance(loss: Tensor) -> Tensor | None:
     node, share = undivided(loss)
     is_mean = node_name(node) == "MseLoss" and getattr(node, "_saved_reduction", None) == MEAN
-    return (node, share) if is_mean else None
-
-
-def _variance(loss: Tensor) -> Tensor | None:
-    error = _mean_squared_error(loss)
-    target = None if error is None else _prediction_and_target(error[0])[1]
-    if error is None or target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
+    target = _prediction_and_target(node)[1] if is_mean else None
+    if target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
         return None
-    return error[1] * target.detach().float().var(0, correction=0).mean()
+    return share * target.detach().float().var(0, correction=0).mean()
 
 
 def _unreachable(loss: Tensor) -> Tensor | None:

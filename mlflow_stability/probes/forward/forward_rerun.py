@@ -283,7 +283,11 @@ class WrittenTensors:
                 tensor.detach_()
         for tensor, version in self._versions.values():
             if version_of(tensor) != version:
-                _set_version(tensor, version)
+                setter: Any = torch_api.unsafe_set_version_counter
+                try:
+                    setter((tensor,), (version,))
+                except TypeError:  # before PyTorch 2.7 it took one tensor
+                    setter(tensor, version)
         for generator, state in self._generators.values():
             generator.set_state(state)
 
@@ -294,7 +298,11 @@ class WrittenTensors:
                 tensors.append(value)
             elif isinstance(value, list | tuple):
                 tensors += self._tensors_in(value)
-            elif isinstance(value, torch.Generator) and id(value) not in self._generators and not _is_shared(value):
+            elif (
+                isinstance(value, torch.Generator)
+                and id(value) not in self._generators
+                and not any(value is shared for shared in (torch.default_generator, *torch.cuda.default_generators))
+            ):
                 self._generators[id(value)] = value, value.get_state()
                 self.moved = True
         return tensors
@@ -375,15 +383,3 @@ def _written_arguments(func: Any) -> tuple[frozenset[int], frozenset[str]]:
 
 def _name(func: Any) -> str:
     return str(getattr(func, "__name__", func)).partition(".")[0]
-
-
-def _is_shared(generator: torch.Generator) -> bool:
-    return any(generator is shared for shared in (torch.default_generator, *torch.cuda.default_generators))
-
-
-def _set_version(tensor: Tensor, version: int) -> None:
-    setter: Any = torch_api.unsafe_set_version_counter
-    try:
-        setter((tensor,), (version,))
-    except TypeError:  # before PyTorch 2.7 it took one tensor
-        setter(tensor, version)

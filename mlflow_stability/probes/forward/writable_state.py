@@ -107,7 +107,14 @@ class WritableState:
 
     def _visit_object(self, value: Any, kind: type, path: str) -> None:
         if container_kind(kind) is not None:
-            self._visit_container(value, path)
+            contents = contents_of(value)
+            self._values += len(contents)
+            if not isinstance(value, tuple | frozenset):
+                self._saved.append(save_container(value))
+            if isinstance(contents, dict):
+                self._next += [(key, path) for key in contents if type(key) is not str]
+            items = contents.items() if isinstance(contents, dict) else enumerate(contents)
+            self._next += [(held, f"{path}[{key!r}]" if type(key) in (int, str) else path) for key, held in items]
         elif not _consists_of_attributes(kind):
             self.refusal = f"{path} is of type {kind.__name__}, whose state cannot be put back"
             return
@@ -124,16 +131,6 @@ class WritableState:
                 self._saved.append(save_attributes(base))
                 members = class_attributes_of(base) | methods_of(base)
                 self._next += [(member, f"{base.__name__}.{name}") for name, member in members.items()]
-
-    def _visit_container(self, container: Any, path: str) -> None:
-        contents = contents_of(container)
-        self._values += len(contents)
-        if not isinstance(container, tuple | frozenset):
-            self._saved.append(save_container(container))
-        if isinstance(contents, dict):
-            self._next += [(key, path) for key in contents if type(key) is not str]
-        items = contents.items() if isinstance(contents, dict) else enumerate(contents)
-        self._next += [(held, f"{path}[{key!r}]" if type(key) in (int, str) else path) for key, held in items]
 
     def _visit_module(self, module: Module, kind: type, path: str) -> frozenset[str]:
         for table in _TABLES:

@@ -148,7 +148,10 @@ def sample_of(output: Tensor, nature: OutputKind, axis: int | None, quota: int) 
             wide = torch.float32 if thinned.dtype in HALVES else None
             units = torch.linalg.vector_norm(thinned, 1, others, dtype=wide).to(torch.float32)
     flat = flat_view(output)
-    stride = _stride(output, quota)
+    stride = -(-output.numel() // quota)
+    length = output.numel() // output.size(0) if output.dim() else 1
+    while stride > 1 and gcd(stride, length) > 1:
+        stride += 1
     return ActivationSample(flat[::stride].to(torch.float32, copy=True), ends.to(torch.float32), units)
 
 
@@ -198,15 +201,6 @@ def _thinned(output: Tensor, axis: int | None) -> Tensor:
     places = [slice(None)] * output.dim()
     places[along] = slice(None, None, -(-output.numel() // MAX_VALUES))
     return output[tuple(places)]
-
-
-# The distance shares no divisor with the length of an example, so that all columns count.
-def _stride(output: Tensor, quota: int) -> int:
-    stride = -(-output.numel() // quota)
-    length = output.numel() // output.size(0) if output.dim() else 1
-    while stride > 1 and gcd(stride, length) > 1:
-        stride += 1
-    return stride
 
 
 QUANTITIES = (

@@ -180,7 +180,11 @@ class AttentionProbe:
         seen, self._seen = self._seen, []
         if not seen:
             return ()
-        names = _numbered([layer.name for layer in seen])
+        counts: Counter[str] = Counter()
+        names = []
+        for layer in seen:  # a name has a number from its second time on
+            names.append(f"{layer.name}.{counts[layer.name]}" if counts[layer.name] else layer.name)
+            counts[layer.name] += 1
         self._send(seen, names)
         self._deliver(wait=False)
         device = seen[-1].numbers.device
@@ -223,16 +227,6 @@ def _signals(heads_of_layers: tuple[tuple[str, int], ...]) -> tuple[Signal, ...]
     places = [(name, quantity, heads) for name, heads in heads_of_layers for quantity in QUANTITIES]
     signals = [Signal(quantity, f"{name}.head_{at}") for name, quantity, heads in places for at in range(heads)]
     return (*signals, Signal("collapsed_heads"))
-
-
-def _numbered(names: Sequence[str]) -> list[str]:
-    """Add a number to a name from its second time on."""
-    counts: Counter[str] = Counter()
-    result = []
-    for name in names:
-        result.append(f"{name}.{counts[name]}" if counts[name] else name)
-        counts[name] += 1
-    return result
 
 
 def _layers_with_series(heads: Sequence[int]) -> list[int]:

@@ -134,7 +134,9 @@ class SoftmaxTrail:
             if any(
                 candidate.holds(argument) for argument in (*args[:3], *kwargs.values()) if isinstance(argument, Tensor)
             ):
-                if result.numel() == _numel(candidate):
+                first = candidate.tensors[0]()
+                weights = candidate.tensors[-1]() if first is None else first
+                if weights is not None and result.numel() == weights.numel():
                     candidate.tensors.append(weakref.ref(result))
                 return None
         return None
@@ -190,13 +192,6 @@ def _sums_over_keys(candidate: Candidate, tensors: list[Tensor], at: int, other:
     if at == 0:
         return tuple(weights.shape[-2:]) == size and values.shape[-2] == candidate.keys
     return tuple(weights.shape[-2:]) == size[::-1] and values.shape[-1] == candidate.keys
-
-
-def _numel(candidate: Candidate) -> int:
-    first = candidate.tensors[0]()
-    last = candidate.tensors[-1]()
-    weights = first if first is not None else last
-    return -1 if weights is None else weights.numel()
 
 
 _LN_2 = 0.6931471805599453

@@ -338,11 +338,35 @@ class RouterProbe(SampledForwardProbe):
 def _observe(seen: _Seen, hooks: PassHooks) -> None:
     def put_out(module: Module, _args: tuple[Any, ...], output: Any) -> None:
         with untracked():
-            _take_output(seen, module, output)
+            # Of a candidate, or a module around it.
+            if seen.began:
+                seen.over |= seen.candidate is not None and module is seen.candidate.module
+                return
+            count = seen.group.count
+            if seen.candidate is None:
+                candidate = next((other for other in seen.group.candidates if other.module is module), None)
+                for tensor in _tensors(output) if candidate is not None else ():
+                    scores = scores_in(tensor, count)
+                    if scores is not None:
+                        seen.candidate, seen.scores = candidate, scores.clone()  # it may be changed in place
+                        break
+            router = seen.candidate
+            if router is not None and (module is router.module or module in router.around):
+                _take_choices(seen, output)
 
     def called(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         with untracked():
-            _take_call(seen, module, args, kwargs)
+            # Of an expert, or the module that holds all of them.
+            seen.began = True
+            if seen.over:
+                return
+            if module is seen.group.stacked:
+                _take_choices(seen, args)
+                _take_choices(seen, kwargs)
+                return
+            rows = next((tensor for tensor in _tensors((args, kwargs)) if tensor.dim()), None)
+            if rows is not None:
+                seen.rows[id(module)] = seen.rows.get(id(module), 0) + rows.numel() // max(rows.size(-1), 1)
 
     routers = [module for candidate in seen.group.candidates for module in (candidate.module, *candidate.around)]
     for module in dict.fromkeys(routers):
@@ -370,24 +394,6 @@ def _tensors(given: Any, depth: int = 1) -> Iterator[Tensor]:
             yield from _tensors(part, depth - 1)
 
 
-# Called for a candidate, and for modules around it.
-def _take_output(seen: _Seen, module: Module, output: Any) -> None:
-    if seen.began:
-        seen.over |= seen.candidate is not None and module is seen.candidate.module
-        return
-    count = seen.group.count
-    if seen.candidate is None:
-        candidate = next((other for other in seen.group.candidates if other.module is module), None)
-        for tensor in _tensors(output) if candidate is not None else ():
-            scores = scores_in(tensor, count)
-            if scores is not None:
-                seen.candidate, seen.scores = candidate, scores.clone()  # it may be changed in place
-                break
-    router = seen.candidate
-    if router is not None and (module is router.module or module in router.around):
-        _take_choices(seen, output)
-
-
 def _take_choices(seen: _Seen, given: Any) -> None:
     if seen.scores is None or seen.counts is not None:
         return
@@ -396,20 +402,6 @@ def _take_choices(seen: _Seen, given: Any) -> None:
         if choices is not None:
             seen.counts, seen.dropped = choices
             return
-
-
-# Called for an expert, or the module that holds all of them.
-def _take_call(seen: _Seen, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    seen.began = True
-    if seen.over:
-        return
-    if module is seen.group.stacked:
-        _take_choices(seen, args)
-        _take_choices(seen, kwargs)
-        return
-    rows = next((tensor for tensor in _tensors((args, kwargs)) if tensor.dim()), None)
-    if rows is not None:
-        seen.rows[id(module)] = seen.rows.get(id(module), 0) + rows.numel() // max(rows.size(-1), 1)
 
 
 def _measure(seen: _Seen) -> _Measured:

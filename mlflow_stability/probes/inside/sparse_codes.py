@@ -65,8 +65,11 @@ MIXERS = ((-7046029254386353131, -4658895280553007687), (-4417276706812531889, 6
 def describe_codes(bits: Tensor) -> Tensor:
     """Return the quantities of a matrix of booleans with at least two rows, one for each code."""
     rows, width = bits.shape
-    words = _words(bits)
-    columns = _column_counts(words)[:width]
+    words = _filled(bits.contiguous(), WORD_BYTES * WORD_BYTES).view(torch.int64)
+    whole = len(words) // MAX_OF_BYTE * MAX_OF_BYTE
+    sums = words[:whole].view(-1, MAX_OF_BYTE, words.size(1)).sum(1)
+    rest = words[whole:].sum(0, keepdim=True)
+    columns = torch.cat((sums, rest)).view(torch.uint8).sum(0)[:width]
     wide = widest(bits.device)
     counts = columns.to(wide)
     active = counts.sum() / rows
@@ -76,7 +79,7 @@ def describe_codes(bits: Tensor) -> Tensor:
     used = (columns > 0).sum().to(wide)
     overlap = (counts * (counts - 1)).sum() / (rows * (rows - 1))
     few = on_device((rows, width), bits.device, wide)
-    patterns = _patterns(words).to(wide)
+    patterns = _most_different(torch.cat([_sums(_folded(chunk)) for chunk in _chunks(words)], 1)).to(wide)
     percentiles = torch.quantile(duty, on_device(LEVELS, bits.device, wide))
     single = torch.stack(
         (
@@ -103,24 +106,9 @@ def different_rows(rows: Tensor) -> Tensor:
     return _most_different(sums)
 
 
-def _words(bits: Tensor) -> Tensor:
-    return _filled(bits.contiguous(), WORD_BYTES * WORD_BYTES).view(torch.int64)
-
-
 def _filled(rows: Tensor, multiple: int) -> Tensor:
     missing = -rows.size(1) % multiple
     return pad(rows, (0, missing)) if missing else rows
-
-
-def _column_counts(words: Tensor) -> Tensor:
-    whole = len(words) // MAX_OF_BYTE * MAX_OF_BYTE
-    sums = words[:whole].view(-1, MAX_OF_BYTE, words.size(1)).sum(1)
-    rest = words[whole:].sum(0, keepdim=True)
-    return torch.cat((sums, rest)).view(torch.uint8).sum(0)
-
-
-def _patterns(words: Tensor) -> Tensor:
-    return _most_different(torch.cat([_sums(_folded(chunk)) for chunk in _chunks(words)], 1))
 
 
 def _chunks(words: Tensor) -> tuple[Tensor, ...]:

@@ -111,7 +111,18 @@ def check(
         result,
         findings=_sorted([*findings, *_batch_found(seen, layers)]),
         layers=tuple(layers),
-        activations=_activations(seen),
+        activations=tuple(
+            ActivationCheck(
+                name,
+                mean=numbers["activation_mean"],
+                std=numbers["activation_std"],
+                min=numbers["activation_min"],
+                max=numbers["activation_max"],
+                zero_share=numbers[ZERO_SHARE],
+                nonfinite_share=numbers["activation_nonfinite"],
+            )
+            for name, numbers in seen.outputs.items()
+        ),
         loss=seen.loss,
         chance=seen.chance,
         grad_norm=math.sqrt(sum(norm * norm for norm in finite)) if len(finite) == len(norms) > 0 else None,
@@ -136,21 +147,6 @@ def _once(named: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
 
 def _sorted(findings: Sequence[ModelFinding]) -> tuple[ModelFinding, ...]:
     return tuple(sorted(findings, key=lambda finding: -finding.severity))
-
-
-def _activations(seen: BatchPass) -> tuple[ActivationCheck, ...]:
-    return tuple(
-        ActivationCheck(
-            name,
-            mean=numbers["activation_mean"],
-            std=numbers["activation_std"],
-            min=numbers["activation_min"],
-            max=numbers["activation_max"],
-            zero_share=numbers[ZERO_SHARE],
-            nonfinite_share=numbers["activation_nonfinite"],
-        )
-        for name, numbers in seen.outputs.items()
-    )
 
 
 def _batch_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[ModelFinding]:

@@ -202,7 +202,14 @@ def run_batch(model: Module, batch_input: Any, function: LossFunction | None) ->
                     watch.running.clear()
                     loss = loss_of(output, batch, function)
                     if loss is not None and loss.loss.requires_grad:
-                        gradients = _gradients(loss.loss, parameters, stand_ins)
+                        # Also of code that holds the parameter itself.
+                        names = [name for name, part in parameters.items() if part.requires_grad]
+                        asked = [*(stand_ins[name] for name in names), *(parameters[name] for name in names)]
+                        values = torch.autograd.grad(loss.loss, asked, allow_unused=True)
+                        for name, own, original in zip(names, values[: len(names)], values[len(names) :], strict=True):
+                            parts = [part for part in (own, original) if part is not None]
+                            if parts:
+                                gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         except NotRunAgain as error:
             result.reason = f"it might change the model: {error}"
             return result
@@ -220,19 +227,6 @@ def run_batch(model: Module, batch_input: Any, function: LossFunction | None) ->
 def _stand_ins(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in parameters.items()}
     return result | {name: tensor.detach().clone() for name, tensor in buffers.items()}
-
-
-# Also of code that holds the parameter itself.
-def _gradients(loss: Tensor, parameters: Mapping[str, Tensor], stand_ins: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    names = [name for name, part in parameters.items() if part.requires_grad]
-    asked = [*(stand_ins[name] for name in names), *(parameters[name] for name in names)]
-    values = torch.autograd.grad(loss, asked, allow_unused=True)
-    gradients: dict[str, Tensor] = {}
-    for name, own, original in zip(names, values[: len(names)], values[len(names) :], strict=True):
-        parts = [part for part in (own, original) if part is not None]
-        if parts:
-            gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    return gradients
 
 
 class _Watch:

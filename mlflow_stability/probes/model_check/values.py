@@ -84,25 +84,24 @@ def _numbers(tensor: Tensor) -> list[Tensor]:
     wide = torch.float32 if values.dtype in HALVES else None
     norm = torch.linalg.vector_norm(values, 2.0, dtype=wide)
     largest = torch.linalg.vector_norm(values, math.inf, dtype=wide)
-    # A norm of finite values whose squares exceed float32 is infinite.
-    scaled = torch.linalg.vector_norm(values.to(torch.float64), 2.0) if _needs_double(values) else norm
-    return [scaled / math.sqrt(values.numel()), largest, (~torch.isfinite(values)).sum()]
-
-
-def _needs_double(values: Tensor) -> bool:
-    return values.dtype is torch.float32 and values.is_cpu and values.numel() <= 2**24
+    if values.dtype is torch.float32 and values.is_cpu and values.numel() <= 2**24:
+        # A norm of finite values whose squares exceed float32 is infinite.
+        norm = torch.linalg.vector_norm(values.to(torch.float64), 2.0)
+    return [norm / math.sqrt(values.numel()), largest, (~torch.isfinite(values)).sum()]
 
 
 def values_found(model: Module, layers: Sequence[LayerCheck]) -> list[ModelFinding]:
     gains = _gains(model, {layer.name: layer for layer in layers})
     buffers, _ = layers_of([(plain_name(name), entry) for name, entry in Module.named_buffers(model)])
+    modules = [(name, module) for name, module in Module.named_modules(model) if isinstance(module, _WITH_UNITS)]
+    weights = [(f"{name}.weight" if name else "weight", module._parameters.get("weight")) for name, module in modules]
     return [
         *_nonfinite(layers, "parameter", Remedy(Action.LOAD_MODEL)),
         *_nonfinite([buffer for buffer in buffers if not _is_mask(buffer)], "buffer", Remedy(Action.LOAD_BUFFER)),
         *_huge_values(layers),
         *_gain_found(gains),
         *_zeros(layers),
-        *_alike(_matrices(model), layers),
+        *_alike([(plain_name(name), weight) for name, weight in weights if weight is not None], layers),
     ]
 
 
@@ -185,12 +184,6 @@ def _zeros(layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
         severity = Severity.WARNING if len(zeros) == len(matrices) else Severity.INFO
         remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
         yield model_finding("zero_weights", severity, message, zeros[0].name, remedies, matrices=len(zeros))
-
-
-def _matrices(model: Module) -> list[Named]:
-    modules = [(name, module) for name, module in Module.named_modules(model) if isinstance(module, _WITH_UNITS)]
-    weights = [(f"{name}.weight" if name else "weight", module._parameters.get("weight")) for name, module in modules]
-    return [(plain_name(name), weight) for name, weight in weights if weight is not None]
 
 
 # Matrices whose rows are all the same: equal units get equal gradients, and stay equal.

@@ -83,7 +83,19 @@ class ForeignWrites(PeriodicProbe):
         self._before = id(view.optimizer), now
         watched = self._watched.get(view.optimizer)
         if watched is None or watched.parameters != identities:
-            self._watched[view.optimizer] = _Watched(identities, _sampled(parameters), view.step, now)
+            # Some small vectors, such as biases, on one device.
+            small = [
+                at
+                for at, parameter in enumerate(parameters)
+                if parameter.dim() == 1 and parameter.numel() <= MAX_VALUES
+            ]
+            chosen = small[:: max(1, len(small) // MAX_TENSORS)][:MAX_TENSORS]
+            self._watched[view.optimizer] = _Watched(
+                identities,
+                tuple([at for at in chosen if parameters[at].device == parameters[chosen[0]].device]),
+                view.step,
+                now,
+            )
             return
         between = view.step - watched.step - 1
         writes = now - watched.versions - between * watched.by_itself if watched.sure >= SURE_AFTER_STEPS else 0
@@ -122,13 +134,6 @@ def _versions(parameters: Sequence[Tensor]) -> int:
         return sum(map(_version, parameters))
     except RuntimeError:  # tensors made in inference mode have no counter
         return sum([parameter._version for parameter in parameters if not parameter.is_inference()])
-
-
-# Some small vectors, such as biases, on one device.
-def _sampled(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    small = [at for at, parameter in enumerate(parameters) if parameter.dim() == 1 and parameter.numel() <= MAX_VALUES]
-    chosen = small[:: max(1, len(small) // MAX_TENSORS)][:MAX_TENSORS]
-    return tuple([at for at in chosen if parameters[at].device == parameters[chosen[0]].device])
 
 
 def _sample(parameters: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:

@@ -210,7 +210,15 @@ class LayerStatistics(PeriodicProbe):
         rows: dict[str, Tensor] = {}
         with torch.no_grad():
             for what, tensors, divisor in (("gradient", gradients, view.unscale), ("weight", parameters, None)):
-                table = _describe(tensors, layout, self._samples_of(held, layout, parameters), divisor, full)
+                if held not in self._samples:
+                    if len(self._samples) >= MAX_OPTIMIZERS:
+                        self._samples.clear()
+                    shapes = [tuple(parameter.shape) for parameter in parameters]
+                    count = len(layout.names)
+                    self._samples[held] = LayerSamples(
+                        shapes, layout.of_parameter, count, most_together=self.most_together
+                    )
+                table = _describe(tensors, layout, self._samples[held], divisor, full)
                 if table is not None:
                     rows[what] = table
         self._parts.append(_Part(held, rows))
@@ -231,15 +239,6 @@ class LayerStatistics(PeriodicProbe):
                 names, rows = _merged(some, what, layers)
                 tables.append(Table(step, what, names, rows.flatten()))
         return tables
-
-    def _samples_of(self, held: HeldLayers, layout: LayerLayout, parameters: Sequence[Tensor]) -> LayerSamples:
-        if held not in self._samples:
-            if len(self._samples) >= MAX_OPTIMIZERS:
-                self._samples.clear()
-            shapes = [tuple(parameter.shape) for parameter in parameters]
-            count = len(layout.names)
-            self._samples[held] = LayerSamples(shapes, layout.of_parameter, count, most_together=self.most_together)
-        return self._samples[held]
 
 
 def _describe(

@@ -72,7 +72,12 @@ class PeakWatch:
                 self.now = self.now._replace(broken=capture)
         elif loss is not None:
             self._take_loss(capture, loss)
-        self._take_time(capture, seconds)
+        # No median is computed where a step is no longer than the longest before.
+        if seconds > self.now.slow_seconds and len(self._times) >= SETTLED_AFTER:
+            usual = median(self._times)
+            if seconds > 2 * usual:
+                self.now = self.now._replace(slow=capture, slow_seconds=seconds, slow_usual=usual)
+        self._times.append(seconds)
         return self.now
 
     def sent(self, peaks: RankPeaks) -> None:
@@ -101,14 +106,6 @@ class PeakWatch:
             self.now = self.now._replace(
                 spike=capture, spike_loss=loss, spike_level=baseline.center, spike_z=baseline.z
             )
-
-    def _take_time(self, capture: int, seconds: float) -> None:
-        # No median is computed where a step is no longer than the longest before.
-        if seconds > self.now.slow_seconds and len(self._times) >= SETTLED_AFTER:
-            usual = median(self._times)
-            if seconds > 2 * usual:
-                self.now = self.now._replace(slow=capture, slow_seconds=seconds, slow_usual=usual)
-        self._times.append(seconds)
 
 
 # Kinds of squares that are summed over processes, of the whole model and by layer: number of values of each.

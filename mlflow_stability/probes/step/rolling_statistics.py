@@ -180,7 +180,9 @@ class _Track:
             statistics.append((names["loss_ema"], self._sum / self._weight))
             statistics.append((names["loss_mean"], mean))
             statistics.append((names["loss_std"], spread))
-            statistics.append((names["loss_trend"], _slope(off)))
+            count = len(off)
+            slope: float = sum(map(mul, _places(count), off)) / (count * (count**2 - 1) / 12)
+            statistics.append((names["loss_trend"], slope))
             statistics.append((names["loss_zscore"], (self._losses[-1] - mean) / spread if spread else 0.0))
             self._fresh = False
         if len(self._norms) >= MIN_STEPS:
@@ -236,13 +238,6 @@ def _mean_and_offsets(values: Sequence[float]) -> tuple[float, list[float]]:
 
 def _mean_square(off: Sequence[float]) -> float:
     return math.fsum(map(mul, off, off)) / len(off)
-
-
-def _slope(off: Sequence[float]) -> float:
-    """The slope of the straight line through values one step apart, from their offsets."""
-    count = len(off)
-    total: float = sum(map(mul, _places(count), off))
-    return total / (count * (count**2 - 1) / 12)
 
 
 @lru_cache(maxsize=1)  # nearly always for a hundred

@@ -29,7 +29,6 @@ from mlflow_stability.recovery.restored_losses import LossHistory
 from mlflow_stability.recovery.rollback_decisions import decide, mark_carried_out
 from mlflow_stability.recovery.rollback_events import (
     OF_SCALE,
-    RollbackCountdown,
     countdown_of,
     data_changed_event,
     give_up_event,
@@ -267,7 +266,10 @@ class Decider:
         if not (record.asked_for or record.was_skipped_by):
             self._losses.take(record.step, record.loss, record.place)
             if self._countdown is not None and math.isfinite(record.loss):
-                self._count_down(self._countdown, record)
+                # Where a row of high losses starts that may lead to a rollback, or ends without one.
+                line = self._countdown.line(record.step, record.loss, record.place)
+                if line and not self._history.gave_up and not self._history.ignores_level and self._has_level():
+                    self._warn(line)
         before = self._history
         suspicious = record.findings or record.was_skipped_by or record.broken_taken or record.skips_in_a_row
         if not suspicious and before.waiting is None and before.limit is None and before.suspected is None:
@@ -276,6 +278,7 @@ class Decider:
         place = next(
             (finding.place for finding in record.findings if finding.severity >= Severity.CRITICAL), record.place
         )
+        proven_by = self._policy.healthy_after
         situation = Situation(
             record.step,
             record.findings,
@@ -283,7 +286,10 @@ class Decider:
             record.skips_in_a_row,
             record.broken_taken and self._guard is not True,
             not (broken and self._policy.rolls_back and parts is not None) or weights_finite(parts),
-            self._good_states(place),
+            tuple(
+                replace(state, around=self._losses.around(state.step, place, proven_by))
+                for state in self._states.candidates(with_disk=self._policy.rolls_back)
+            ),
             record.place,
             self._losses.last(record.step, self._policy.recovery_patience, place),
             self._losses.last(record.step - self._policy.recovery_patience, self._policy.recovery_patience, place),
@@ -307,20 +313,6 @@ class Decider:
         unproven = self._history.on_trial or self._history.waiting is not None
         healthy = not (trouble or record.was_skipped_by or record.asked_for or unproven)
         return replace(decision, trouble=trouble, healthy=healthy, is_counted=counted)
-
-    def _count_down(self, countdown: RollbackCountdown, record: StepRecord) -> None:
-        """Print a line where a row of high losses starts that may lead to a rollback, or ends without one."""
-        line = countdown.line(record.step, record.loss, record.place)
-        if line and not self._history.gave_up and not self._history.ignores_level and self._has_level():
-            self._warn(line)
-
-    def _good_states(self, place: str) -> tuple[GoodState, ...]:
-        """Return the states that can be restored, with their losses."""
-        proven_by = self._policy.healthy_after
-        return tuple(
-            replace(state, around=self._losses.around(state.step, place, proven_by))
-            for state in self._states.candidates(with_disk=self._policy.rolls_back)
-        )
 
     def _undo_rollback(self, decision: Decision, before: RollbackHistory, step: int) -> Decision:
         """Revert the last rollback where the weights from before it are wanted back: they were not to blame."""

@@ -72,7 +72,9 @@ class KnownParts:
         if known_groups is None:
             self._order.append(weakref.ref(optimizer))
         parts = self.alive()
-        if parts is not None and _have_all_parameters(parts.models, optimizer):
+        if parts is not None and places_of([optimizer]).keys() <= {
+            id(parameter) for model in parts.models for parameter in parameters_in(model)
+        }:
             if known_groups is not None:
                 return PartsChange.NONE
             self._hold(dataclasses.replace(parts, optimizers=(*parts.optimizers, optimizer)))
@@ -131,10 +133,6 @@ class KnownParts:
         self._searched_at = self._clock()
         self._seconds = self._searched_at - began
         return parts
-
-
-def _have_all_parameters(models: Sequence[Module], optimizer: Optimizer) -> bool:
-    return places_of([optimizer]).keys() <= {id(parameter) for model in models for parameter in parameters_in(model)}
 
 
 def _references_to(types: Sequence[weakref.ref[type]]) -> tuple[int, ...]:

@@ -205,7 +205,13 @@ class SeveralRanks(Ranks):
         row.votes = Votes(steps=1.0, broken=float(broken), guard_off=float(is_off))
         is_first = self._received is None
         if is_first and self._capture is not None:
-            row.sums = _sums_of(self._capture, has_waited)
+            capture = self._capture
+            sums = Sums()
+            if capture.squares_here is not None and has_waited:
+                sums = sums._replace(squares=float(capture.squares_here), with_squares=1.0)
+            if capture.loss_here is not None:
+                sums = sums._replace(loss=float(capture.loss_here), with_loss=1.0)
+            row.sums = sums
         answer = self._ask(row)
         if is_first:
             self._received = RankRow() if answer is None else answer
@@ -221,15 +227,6 @@ class SeveralRanks(Ranks):
         has_failed = self.silence is not None or (answer is not None and answer.votes.guard_off > 0)
         self.somebody_off = self.somebody_off or has_failed
         return answer
-
-
-def _sums_of(capture: StepCapture, with_squares: bool) -> Sums:
-    sums = Sums()
-    if capture.squares_here is not None and with_squares:
-        sums = sums._replace(squares=float(capture.squares_here), with_squares=1.0)
-    if capture.loss_here is not None:
-        sums = sums._replace(loss=float(capture.loss_here), with_loss=1.0)
-    return sums
 
 
 def ranks_of_training(exchanges: RankExchanges, settle: Callable[[], None]) -> Ranks:

@@ -349,7 +349,9 @@ class Recording:
         if self.attempt and reading.begins_step:
             more.append((_ROLLBACKS, float(self.attempt)))
         if self.step % OWN_COST_EVERY == 0 and reading.begins_step:
-            share = self._own_share()
+            now, own = time.perf_counter(), self._guard.seconds
+            before, self._cost_since = self._cost_since, (now, own)
+            share = None if before is None else (own - before[1]) / (now - before[0])
             if share is not None:
                 more.append((_OVERHEAD, share))
         if more:
@@ -371,7 +373,15 @@ class Recording:
         if reading.discarded or not self._losses.seen:
             self._account(reading)
         if reading.norm_basis and (reading.signals is not self._basis_of[0] or reading.norm_basis != self._basis_of[1]):
-            self._note_basis(reading)
+            # Each meaning is noted once: clipping may come and go from step to step.
+            self._basis_of = reading.signals, reading.norm_basis
+            place = next(signal.place for signal in reading.signals if signal.quantity == "grad_norm")
+            bases = self._norm_bases.setdefault(place, [])
+            if reading.norm_basis not in bases:
+                if reading.norm_basis == COPIED and UNCLIPPED in bases:  # unknown at the first steps
+                    bases.remove(UNCLIPPED)
+                bases.append(reading.norm_basis)
+                self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(bases))
         for table, numbers in reading.tables:
             self._keep_table(table, numbers)
         return step, events
@@ -468,20 +478,3 @@ class Recording:
             if event.place == "loss":
                 self.note("loss", NO_LOSS)
                 self.say(f"{event.message} {event.remedies[0]}")
-
-    def _note_basis(self, reading: ProbeReading) -> None:
-        """Note each meaning once: clipping may come and go from step to step."""
-        self._basis_of = reading.signals, reading.norm_basis
-        place = next(signal.place for signal in reading.signals if signal.quantity == "grad_norm")
-        bases = self._norm_bases.setdefault(place, [])
-        if reading.norm_basis not in bases:
-            if reading.norm_basis == COPIED and UNCLIPPED in bases:  # unknown at the first steps
-                bases.remove(UNCLIPPED)
-            bases.append(reading.norm_basis)
-            self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(bases))
-
-    def _own_share(self) -> float | None:
-        """Return our share of the time since the last call."""
-        now, own = time.perf_counter(), self._guard.seconds
-        before, self._cost_since = self._cost_since, (now, own)
-        return None if before is None else (own - before[1]) / (now - before[0])

@@ -244,7 +244,10 @@ class ScriptMetrics:
         is_known = metric.run_id in (self._run_id, None) and self._layouts.get(metric.key, ()) is None
         if is_known and metric.key != self.wanted:
             return  # known, and no validation loss: most are
-        self.waiting.append((metric, _number(metric.value), time.time()))
+        # Converted as MLflow has done before: a device is not waited for again.
+        self.waiting.append(
+            (metric, float(metric.value.item() if hasattr(metric.value, "item") else metric.value), time.time())
+        )
 
     def _learn(self, names: list[str]) -> None:
         """Look up the meaning of new names among all known ones: which loss is the total depends on them."""
@@ -261,11 +264,6 @@ class ScriptMetrics:
                 self._layouts[name] = (meaning.signal, Signal(_THEIR_STEP, meaning.place))
             else:
                 self._layouts[name] = None
-
-
-def _number(value: Any) -> float:
-    """Convert like MLflow, which has done so before: a device is not waited for again."""
-    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _reading(layout: tuple[Signal, ...], value: float, step: int | None, when: float, name: str) -> ScriptMetric:

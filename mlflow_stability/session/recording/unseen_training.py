@@ -73,7 +73,13 @@ class UnseenTraining:
         self._signs_seen()
         if self.counts.backwards >= BACKWARDS_WITHOUT_STEP:
             self._say(f"autolog() saw {self.counts.backwards} backward passes")
-        self._say_of_graphs()
+        # Captured in a CUDA graph after a few warm-up steps, a training has no further steps to be seen.
+        counts = self.counts
+        trains = counts.optimizers or counts.backwards or counts.steps
+        if counts.replays >= BACKWARDS_WITHOUT_STEP and trains and counts.steps <= WARM_UP and not self._said:
+            self._said = True
+            since = f"since step {counts.steps} " if counts.steps else ""
+            self._warn(f"autolog() saw {counts.replays} replays of CUDA graphs {since}and no optimizer step: {GRAPHS}")
 
     def recorded_by_hand(self) -> None:
         self._said = self._recorded = True
@@ -112,15 +118,6 @@ class UnseenTraining:
             return ""
         before, self._gradients = self._gradients, _gradients_computed()
         return "autolog() saw forward passes with gradients" if self._gradients - before > FEWEST_BACKWARDS else ""
-
-    def _say_of_graphs(self) -> None:
-        """Report a training captured in a CUDA graph after a few warm-up steps: it has no further steps to be seen."""
-        counts = self.counts
-        trains = counts.optimizers or counts.backwards or counts.steps
-        if counts.replays >= BACKWARDS_WITHOUT_STEP and trains and counts.steps <= WARM_UP and not self._said:
-            self._said = True
-            since = f"since step {counts.steps} " if counts.steps else ""
-            self._warn(f"autolog() saw {counts.replays} replays of CUDA graphs {since}and no optimizer step: {GRAPHS}")
 
 
 def _gradients_computed() -> int:

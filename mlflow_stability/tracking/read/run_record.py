@@ -132,14 +132,11 @@ class RecordThinner:
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         ordinal = np.empty(len(part), np.int64)
         ordinal[rows] = np.arange(len(part)) - starts
-        return part.rows((ordinal % every == 0) | (counts[part.signal] < MIN_VALUES) | self._is_near(part.step))
-
-    def _is_near(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which steps are around an event, or at an end of their part."""
+        steps = part.step
         near: NDArray[np.bool_] = (steps < steps[0] + STEPS_AROUND) | (steps > steps[-1] - STEPS_AROUND)
         if len(self._event_steps):
             place = np.searchsorted(self._event_steps, steps)
             after = self._event_steps[np.minimum(place, len(self._event_steps) - 1)]
             before = self._event_steps[np.maximum(place - 1, 0)]
             near |= (np.abs(after - steps) <= STEPS_AROUND) | (np.abs(steps - before) <= STEPS_AROUND)
-        return near
+        return part.rows((ordinal % every == 0) | (counts[part.signal] < MIN_VALUES) | near)
