@@ -27,10 +27,8 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.figures.curve import Curve, CurveSketch
 from mlflow_stability.figures.dashboard_data import GRADIENT_NORM, zone_of
-from mlflow_stability.journal.follower import JournalFollower, is_deleted, opening_if_readable
+from mlflow_stability.journal.journal import JOURNAL, JournalFollower, Record, is_deleted, opening_if_readable
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.kinds.reported.rollback import rollbacks_kept
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line

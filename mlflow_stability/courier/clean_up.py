@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_stability.courier.processes import holder_lives, process_of, was_delivered
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
 from mlflow_stability.journal.layout import (
     KEPT_FOLDERS,
     RELEASED,
@@ -23,7 +24,6 @@ from mlflow_stability.journal.layout import (
     remove_empty_root,
     session_folders,
 )
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import owner_lives, read_owner
 
 YOUNGEST = 3600.0

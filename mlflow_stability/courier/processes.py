@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from mlflow_stability.journal.follower import opening_if_readable
+from mlflow_stability.journal.journal import JOURNAL, closing_from_page, opening_if_readable
 from mlflow_stability.journal.layout import (
     COURIER,
     STATUS,
@@ -41,7 +41,6 @@ from mlflow_stability.journal.process_identity import (
     own_identity,
     process_status,
 )
-from mlflow_stability.journal.writer import JOURNAL, closing_from_page
 from mlflow_stability.kinds.reported.ranks import RankDied, RankDiedFacts
 from mlflow_stability.tracking.address import default_uri, same_store
 from mlflow_stability.vocabulary.result import Finding, Severity

@@ -18,7 +18,6 @@ from typing import Any
 
 import mlflow_stability
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.processes import (
     RankProcesses,
     TrainingProcess,
@@ -29,21 +28,18 @@ from mlflow_stability.courier.processes import (
     waits_for_process,
 )
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.run_opening import EarlierRecordings, open_run
-from mlflow_stability.courier.run_tags import RunTags
+from mlflow_stability.courier.run_of_recording import EarlierRecordings, RunTags, open_run
 from mlflow_stability.courier.sinks.attention_sinks import AttentionPictures, AttentionSink
-from mlflow_stability.courier.sinks.checkpoint_sink import BatchSink, CheckpointSink, KeptFileSink
 from mlflow_stability.courier.sinks.event_sink import EventSink
 from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
 from mlflow_stability.courier.sinks.figure_sink import FigureSink
+from mlflow_stability.courier.sinks.file_sinks import BatchSink, CheckpointSink, KeptFileSink, LayerSink, PartSink
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.outlets import Outlets
-from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan, TimedSink, upload_file
-from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
+from mlflow_stability.courier.sinks.sink import Backoff, JournalReader, OutletPlan, TimedSink, upload_file
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
-from mlflow_stability.journal.follower import is_deleted, journal_size, opening_if_readable, opening_of
+from mlflow_stability.journal.journal import FINAL_STATUS, is_deleted, journal_size, opening_if_readable, opening_of
 from mlflow_stability.journal.layout import read_page
-from mlflow_stability.journal.writer import FINAL_STATUS
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_files import REPORT_FOLDER

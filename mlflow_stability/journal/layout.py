@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
 from mlflow_stability.journal.process_identity import ProcessIdentity, identity_from, own_identity
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER, JOURNAL_FOLDER
 
 _logger = logging.getLogger(__name__)

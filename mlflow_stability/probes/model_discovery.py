@@ -1,8 +1,9 @@
-"""Finds the models and learning rate schedules that belong to optimizers, and the state of optimizers.
+"""Finds models, the learning rate schedules and the state of optimizers, and names of modules.
 
 Found are the outermost modules that own the parameters of optimizers, and their outermost schedules, through
 accelerate's wrappers. Guarantees: one walk over all Python objects, and no further one where nothing was made since;
-types are asked, not objects, because proxies answer for others; no code of the script is called.
+types are asked, not objects, because proxies answer for others; no code of the script is called; names are the same
+with and without DDP, FSDP, ``torch.compile`` and activation checkpoints, and a tied parameter has its first name.
 
 Every object holds one reference to its type, so the references to all types of a kind tell how many objects there are.
 If the remembered objects do not make up that number, the youngest objects are searched; if these do not either, only
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from gc import get_objects
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 from torch import Tensor
@@ -304,3 +305,59 @@ def holder_of_state(optimizer: Optimizer) -> Optimizer:
 def state_of(optimizer: Optimizer) -> dict[Any, Any]:
     state: dict[Any, Any] = holder_of_state(optimizer).state
     return state
+
+
+# Names by which wrappers hold the wrapped module.
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+def plain_name(name: str) -> str:
+    """Return a name without the wrappers in it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def unwrapped(module: Module) -> Module:
+    """Return the model inside wrappers: it runs without a compiler or collectives."""
+    for _ in range(len(WRAPPERS) + 1):
+        inner = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
+        if inner is None:
+            return module
+        module = inner
+    return module
+
+
+def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
+    """Return the name of the module that owns each parameter, by identity, in the order of the models.
+
+    Names of several models begin with the model's class: ``Generator.net.0``, or ``Net_0.up`` where classes repeat.
+    The outermost module has the name of its class.
+    """
+    names = names_of_modules(models)
+    owners: dict[int, str] = {}
+    for module in chain.from_iterable(map(Module.modules, models)):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), names[id(module)])
+    return owners
+
+
+def names_of_modules(models: Sequence[Module]) -> dict[int, str]:
+    """Return the name of each module, by identity, as of owners of parameters."""
+    classes = [_innermost_class(model) for model in models]
+    often = Counter(classes)
+    names: dict[int, str] = {}
+    for at, (model, title) in enumerate(zip(models, classes, strict=True)):
+        title = f"{title}_{at}" if often[title] > 1 else title
+        prefix = f"{title}." if len(models) > 1 else ""
+        modules = list(Module.named_modules(model))
+        owners = [plain_name(name) for name, module in modules if module._parameters]
+        is_plain = len(set(owners)) == len(owners)  # else two modules would have the same name without wrappers
+        for path, module in modules:
+            name = plain_name(path) if is_plain else path
+            names.setdefault(id(module), prefix + name if name else title)
+    return names
+
+
+def _innermost_class(model: Module) -> str:
+    classes = [type(module) for name, module in Module.named_modules(model) if not plain_name(name)]
+    return classes[-1].__name__

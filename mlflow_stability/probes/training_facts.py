@@ -25,8 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.forward.compiled_models import compiled
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.model_discovery import parts_of_schedule, schedules_of
-from mlflow_stability.probes.module_names import WRAPPERS
+from mlflow_stability.probes.model_discovery import WRAPPERS, parts_of_schedule, schedules_of
 from mlflow_stability.probes.step.readback import Readback
 
 MOST_MODELS = 16

@@ -25,8 +25,7 @@ from mlflow_stability.kinds.reported.broken_steps import (
     TensorFacts,
     first_and_broken,
 )
-from mlflow_stability.probes.model_discovery import models_of
-from mlflow_stability.probes.module_names import names_of_modules, unwrapped
+from mlflow_stability.probes.model_discovery import models_of, names_of_modules, unwrapped
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch, facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import Replay, replay_step

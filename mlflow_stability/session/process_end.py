@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_delivery
-from mlflow_stability.session.secret_arguments import message_without_secrets
+from mlflow_stability.session.training_facts import message_without_secrets
 from mlflow_stability.vocabulary.run import Closing
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

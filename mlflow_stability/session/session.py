@@ -22,9 +22,9 @@ from mlflow_stability.alerts.callback_thread import CallbackAlerts
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.router import ending_event
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.journal.journal import SLOW_SHARE
 from mlflow_stability.journal.layout import RankProcess, write_ranks
 from mlflow_stability.journal.process_identity import ProcessIdentity, launched_job, own_identity
-from mlflow_stability.journal.writer import SLOW_SHARE
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch

@@ -340,7 +340,7 @@ def test_the_facts_of_a_detector_are_read_from_a_journal_and_from_an_artifact(pa
     }
     line = json.dumps({"record": "event", "severity": "WARNING", **event})
     code = (
-        "from mlflow_stability.journal.record import decode\n"
+        "from mlflow_stability.journal.journal import decode\n"
         f"print(decode(['event', {event | {'severity': 20}!r}]).facts.sentence(7))\n"
         "from mlflow_stability.tracking.artifacts import read_line\n"
         f"print(read_line({line!r}).facts.sentence(8, 'epoch'))\n"

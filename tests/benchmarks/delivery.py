@@ -24,9 +24,8 @@ from benchmarks.table import Cell, Table, table_of
 from servers.mlflow_server import mlflow_server
 
 import mlflow_stability
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import JournalWriter, read_journal
 from mlflow_stability.journal.layout import STATUS, new_session_folder
-from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.session.courier_link import CourierLink, DeliveryWait
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Opening

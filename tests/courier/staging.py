@@ -15,10 +15,10 @@ from typing import Any
 from forked.processes import DELIVERY, Process, start
 
 import mlflow_stability
-from mlflow_stability.courier.journal_reader import JournalReader
+from mlflow_stability.courier.sinks.sink import JournalReader
+from mlflow_stability.journal.journal import JournalWriter
 from mlflow_stability.journal.layout import COURIER_LOG, TRAINING
 from mlflow_stability.journal.process_identity import identity_of
-from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Opening

@@ -13,10 +13,10 @@ from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability import diagnose
-from mlflow_stability.courier import run_tags
+from mlflow_stability.courier import run_of_recording
 from mlflow_stability.courier.conclusion import best_checkpoint, conclusion_of
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.run_tags import live_description
+from mlflow_stability.courier.run_of_recording import live_description
 from mlflow_stability.courier.sinks.event_sink import RunSummary
 from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
@@ -150,7 +150,7 @@ def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:
 def test_the_final_verdict_is_not_overwritten_by_later_updates(
     root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_tags, "_INTERVAL", 0.0)  # pictures can take long
+    monkeypatch.setattr(run_of_recording, "_INTERVAL", 0.0)  # pictures can take long
     training = broken_training(root, sqlite_uri)
     training.end(Closing("finished", "", 60))
     (run_id,) = deliver_session(training.folder).run_ids

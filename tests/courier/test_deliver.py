@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from mlflow_stability.alerts.alert import NO_OUTLETS
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier import run_opening
+from mlflow_stability.courier import run_of_recording
 from mlflow_stability.courier.deliver import SessionDelivery, ask_for_short_requests, deliver_session, follow
 from mlflow_stability.courier.processes import Claim, next_orphan
 from mlflow_stability.journal.layout import TRAINING
@@ -356,7 +356,7 @@ def test_a_recording_waits_for_the_earlier_recording_of_its_process(root, sqlite
 
 @pytest.mark.slow
 def test_a_recording_does_not_wait_forever_for_an_earlier_one_that_is_never_delivered(root, sqlite_uri, monkeypatch):
-    monkeypatch.setattr(run_opening, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(run_of_recording, "LONGEST_WAIT", 1.0)
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
     training = Training(root, sqlite_uri, run_id=run_id, first_step=21, earlier=["lost"])
     training.train(21, 30)

@@ -10,12 +10,10 @@ from courier.staging import Training, reading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.courier import journal_reader
-from mlflow_stability.courier.journal_reader import JournalReader
-from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.journal import follower
-from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.courier.sinks import sink as sinks
+from mlflow_stability.courier.sinks.sink import JournalReader, Sink
+from mlflow_stability.journal import journal
+from mlflow_stability.journal.journal import JournalWriter, Record
 from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.run import Opening
 
@@ -56,15 +54,15 @@ def training(tmp_path: Path) -> Iterator[Training]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that were decoded."""
     steps: list[int] = []
-    decode = follower.decode_step
+    decode = journal.decode_step
 
     def counted(*line: object) -> StepReading:
         found = decode(*line)  # type: ignore[arg-type]
         steps.append(found.step)
         return found
 
-    monkeypatch.setattr(follower, "decode_step", counted)
-    monkeypatch.setattr(journal_reader, "READ_AT_ONCE", 7)
+    monkeypatch.setattr(journal, "decode_step", counted)
+    monkeypatch.setattr(sinks, "READ_AT_ONCE", 7)
     return steps
 
 

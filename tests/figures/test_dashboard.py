@@ -192,7 +192,7 @@ def test_settings_of_the_user_neither_show_nor_change() -> None:
 @pytest.mark.slow
 def test_pyplot_is_never_loaded_and_what_is_followed_live_loads_no_matplotlib_at_all() -> None:
     code = (
-        "import sys, mlflow_stability.courier.sinks.figure_sink, mlflow_stability.courier.sinks.table_sinks\n"
+        "import sys, mlflow_stability.courier.sinks.figure_sink, mlflow_stability.courier.sinks.file_sinks\n"
         "assert 'matplotlib' not in sys.modules\n"
         "from mlflow_stability.figures.dashboard import dashboard\n"
         "from mlflow_stability.figures.dashboard_data import DashboardData\n"

@@ -24,9 +24,16 @@ from mlflow_stability.journal.array_files import (
     write_attention_map,
     write_layer_table,
 )
-from mlflow_stability.journal.follower import JournalFollower, opening_if_readable, read_journal
-from mlflow_stability.journal.record import encode, encode_layout, encode_step, frame
-from mlflow_stability.journal.writer import JOURNAL
+from mlflow_stability.journal.journal import (
+    JOURNAL,
+    JournalFollower,
+    encode,
+    encode_layout,
+    encode_step,
+    frame,
+    opening_if_readable,
+    read_journal,
+)
 from mlflow_stability.tracking.artifacts import line_of, lines_in, read_attention_part, read_line
 from mlflow_stability.tracking.parquet_parts import read_layer_part, read_part
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading

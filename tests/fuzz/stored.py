@@ -21,9 +21,9 @@ from recovery.checkpoints.test_checkpoint_store import STATE as TRAINED
 
 from mlflow_stability.courier.progress import DELIVERED, Delivered
 from mlflow_stability.errors import CheckpointsRefused, SettingsError
+from mlflow_stability.journal.journal import FINAL_STATUS, closing_from_page
 from mlflow_stability.journal.layout import RANKS, read_page, read_ranks
 from mlflow_stability.journal.process_identity import identity_from, identity_in_link, own_identity
-from mlflow_stability.journal.writer import FINAL_STATUS, closing_from_page
 from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors
 from mlflow_stability.recovery.checkpoints.state_file import _reader, read_state, write_state
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import (

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.optim import AdamW
 
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.vocabulary.measured.signal import StepReading
 
 LENGTH, WIDTH, HEADS, STEPS = 128, 64, 4, 12

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.journal.record import decode, encode, unframe
+from mlflow_stability.journal.journal import decode, encode, unframe
 from mlflow_stability.tracking.artifacts import line_of, read_line
 from mlflow_stability.vocabulary.run import Fact
 

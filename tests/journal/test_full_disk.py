@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_stability.journal.follower import JournalFollower, read_journal
+from mlflow_stability.journal.journal import (
+    FINAL_STATUS,
+    JournalFollower,
+    JournalWriter,
+    closing_from_page,
+    read_journal,
+)
 from mlflow_stability.journal.layout import read_page
-from mlflow_stability.journal.writer import FINAL_STATUS, JournalWriter, closing_from_page
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 

@@ -9,7 +9,7 @@ from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.journal.record import (
+from mlflow_stability.journal.journal import (
     BrokenLineError,
     decode,
     decode_layout,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from benchmarks.delivery import SHIM
 
-from mlflow_stability.journal.writer import MIN_WRITES, SLOW_SECONDS, SLOW_SHARE, WriteTimes
+from mlflow_stability.journal.journal import MIN_WRITES, SLOW_SECONDS, SLOW_SHARE, WriteTimes
 
 SLOWER_THAN_A_BUSY_MACHINE = 1.0
 """Seconds: writes that are not much slower than a pause of the thread are taken for one that had to wait."""

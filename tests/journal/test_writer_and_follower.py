@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from session.interrupting import Moments
 
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.follower import JournalFollower, read_journal
-from mlflow_stability.journal.record import encode, encode_layout, encode_step, frame
-from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.journal.journal import (
+    JournalFollower,
+    JournalWriter,
+    encode,
+    encode_layout,
+    encode_step,
+    frame,
+    read_journal,
+)
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Note, Opening, Reset
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.journal.journal import JournalWriter, read_journal
 from mlflow_stability.kinds.panel import Panel, replay
 from mlflow_stability.tracking.parquet_parts import PartBuffer, read_part
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading

@@ -21,8 +21,7 @@ from torch import nn
 from mlflow_stability import compare, diagnose, load_run, restore
 from mlflow_stability.cli.main import run as run_command
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.follower import JOURNAL, read_journal
-from mlflow_stability.journal.record import SCHEMA, frame, unframe
+from mlflow_stability.journal.journal import JOURNAL, SCHEMA, frame, read_journal, unframe
 from mlflow_stability.vocabulary.result import Finding
 
 KEPT = Path(__file__).with_name("journal_0_1_0")

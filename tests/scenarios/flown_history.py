@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scenarios.flying import Flown
 
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.vocabulary.measured.signal import Series, Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Fact, Metric, RunHistory

@@ -11,10 +11,9 @@ from typing import Any
 
 import mlflow_stability
 from mlflow_stability import Options
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import Record, read_journal
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy

@@ -13,7 +13,7 @@ from scenarios.watching import Watched, batches, mse, tiny_model
 from torch import nn
 from torch.optim import AdamW
 
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.probes.step.reading import COPIED
 from mlflow_stability.vocabulary.run import Note
 

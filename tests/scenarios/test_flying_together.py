@@ -14,7 +14,7 @@ from scenarios.test_several_processes import finish, start
 from servers.ports import free_port
 
 import mlflow_stability
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import damage_of, listing
 from mlflow_stability.vocabulary.result import Finding
 

@@ -10,7 +10,7 @@ from probes.ranks.launching import Ended, launch, recorded
 from scenarios import ranks_training
 from scenarios.ranks_training import NAN_AT, SLOW_AT, SLOW_FROM, SLOW_SECONDS, SPIKE_AT
 
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.kinds.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Note

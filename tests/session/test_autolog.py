@@ -25,7 +25,7 @@ import mlflow_stability
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.sensitivity import scale_thresholds
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.kinds.catalog import default_detectors, read_detectors
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import mlflow_stability
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.run import Note
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.session.secret_arguments import (
+from mlflow_stability.session.training_facts import (
     HIDDEN,
     command_line,
     is_secret,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler, TrainingPace

@@ -12,9 +12,9 @@ from trainers.script import NAN_AT
 from trainers.trials import run_trial
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 
 
 @pytest.mark.slow

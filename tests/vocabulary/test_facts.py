@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from mlflow_stability import Severity
-from mlflow_stability.journal.record import decode, encode, unframe
+from mlflow_stability.journal.journal import decode, encode, unframe
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.tracking.artifacts import line_of, read_line

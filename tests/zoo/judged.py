@@ -23,7 +23,7 @@ from scenarios.flying import flying
 from zoo.healthy.data import REWARDS, NotLearntError
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.session.courier_link import CourierLink
 from mlflow_stability.vocabulary.measured.signal import Series

@@ -18,9 +18,9 @@ from zoo.catalog import failure_named
 
 import mlflow_stability
 from mlflow_stability.demo.training_loop import Notes
-from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import JournalFollower
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.vocabulary.result import Finding
 
 

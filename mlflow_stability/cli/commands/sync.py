@@ -31,7 +31,7 @@ from mlflow_stability.courier.deliver import (
 )
 from mlflow_stability.courier.processes import holder_lives, process_of
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
-from mlflow_stability.journal.follower import journal_size, opening_if_readable
+from mlflow_stability.journal.journal import journal_size, opening_if_readable
 from mlflow_stability.journal.layout import (
     RELEASED,
     STATUS,

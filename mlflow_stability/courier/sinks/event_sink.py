@@ -16,7 +16,7 @@ from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts, rollbacks_kept
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, EventLine, events_name, line_of

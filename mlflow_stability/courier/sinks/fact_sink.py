@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
 from mlflow_stability.tracking.run_writer import RunWriter, is_chosen
 from mlflow_stability.vocabulary.run import Fact, Opening

@@ -22,7 +22,7 @@ from mlflow_stability.figures.dashboard_data import MAX_CURVES, QUANTITIES, Dash
 from mlflow_stability.figures.layer_grid import LayerGrid, LayerSketch
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.tracking.artifacts import picture_name
 from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.keys import is_group

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from mlflow_stability.courier.sinks.sink import TimedSink
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.tracking.address import is_sqlite
 from mlflow_stability.tracking.thinning import LayerMetrics, Point, SingleValues, Thinner, is_of_the_script
 from mlflow_stability.vocabulary.measured.signal import StepReading

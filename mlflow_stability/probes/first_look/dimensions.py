@@ -32,7 +32,7 @@ from mlflow_stability.probes.first_look.loss_graph import (
 )
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import untracked
-from mlflow_stability.probes.module_names import names_of_modules
+from mlflow_stability.probes.model_discovery import names_of_modules
 from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals

@@ -22,6 +22,7 @@ from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import Chance, chance_of, loss_input, loss_over_pairs, loss_sum
 from mlflow_stability.probes.first_look.module_settings import (
     Accumulation,
+    Precision,
     Recreated,
     SameLoss,
     SharedParameters,
@@ -29,12 +30,10 @@ from mlflow_stability.probes.first_look.module_settings import (
     strong_decay,
     strong_dropout,
 )
-from mlflow_stability.probes.first_look.precision import Precision
 from mlflow_stability.probes.first_look.targets import Targets
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
-from mlflow_stability.probes.model_discovery import Kind, models_of, remembered
-from mlflow_stability.probes.module_names import names_of_modules
+from mlflow_stability.probes.model_discovery import Kind, models_of, names_of_modules, remembered
 from mlflow_stability.probes.probe import Probe, StepView
 from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.signal import Signal

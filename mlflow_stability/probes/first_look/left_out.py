@@ -26,8 +26,7 @@ from mlflow_stability.kinds.first_look.not_trained import (
     UnregisteredModule,
 )
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.model_discovery import state_of
-from mlflow_stability.probes.module_names import owners_of_parameters, plain_name
+from mlflow_stability.probes.model_discovery import owners_of_parameters, plain_name, state_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient()

@@ -26,7 +26,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
     remedies_for,
 )
 from mlflow_stability.probes.hooks.thread_state import is_measurable
-from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.model_discovery import plain_name
 from mlflow_stability.probes.probe import Probe
 from mlflow_stability.probes.step.readback import Block, value_on_host
 from mlflow_stability.vocabulary.measured.signal import Signal

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
-from mlflow_stability.probes.module_names import WRAPPERS
+from mlflow_stability.probes.model_discovery import WRAPPERS
 
 # Names in `torch_api` of functions that begin a compiled region, compile, or trace.
 _REGION = "set_eval_frame"

@@ -32,8 +32,7 @@ from mlflow_stability.probes.forward.compiled_models import (
 )
 from mlflow_stability.probes.forward.forward_rerun import SecondPass
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, RunningPass, running_calls
-from mlflow_stability.probes.model_discovery import models_of
-from mlflow_stability.probes.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import models_of, unwrapped
 from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, StepSplit
 from mlflow_stability.probes.probe import ForwardProbe, Guard, Probe
 from mlflow_stability.probes.step.readback import Block

@@ -31,7 +31,7 @@ from torch.nn.modules import module as torch_module
 from mlflow_stability.probes.forward.writable_state import WritableState, is_of_torch
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.thread_state import raised_by_script
-from mlflow_stability.probes.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import unwrapped
 
 MAX_FAILURES = 2  # in a row; then a model is not run again
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

@@ -25,7 +25,7 @@ from torch.nn import Module
 from mlflow_stability.probes.inside.attention_scores import Scores, first_weights, head_numbers
 from mlflow_stability.probes.inside.attention_tracer import AttentionTracer
 from mlflow_stability.probes.inside.sampled_forward_probe import WatchedModules
-from mlflow_stability.probes.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import unwrapped
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.step.readback import Block, Parcel
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap

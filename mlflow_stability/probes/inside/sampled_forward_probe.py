@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.module_names import plain_name, unwrapped
+from mlflow_stability.probes.model_discovery import plain_name, unwrapped
 from mlflow_stability.probes.probe import Guard, next_sampled_step
 
 FIRST_STEP = 10  # of a model that is measured

@@ -22,7 +22,7 @@ from mlflow_stability.kinds.inside.activations import DeadUnits, SaturatedActiva
 from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass, LossFunction, run_batch
 from mlflow_stability.probes.model_check.settings import model_finding, settings_found
 from mlflow_stability.probes.model_check.values import layer_names, layers_of, optimizers_found, values_found
-from mlflow_stability.probes.module_names import plain_name, unwrapped
+from mlflow_stability.probes.model_discovery import plain_name, unwrapped
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
 from mlflow_stability.vocabulary.result import (
     CLIP_GRADIENTS,

@@ -46,7 +46,7 @@ from mlflow_stability.probes.inside.activation_statistics import (
     statistics_of,
 )
 from mlflow_stability.probes.model_check.values import fetched
-from mlflow_stability.probes.module_names import plain_name, unwrapped
+from mlflow_stability.probes.model_discovery import plain_name, unwrapped
 
 LossFunction = Callable[..., Tensor]
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mlflow_stability.kinds.reported.setup import EvaluationMode, EvaluationModeFacts, LintFacts
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.model_discovery import plain_name
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import Action, Finding, ModelFinding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import counted, some_of

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.model_check.settings import count_of, first_names, model_finding, names_of, place_of
-from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.model_discovery import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensor_sums import HALVES
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, LayerCheck, ModelFinding, Remedy, Severity

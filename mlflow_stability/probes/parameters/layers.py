@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.gradient_norm import is_split, parameters_of, world_size
-from mlflow_stability.probes.model_discovery import models_of
-from mlflow_stability.probes.module_names import owners_of_parameters
+from mlflow_stability.probes.model_discovery import models_of, owners_of_parameters
 from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.probes.tensor_sums import on_device
 

@@ -35,8 +35,7 @@ from torch.utils.flop_counter import flop_registry
 from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch, compiled, too_deep
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
-from mlflow_stability.probes.model_discovery import parameters_in
-from mlflow_stability.probes.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import parameters_in, unwrapped
 
 MAX_DEPTH = 2  # levels of lists and dictionaries in which tensors are looked for
 TOKEN_TYPES = (torch.int64, torch.int32)  # indices of an embedding; bytes are usually pictures

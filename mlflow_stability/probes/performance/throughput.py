@@ -25,7 +25,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver
-from mlflow_stability.probes.module_names import WRAPPERS
+from mlflow_stability.probes.model_discovery import WRAPPERS
 from mlflow_stability.probes.performance.flop_count import BatchShape, FlopTotals, batch_shape
 from mlflow_stability.probes.probe import Probe, StepView, next_multiple
 from mlflow_stability.probes.step.readback import Block, signals_at

@@ -33,8 +33,7 @@ from mlflow_stability.probes.gradient_norm import (
     world_size,
 )
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.model_discovery import holder_of_state, living, models_of, state_of
-from mlflow_stability.probes.module_names import owners_of_parameters
+from mlflow_stability.probes.model_discovery import holder_of_state, living, models_of, owners_of_parameters, state_of
 from mlflow_stability.probes.parameters.layers import LayerLayout
 from mlflow_stability.probes.parameters.norms import BUFFERS, UpdateChunks, rates_by_parameter
 from mlflow_stability.probes.ranks.rank_row import Layout

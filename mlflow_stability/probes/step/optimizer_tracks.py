@@ -25,8 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.gradient_norm import parameters_of
-from mlflow_stability.probes.model_discovery import Kind, outermost, parameters_in, remembered
-from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.model_discovery import Kind, outermost, parameters_in, plain_name, remembered
 from mlflow_stability.vocabulary.measured.signal import TRACK
 
 MAX_NAMED = 16

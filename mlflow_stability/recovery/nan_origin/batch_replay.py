@@ -38,7 +38,7 @@ from mlflow_stability.probes.forward.writable_state import WritableState
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import raised_by_script
-from mlflow_stability.probes.module_names import unwrapped
+from mlflow_stability.probes.model_discovery import unwrapped
 from mlflow_stability.recovery.nan_origin.batch_capture import (
     CapturedBatch,
     CapturedLoss,

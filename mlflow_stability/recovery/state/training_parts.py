@@ -34,10 +34,10 @@ from mlflow_stability.probes.model_discovery import (
     living,
     outermost,
     places_of,
+    plain_name,
     remembered,
     schedules_of,
 )
-from mlflow_stability.probes.module_names import plain_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from weakref import WeakSet
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.journal.array_files import write_attention_map, write_layer_table
-from mlflow_stability.journal.writer import JournalWriter, SlowWrites
+from mlflow_stability.journal.journal import JournalWriter, SlowWrites
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver

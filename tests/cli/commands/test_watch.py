@@ -17,8 +17,8 @@ from waiting import wait_until
 
 from mlflow_stability.cli.main import run
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.journal.journal import JournalWriter
 from mlflow_stability.journal.layout import new_session_folder
-from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.checkpoint_sink import BATCHES_FOLDER, BatchSink
+from mlflow_stability.courier.sinks.file_sinks import BATCHES_FOLDER, BatchSink
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Closing, Note
 

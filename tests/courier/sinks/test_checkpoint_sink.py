@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
+from mlflow_stability.courier.sinks.file_sinks import CheckpointSink
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
 from mlflow_stability.tracking.run_files import RunCheckpoints
 from mlflow_stability.tracking.run_writer import RunWriter

@@ -141,7 +141,7 @@ def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: s
 
 def _older(line: bytes, seconds: float) -> bytes:
     """The same opening, written that much earlier."""
-    from mlflow_stability.journal.record import decode, encode, unframe
+    from mlflow_stability.journal.journal import decode, encode, unframe
     from mlflow_stability.vocabulary.run import Opening
 
     opening = decode(unframe(line.rstrip(b"\n")))

@@ -12,8 +12,8 @@ from journal.test_layer_tables import bare, equal
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks import table_sinks
-from mlflow_stability.courier.sinks.table_sinks import LayerSink
+from mlflow_stability.courier.sinks import file_sinks
+from mlflow_stability.courier.sinks.file_sinks import LayerSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.array_files import layer_table_files, write_layer_table
 from mlflow_stability.tracking.parquet_parts import read_layer_part
@@ -77,7 +77,7 @@ def test_tables_sent_again_after_a_lost_state_are_not_duplicated(tmp_path: Path)
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     drive(stream_of(tmp_path, shelf))
-    (tmp_path / table_sinks.PAGE).unlink()
+    (tmp_path / file_sinks.PAGE).unlink()
     keep(tmp_path, range(300, 400, 100))
     drive(stream_of(tmp_path, shelf))
     assert shelf.steps == [100, 100, 200, 200, 300, 300]
@@ -102,7 +102,7 @@ def test_while_training_goes_on_the_newest_step_waits_for_its_second_table(
 
 
 def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_sinks, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(file_sinks, "_MOST_BYTES", 1_000)
     shelf = Shelf()
     keep(tmp_path, range(100, 1000, 100))
     drive(stream_of(tmp_path, shelf))
@@ -111,7 +111,7 @@ def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkey
 
 
 def test_a_step_too_large_for_one_part_is_still_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_sinks, "_MOST_BYTES", 10)
+    monkeypatch.setattr(file_sinks, "_MOST_BYTES", 10)
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     drive(stream_of(tmp_path, shelf))

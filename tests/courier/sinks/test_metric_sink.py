@@ -9,8 +9,8 @@ from waiting import wait_until
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks import metric_sink
+from mlflow_stability.courier.sinks.file_sinks import PartSink
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
-from mlflow_stability.courier.sinks.table_sinks import PartSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity

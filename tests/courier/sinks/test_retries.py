@@ -6,7 +6,7 @@ from mlflow_stability.alerts.alert import OutletSettings
 from mlflow_stability.courier.processes import TrainingState
 from mlflow_stability.courier.sinks.sink import Backoff, Outlet, OutletPlan
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.vocabulary.run import Closing
 
 ALIVE = TrainingState(alive=True, killed_for_memory=lambda: False)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from mlflow_stability.probes.first_look.precision import Precision
+from mlflow_stability.probes.first_look.module_settings import Precision
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.probe import StepView
 

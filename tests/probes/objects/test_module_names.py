@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.nn.parallel import DistributedDataParallel
 
-from mlflow_stability.probes.module_names import owners_of_parameters, plain_name
+from mlflow_stability.probes.model_discovery import owners_of_parameters, plain_name
 
 
 def names_of(*models: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ from forked.processes import start
 from servers.ports import free_port
 
 import mlflow_stability
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.vocabulary.measured.signal import StepReading
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ import pytest
 from probes.ranks.launching import launch, recorded
 from probes.ranks.pipeline_training import FAILS_AT, STEPS
 
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.vocabulary.run import Note
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 import mlflow_stability
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
+from mlflow_stability.courier.sinks.file_sinks import CheckpointSink
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks, CheckpointStore, RankStore
 from mlflow_stability.recovery.checkpoints.state_file import _member_of_enum, layouts_of

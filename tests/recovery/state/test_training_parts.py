@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR
 from torch.optim.swa_utils import AveragedModel
 
-from mlflow_stability.probes.module_names import plain_name
+from mlflow_stability.probes.model_discovery import plain_name
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from session.interrupting import OURS, Attentive, Moments, Training, thread_state
 
-from mlflow_stability.journal.follower import JournalFollower
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import JournalFollower
 from mlflow_stability.vocabulary.measured.signal import StepReading
 
 SECONDS = 3.0

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import mlflow_stability
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import read_journal
 from mlflow_stability.vocabulary.measured.signal import StepReading
 
 SAID = "replays of CUDA graphs"

@@ -17,9 +17,8 @@ from torch import nn
 from torch.optim import SGD
 
 import mlflow_stability
-from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import JOURNAL as JOURNAL
+from mlflow_stability.journal.journal import Record, read_journal
 from mlflow_stability.kinds.catalog import detectors_named, documentation
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump

@@ -20,9 +20,8 @@ from torch import nn
 
 from mlflow_stability import diagnose, load_run
 from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
-from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.journal import JOURNAL, read_journal
 from mlflow_stability.journal.layout import RELEASED
-from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.kinds.catalog import default_detectors, describe
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch

@@ -16,7 +16,7 @@ from zoo.judged import OF_THE_MACHINE
 from zoo.tutorials.tutorial import Outcome, Tutorial
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.journal import Record
 from mlflow_stability.session.courier_link import CourierLink
 from mlflow_stability.vocabulary.result import Finding, Severity
 

@@ -1,4 +1,7 @@
-"""Update the tags and the description of a run, which shows that its recording lives.
+"""The run of a recording: found or created exactly once; its tags and description show that the recording lives.
+
+Guarantees: whichever process is killed at whatever moment, there is one run for the recording; the training can read
+its id from `delivered.json` at once.
 
 Tags are sent at most every ten seconds if they changed, the recording's own tag each time: its age tells other couriers
 whether it lives. The description is sent at most once a minute, with further facts in `recording-000.json`.
@@ -6,23 +9,128 @@ whether it lives. The description is sent at most once a minute, with further fa
 
 from __future__ import annotations
 
+import getpass
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from mlflow_stability.courier.processes import TrainingProcess
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.event_sink import RunSummary, events_in_words
 from mlflow_stability.courier.sinks.sink import upload_file
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
-from mlflow_stability.tracking.recording_claim import RecordingTag, recordings_in
-from mlflow_stability.tracking.run_writer import RunWriter, description_summary
+from mlflow_stability.tracking.client import run_page
+from mlflow_stability.tracking.recording_claim import (
+    RecordingTag,
+    claim_place,
+    earlier_left,
+    place_among,
+    recordings_in,
+)
+from mlflow_stability.tracking.run_writer import RunWriter, TrackingStore, description_summary, tracking_store
+from mlflow_stability.tracking.tag_names import JOB
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.run import Closing
+from mlflow_stability.vocabulary.run import Closing, Opening
 from mlflow_stability.vocabulary.text.phrases import times
+
+LONGEST_WAIT = 30.0
+"""Seconds without progress of earlier recordings of the process: after as long, a recording counts as dead."""
+_LOOK_SECONDS = 0.5
+
+
+def open_run(
+    opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess
+) -> tuple[RunWriter, RecordingTag]:
+    store = tracking_store(uri)
+    delivered.recording = opening.recording
+    if delivered.run_id is None:
+        delivered.run_id = (
+            opening.run_id or _run_of_job(store, opening) or _make_run(store, opening, delivered, process)
+        )
+        delivered.creating = False
+        delivered.save()
+    writer = store.writer(delivered.run_id)
+    place = claim_place(writer, opening)
+    delivered.number = place.number
+    if (opening.resumed or opening.restarts) and place.state == "live":
+        writer.resume()
+    delivered.prefix, delivered.offset = place.prefix, place.offset
+    writer.set_tags(opening.tags)  # the name of the run may be one of them
+    page = run_page(delivered.run_id, uri)
+    delivered.run_name, delivered.command = page.name, page.command
+    delivered.url = "" if page.command else page.url
+    delivered.save()
+    return writer, place
+
+
+class EarlierRecordings:
+    """Waits for earlier recordings of the same process in its run, but not for ever."""
+
+    def __init__(self) -> None:
+        self._look_at = float("-inf")
+        self._left = 0
+        self._until = 0.0
+
+    def awaited(self, opening: Opening, uri: str, own: Sequence[str]) -> bool:
+        """Whether to wait; `own`: undelivered recordings of this courier, which need no request.
+
+        Waiting continues while their number changes, and then at most `LONGEST_WAIT` seconds.
+        """
+        if not opening.earlier or opening.run_id is None:
+            return False
+        now = time.monotonic()
+        if now < self._look_at:
+            return True
+        self._look_at = now + _LOOK_SECONDS
+        left = len(set(own) & set(opening.earlier))
+        if not left:
+            tags = tracking_store(uri).writer(opening.run_id).tags()
+            left = earlier_left(tags, opening, time.time())
+        if left != self._left:
+            self._left, self._until = left, now + LONGEST_WAIT
+        return left > 0 and now < self._until
+
+
+def _run_of_job(store: TrackingStore, opening: Opening) -> str | None:
+    """Return the run of earlier attempts, where a launcher has restarted the job."""
+    if not opening.job or not opening.restarts:
+        return None
+    return store.find_run(store.experiment(opening.experiment_id), JOB, opening.job)
+
+
+def _make_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
+    experiment_id = store.experiment(opening.experiment_id)
+    place = replace(place_among([], 0, opening, opening.time), settled=True)
+    if delivered.creating:  # asked before, and the answer was lost
+        run_id = store.find_run(experiment_id, place.key, opening.recording)
+        if run_id:
+            return run_id
+    delivered.creating = True
+    delivered.save()
+    tags = {**_first_tags(opening, process), place.key: place.text()}
+    return store.create_run(experiment_id, tags, opening.time)
+
+
+def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
+    """Return the tags that MLflow itself sets on a run that it starts."""
+    tags = {"mlflow.autologging": "stability", "mlflow.source.type": "LOCAL", **opening.tags}
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        tags["mlflow.user"] = "unknown"
+    script = next((word for word in process.command()[1:] if word.endswith(".py")), None)
+    if script is not None:
+        tags["mlflow.source.name"] = str(Path(opening.directory, script))
+    if opening.job:
+        tags[JOB] = opening.job
+    return tags
+
 
 SHOWN = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
 """Quantities in the description, and their names."""
