@@ -46,8 +46,7 @@ RANKS = "ranks.json"
 DELIVERED = "delivered.json"
 ALERTS = "alerts.json"
 GITIGNORE = ".gitignore"
-KEPT_FOLDERS = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})
-"""Folders of a root that are kept when a run is over."""
+KEPT_FOLDERS = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})  # folders of a root that are kept when a run is over
 
 
 def mirror_page(recording: Path, tool: str) -> Path:

@@ -28,8 +28,7 @@ from typing import Any
 import psutil
 
 _PROC = Path("/proc")
-_FIRST_NAMESPACE = "4026531836"
-"""The initial pid namespace, which sees all processes: its number is fixed in Linux."""
+_FIRST_NAMESPACE = "4026531836"  # the initial pid namespace, which sees all processes: its number is fixed in Linux
 _CLOCK_TOLERANCE_SECONDS = 2.0
 _BOOT_DIGITS = 13  # length of the prefix of a boot id that is kept, because a claim must be short
 

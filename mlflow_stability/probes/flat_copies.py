@@ -20,11 +20,9 @@ from mlflow_stability.probes.hooks import torch_api
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    column: int
-    """Index of the tensor."""
+    column: int  # index of the tensor
     begin: int
-    end: int
-    """Slice; both are 0 for the whole tensor."""
+    end: int  # slice; both are 0 for the whole tensor
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
         whole = tensors[self.column]

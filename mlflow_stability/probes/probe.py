@@ -20,18 +20,13 @@ from mlflow_stability.vocabulary.settings import Settings
 class StepView(NamedTuple):
     optimizer: Optimizer
     step: int
-    layers: Layers
-    """Modules of the parameters."""
-    unscale: Tensor | None = None
-    """The scale to divide gradients by where a loss scaler left them scaled, or None."""
-    skipped: bool = False
-    """After a step: whether it is known to have been skipped."""
-    place: str = ""
-    """Place of signals of the whole model; empty unless several trainings run side by side."""
+    layers: Layers  # modules of the parameters
+    unscale: Tensor | None = None  # the scale to divide gradients by where a loss scaler left them scaled, or None
+    skipped: bool = False  # after a step: whether it is known to have been skipped
+    place: str = ""  # place of signals of the whole model; empty unless several trainings run side by side
     norm: Tensor | float | None = None
     """Before a step: the unscaled norm of all gradients of this optimizer, or None where it was not measured."""
-    limits: Mapping[str, float] = MappingProxyType({})
-    """The script's clipping limits: ``max_norm``, ``clip_value``."""
+    limits: Mapping[str, float] = MappingProxyType({})  # the script's clipping limits: ``max_norm``, ``clip_value``
     kept_for: int = 0
     """Before a step: the number of steps in a row that added to the gradients of the step before; 0 while not
     certain."""
@@ -66,10 +61,8 @@ def next_multiple(step: int, *periods: int) -> int:
 class Probe:
     """Measures something, on the device, without waiting for it; methods that are not overridden are not called."""
 
-    part: str
-    """Its name in messages about a failure."""
-    is_periodic = False
-    """Whether it is due at each step that `next_due` returns: then `due` is not called there."""
+    part: str  # its name in messages about a failure
+    is_periodic = False  # whether it is due at each step that `next_due` returns: then `due` is not called there
 
     def due(self, step: int) -> bool:
         """Return whether to measure this capture; called once for each that `next_due` does not skip."""
@@ -113,8 +106,7 @@ class PeriodicProbe(Probe):
 class ForwardProbe(Protocol):
     """Measures inside the forward pass of a model."""
 
-    part: str
-    """Its name in messages about a failure."""
+    part: str  # its name in messages about a failure
 
     def due(self, own_step: int) -> bool:
         """Return whether to measure; `own_step` is the number of captures that this model has trained.
@@ -152,12 +144,9 @@ class ForwardProbe(Protocol):
 class ProbeContext:
     settings: Settings
     guard: Guard
-    models: Callable[[], Sequence[Module]]
-    """The models that train."""
-    say: Callable[[str], None]
-    """Prints a message to the training's output."""
-    keep_attention: Callable[[AttentionMap], None]
-    """Keeps a map of attention beside the journal."""
+    models: Callable[[], Sequence[Module]]  # the models that train
+    say: Callable[[str], None]  # prints a message to the training's output
+    keep_attention: Callable[[AttentionMap], None]  # keeps a map of attention beside the journal
 
     @property
     def layers(self) -> int:

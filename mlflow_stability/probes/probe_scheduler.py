@@ -36,18 +36,12 @@ NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 class Probes:
     """The probes of a recording beside its pace."""
 
-    by_step: Sequence[Probe] = ()
-    """Probes by the steps of the recording."""
-    by_own_step: Sequence[Probe] = ()
-    """Probes by the steps of each training, of several side by side."""
-    before_steps: Sequence[Callable[[], Any]] = ()
-    """Run before the first step of each capture; these must not raise."""
-    forward: ForwardScheduler | None = None
-    """Probes inside forward passes."""
-    spread: LayerStatistics | None = None
-    """Distributions of gradients and weights in each layer."""
-    nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)
-    """Counts gradients where a norm is not finite."""
+    by_step: Sequence[Probe] = ()  # probes by the steps of the recording
+    by_own_step: Sequence[Probe] = ()  # probes by the steps of each training, of several side by side
+    before_steps: Sequence[Callable[[], Any]] = ()  # run before the first step of each capture; these must not raise
+    forward: ForwardScheduler | None = None  # probes inside forward passes
+    spread: LayerStatistics | None = None  # distributions of gradients and weights in each layer
+    nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)  # counts gradients where a norm is not finite
     broken: BrokenSteps | None = None
 
 

@@ -52,13 +52,11 @@ KeptBatch = TypeVar("KeptBatch", BrokenBatchFacts, SpikeBatchFacts)
 class BrokenBatch:
     """Result of inspecting a broken step."""
 
-    batch_number: int
-    """Number of its capture."""
+    batch_number: int  # number of its capture
     batch: CapturedBatch
     facts: tuple[TensorFacts, ...]
     replay: Replay | None
-    layer: str = ""
-    """Name of the module in the recording where it began."""
+    layer: str = ""  # name of the module in the recording where it began
 
 
 class BatchReport:
@@ -86,10 +84,8 @@ class BatchReport:
         """Runs before a step that is skipped, or whose flag is only on the device."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
         """Runs before a broken step, while the weights are those from before it."""
-        self.report: Callable[..., Any] = guard(PART, self._report)
-        """Reports a broken step once its outcome is known."""
-        self.keep_spike: Callable[..., Any] = guard(PART, self._keep_spike)
-        """Saves and reports the batch of a spike."""
+        self.report: Callable[..., Any] = guard(PART, self._report)  # reports a broken step once its outcome is known
+        self.keep_spike: Callable[..., Any] = guard(PART, self._keep_spike)  # saves and reports the batch of a spike
 
     def before_steps(self) -> None:
         """Runs before the first step of each capture: later forward passes belong to the next one."""
@@ -235,8 +231,7 @@ class SpikeBatches:
         self.first: Signal | None = None  # first signal of a step, where that is its loss
         self.highest = -math.inf  # losses above this one are held
         self._held: _Held | None = None
-        self._found: tuple[_Held, Finding] | None = None
-        """Found by whichever thread judges; reported at the next step."""
+        self._found: tuple[_Held, Finding] | None = None  # found by whichever thread judges; reported at the next step
         self.see = guard(PART, self._hold_highest)
         """Runs with a step of a new highest loss, or with another first signal."""
 

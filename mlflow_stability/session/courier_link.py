@@ -73,10 +73,8 @@ class CourierLink:
         self._notices: set[str] = set()  # notices of the courier that were printed
         self.warn = warn
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._alive = -1
-        """Read end of a pipe whose write end only the courier holds: it ends with the courier."""
-        self._directory = Path.cwd()
-        """MLflow's relative defaults refer to it, whatever the script changes to later."""
+        self._alive = -1  # read end of a pipe whose write end only the courier holds: it ends with the courier
+        self._directory = Path.cwd()  # MLflow's relative defaults refer to it, whatever the script changes to later
         self._runs: dict[str, DeliveredRun] = {}
         self._flushes = 0  # number of requests to deliver everything
         self._look_at = 0.0
@@ -292,11 +290,9 @@ class CourierLink:
 @dataclass(frozen=True, slots=True)
 class DeliveringCourier:
     link: CourierLink
-    seconds: float
-    """Longest wait without progress."""
+    seconds: float  # longest wait without progress
     output: TrainingOutput
-    longest: float | None = None
-    """Longest wait; None: a multiple of `seconds`."""
+    longest: float | None = None  # longest wait; None: a multiple of `seconds`
 
 
 def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCourier]:

@@ -70,15 +70,13 @@ class FactsProbe(ForwardObserver, Probe):
         self._modifier = 0
         self._looked_at = 0
         self.observes = True  # whether to describe the batches of the next step; the last one is trained on
-        self._trained: set[int] | None = set()
-        """Until the first look, ids of the parameters that steps have changed."""
+        self._trained: set[int] | None = set()  # until the first look, ids of the parameters that steps have changed
         self.flops: FlopTotals | None = None
         self._batch = self._autocast = ""
         self._rows = 0
         self._kept: dict[int, int] = {}
         """Step since which gradients of an optimizer are not cleared, by its id, where reported."""
-        self._plain: tuple[Any, ...] | None = None
-        """Identifies the described batch, if it is made of tensors alone."""
+        self._plain: tuple[Any, ...] | None = None  # identifies the described batch, if it is made of tensors alone
         self._limits: dict[str, str] = {}
         self._noted: tuple[Callable[[], Optimizer | None], Mapping[str, float]] = (lambda: None), {}
         """The optimizer whose limits were noted last, and what they were."""
@@ -203,8 +201,7 @@ LOOK_EVERY = 10
 MAX_REPORTS = 3
 # Learning rates are series; what schedulers write into groups for themselves follows them.
 _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
-_OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
-"""Also changed by cyclic schedules."""
+_OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})  # also changed by cyclic schedules
 _BATCHES = SettingName(Setting.BATCH_SHAPE)
 _FIXED = frozenset({bool, int, float, str, type(None)})  # types of immutable values
 
@@ -230,8 +227,7 @@ class SettingChanges:
         self._values: list[object] | None = None
         """What all settings were made from at the last look, if nothing was about to be reported."""
         self._linted = False
-        self._evaluating: Finding | None = None
-        """The finding of the last look, where the model was in evaluation mode."""
+        self._evaluating: Finding | None = None  # the finding of the last look, where the model was in evaluation mode
         self._mode_reported = False
 
     def due(self, step: int) -> bool:

@@ -35,8 +35,7 @@ class EndingWatch:
 
     def __init__(self) -> None:
         self.closing = Closing("finished")  # how the process would end now
-        self.uncaught: tuple[int, Closing] | None = None
-        """The last other thread that an exception has ended, and how."""
+        self.uncaught: tuple[int, Closing] | None = None  # the last other thread that an exception has ended, and how
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:

@@ -135,8 +135,7 @@ class RunBinding:
         self._recording_address = ""
         self._own = False
         self._ours = False  # the run was made for a recording of this process, and its status is ours to set
-        self._ended_cell: int | None = None
-        """Last step of a recording of ours that ended with a notebook's cell."""
+        self._ended_cell: int | None = None  # last step of a recording of ours that ended with a notebook's cell
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
         self.newest: Callable[[], object] = lambda: None  # weak reference to the optimizer that stepped last

@@ -149,29 +149,20 @@ def environment_facts(world_size: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    optimizers: Sequence[Optimizer]
-    """In the order of their first steps."""
-    models: Sequence[Module] = ()
-    """Outermost modules that own the optimizers' parameters."""
-    schedulers: Sequence[LRScheduler] = ()
-    """All that exist; those of other optimizers are ignored."""
+    optimizers: Sequence[Optimizer]  # in the order of their first steps
+    models: Sequence[Module] = ()  # outermost modules that own the optimizers' parameters
+    schedulers: Sequence[LRScheduler] = ()  # all that exist; those of other optimizers are ignored
     scaler: Any = None
-    batch: str = ""
-    """The last batch in the words of `batch_words`, if known."""
-    rows: int = 0
-    """Its number of rows; 0 if unknown."""
-    autocast: str = ""
-    """Autocast type in the words of `autocast_now`; empty: that of the weights."""
-    micro_batches: int = 0
-    """Backward passes of the last capture; 0 if unknown."""
+    batch: str = ""  # the last batch in the words of `batch_words`, if known
+    rows: int = 0  # its number of rows; 0 if unknown
+    autocast: str = ""  # autocast type in the words of `autocast_now`; empty: that of the weights
+    micro_batches: int = 0  # backward passes of the last capture; 0 if unknown
     trained: Set[int] = frozenset()
     """Ids of the parameters changed in the first steps: GANs freeze their halves in turns."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """Clipping limits: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
-    uncounted: str = ""
-    """Why operations of the model are not counted, if known."""
-    unknown_kernels: Sequence[str] = ()
-    """Kernels without a formula, so not counted."""
+    uncounted: str = ""  # why operations of the model are not counted, if known
+    unknown_kernels: Sequence[str] = ()  # kernels without a formula, so not counted
 
 
 MOST_FACTS = 1_000  # limit for a script that makes new optimizers without end
@@ -238,8 +229,7 @@ _HYDRA = "hydra.core.hydra_config"
 
 @dataclass(frozen=True, slots=True)
 class SweepTrial:
-    identity: tuple[str, ...]
-    """Differs from trial to trial."""
+    identity: tuple[str, ...]  # differs from trial to trial
     name: str
     parameters: Mapping[str, Any]
 

@@ -32,15 +32,12 @@ class DeliveredRun:
 
     run_id: str = ""
     name: str = ""
-    url: str = ""
-    """Its page on a server, without credentials."""
-    command: str = ""
-    """Command that starts a server, if the store has no server."""
+    url: str = ""  # its page on a server, without credentials
+    command: str = ""  # command that starts a server, if the store has no server
     verdict: str = ""
     cause: str = ""
     codes: str = ""
-    checkpoint: str = ""
-    """``Best checkpoint: step 900 (loss 0.0852).``, or empty."""
+    checkpoint: str = ""  # ``Best checkpoint: step 900 (loss 0.0852).``, or empty
 
     @property
     def called(self) -> str:
@@ -81,8 +78,8 @@ class TrainingOutput:
     def __init__(self, silent: bool, rolls_back: bool = False) -> None:
         self.silent = silent
         self.rolls_back = rolls_back  # a rollback may answer a finding, not only a skipped step
-        self._held: list[_Held] = []
-        self._readings = 0
+        self.held: list[_Held] = []  # findings that wait for what the autopilot does
+        self.readings = 0  # steps read so far
         self._lock = RLock()  # findings are held by the training thread, and reported late by a timer
         self._timer: Timer | None = None
         self._forget_findings()
@@ -166,17 +163,16 @@ class TrainingOutput:
                 self._forget_held()
                 self._say(event)
             elif may_act and self._troubles.is_instability(event):
-                self._held.append(_Held(event, self._readings, time.monotonic()))
+                self.held.append(_Held(event, self.readings, time.monotonic()))
                 self._set_timer()
             else:
                 self._say(event)
 
     def step_done(self) -> None:
-        """Note another step: report the findings for which nothing more is done."""
-        with self._lock:
-            self._readings += 1
-            if self._held and not self.rolls_back:
-                self._release(lambda held: self._readings - held.reading >= HELD_READINGS)
+        """Report the held findings for which nothing more is done after this number of `readings`."""
+        if not self.rolls_back:
+            with self._lock:
+                self._release(lambda held: self.readings - held.reading >= HELD_READINGS)
 
     def all_done(self) -> None:
         """Report all findings that wait."""
@@ -186,7 +182,7 @@ class TrainingOutput:
     def _rollback_message(self, event: Finding) -> str:
         """Return the message of a rollback; short where its reason was reported before."""
         before = self._troubles.said_before(event.step)
-        reported = [] if before is None else [before, *(held.event for held in self._held)]
+        reported = [] if before is None else [before, *(held.event for held in self.held)]
         facts = event.facts
         if before is None or not isinstance(facts, RollbackFacts) or facts.reverts:
             return event.message
@@ -202,27 +198,27 @@ class TrainingOutput:
         return f"{back} after the {after}.{now}"
 
     def _forget_held(self) -> None:
-        self._held.clear()
+        self.held.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _release(self, due: Callable[[_Held], bool]) -> None:
-        due_now = [held for held in self._held if due(held)]
+        due_now = [held for held in self.held if due(held)]
         # What was done about a step says more than what was found in it: a skip comes with it, however soon it was due.
-        skips = [held for held in self._held if held.is_skip and any(held.answers(other) for other in due_now)]
-        left = [held for held in self._held if held not in due_now and held not in skips]
+        skips = [held for held in self.held if held.is_skip and any(held.answers(other) for other in due_now)]
+        left = [held for held in self.held if held not in due_now and held not in skips]
         if not left:
             self._forget_held()
-        self._held = left
+        self.held = left
         due_now = [held for held in due_now if held.is_skip or not any(skip.answers(held) for skip in skips)]
         due_now += [held for held in skips if held not in due_now]
         for held in sorted(due_now, key=lambda held: held.reading):
             self._say(held.event)
 
     def _set_timer(self) -> None:
-        if self._timer is None and self._held:
-            left = self._held[0].since + HELD_SECONDS - time.monotonic()
+        if self._timer is None and self.held:
+            left = self.held[0].since + HELD_SECONDS - time.monotonic()
             self._timer = Timer(max(0.0, left), self._time_is_up)
             self._timer.daemon = True
             self._timer.start()

@@ -54,8 +54,7 @@ What mlflow-stability recorded, for programs. Read it with `mlflow_stability.loa
 LINES_PER_FILE = 10_000
 LATER_VERSION = "written by a later version of mlflow-stability"
 """Why a line is left out for which `read_line` returns None."""
-EventLine: TypeAlias = Finding | Opening | Note | Fact | Reset | Gap | Closing
-"""What one line of an events file holds."""
+EventLine: TypeAlias = Finding | Opening | Note | Fact | Reset | Gap | Closing  # what one line of an events file holds
 _RECORDS: dict[str, type[Any]] = {
     "opening": Opening,
     "event": Finding,
@@ -107,8 +106,7 @@ def lines_in(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-_CONSTANTS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
-"""Numbers that JSON lacks, as `line_of` writes them."""
+_CONSTANTS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}  # numbers that JSON lacks, as `line_of` writes them
 
 
 def read_line(line: str) -> EventLine | None:

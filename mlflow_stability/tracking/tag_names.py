@@ -13,8 +13,7 @@ from mlflow_stability.vocabulary.run import RUN_STATUS
 PREFIX = "stability."
 VERDICT = f"{PREFIX}verdict"
 """The outcome of the training in one word: ``healthy``, ``unstable``, ``recovered``, ``diverged``, ``broken``..."""
-OUTCOME = f"{PREFIX}outcome"
-"""The same in a sentence with numbers. In runs of version 0.1 what `ENDED` is now."""
+OUTCOME = f"{PREFIX}outcome"  # the same in a sentence with numbers. In runs of version 0.1 what `ENDED` is now.
 ENDED = f"{PREFIX}ended"  # how the process ended: a word of `outcome.RUN_STATUS`
 CAUSE = f"{PREFIX}cause"
 FIRST_ISSUE_STEP = f"{PREFIX}first_issue_step"

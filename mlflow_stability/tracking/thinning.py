@@ -50,8 +50,7 @@ ENTROPY = "attention_entropy"
 UNIQUE = "sdr_unique_ratio"
 CODES = (UNIQUE, "sdr_active_bits", "sdr_bit_usage", "sdr_duty_entropy", "sdr_temperature")
 """Quantities of a module with sparse codes that become metrics."""
-MAX_CODE_MODULES = 4
-"""Maximum number of modules with sparse codes that have metrics; of more, those at even distances."""
+MAX_CODE_MODULES = 4  # maximum number of modules with sparse codes that have metrics; of more, those at even distances
 MAX_EVENT_STEPS = 10  # kept between two multiples of `every`
 MAX_LAYOUTS = 32
 LayerMetrics = Literal["", "blocks", "parameters"]

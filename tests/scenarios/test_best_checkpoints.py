@@ -81,7 +81,7 @@ def is_written() -> bool:
     session = mlflow_stability.current_session()
     assert session is not None
     assert session._lifecycle is not None
-    writer = session._lifecycle.control._states._writer
+    writer = session._lifecycle.control._states.writer
     return writer is None or not writer.is_busy
 
 

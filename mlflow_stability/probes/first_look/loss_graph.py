@@ -226,8 +226,7 @@ class Chance(NamedTuple):
     """A loss that is a share of a mean cross entropy."""
 
     classes: int
-    share: float
-    """1, or less where the script divides it."""
+    share: float  # 1, or less where the script divides it
 
 
 def chance_of(loss: Tensor) -> Chance | None:

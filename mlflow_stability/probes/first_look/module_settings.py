@@ -88,8 +88,7 @@ def strong_dropout(models: Sequence[Module], step: int) -> Finding | None:
 
 class _Stepped(NamedTuple):
     optimizer: weakref.ref[Optimizer]
-    gradients: dict[int, tuple[weakref.ref[Tensor], int]]
-    """By parameter: the gradient and its version counter."""
+    gradients: dict[int, tuple[weakref.ref[Tensor], int]]  # by parameter: the gradient and its version counter
 
     def used(self, parameter: Tensor) -> bool:
         gradient, (reference, version) = parameter.grad, self.gradients.get(id(parameter), _NO_GRADIENT)

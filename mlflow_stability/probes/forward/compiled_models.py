@@ -26,8 +26,7 @@ _COMPILING = ("compile", "dynamo_optimize")
 _TRACING = ("make_traced_module", "function_from_trace", "function_from_trace_with_dict", "graph_by_tracing")
 FRAMES_PER_MODULE = 8
 """Frames of Python that a level of modules may take: three are torch's, hooks add one, checkpointing four."""
-FREE_FRAMES = 150
-"""Frames left for what is called inside the innermost module, by the script, by torch and by us."""
+FREE_FRAMES = 150  # frames left for what is called inside the innermost module, by the script, by torch and by us
 
 OnCompiled = Callable[[bool], None]  # called with True for the compiler, False for a trace
 

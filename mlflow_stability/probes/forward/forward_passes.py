@@ -47,10 +47,8 @@ MAX_SEARCHES = 8  # a script that makes an optimizer for every sample has no mod
 class ForwardObserver:
     """Base of observers of forward passes; methods that are not overridden are not called."""
 
-    part = "forward passes"
-    """The part that is switched off where it fails."""
-    observes = True
-    """Whether `forward_began` is called for the next pass."""
+    part = "forward passes"  # the part that is switched off where it fails
+    observes = True  # whether `forward_began` is called for the next pass
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         """Runs right before a forward pass of training; after False, `forward_ended` is not called."""
@@ -88,8 +86,7 @@ class _Root:
 
 class ForwardWatch:
     def __init__(self, guard: Guard, observers: Sequence[ForwardObserver], split: StepSplit | None = None) -> None:
-        self._split = StepSplit() if split is None else split
-        """Records when passes begin and end, after all observers."""
+        self._split = StepSplit() if split is None else split  # records when passes begin and end, after all observers
         self.guard = guard
         self._began = tuple(
             [(observer, observer.forward_began, _overridden(observer, "forward_ended")) for observer in observers]
@@ -322,8 +319,7 @@ class ForwardScheduler(ForwardObserver, Probe):
         self._models: dict[int, _Model] = {}  # by identity
         self.step = first_step  # the step in progress
         self.capture = 0  # the capture in progress
-        self.busy = False
-        """Whether a probe may be open or have measurements; else optimizer steps need nothing."""
+        self.busy = False  # whether a probe may be open or have measurements; else optimizer steps need nothing
         self._open: list[_GuardedProbe] = []
         self._root: weakref.ref[Module] | None = None  # the model of the open probes
         self._alive: RunningPass | None = None  # the pass of the open probes

@@ -23,11 +23,9 @@ from mlflow_stability.probes.probe import Guard
 
 
 class OptimizerView(Optimizer):
-    MODULE: ClassVar[str]
-    """Module of its class."""
+    MODULE: ClassVar[str]  # module of its class
     CLASS: ClassVar[str]
-    STEP: ClassVar[str]
-    """The method that takes a step."""
+    STEP: ClassVar[str]  # the method that takes a step
 
     def __init__(self, optimizer: Any) -> None:
         # Torch's own `__init__` is not called: no optimizer was made.

@@ -177,8 +177,7 @@ class HookHandles:
 
 OnFailure = Callable[[str, Exception], None]
 
-FORGIVEN = 3
-"""Errors of a part that do not switch it off after Ctrl-C has interrupted it: its state may be torn."""
+FORGIVEN = 3  # errors of a part that do not switch it off after Ctrl-C has interrupted it: its state may be torn
 
 
 _guards: WeakSet[PartGuard] = WeakSet()
@@ -202,8 +201,7 @@ class PartGuard:
         self.is_on = [True]  # empty in a forked child: cheaper to check at each hook than the pid
         _guards.add(self)
         self._seconds = self._began = 0.0  # total time, and the start of the running hook; 0: none
-        self._handled: BaseException | None = None
-        """The exception that the script was handling when the hook began."""
+        self._handled: BaseException | None = None  # the exception that the script was handling when the hook began
         self._torn: dict[str, int] = {}  # interrupted parts, and how many of their errors are still ignored
 
     @property

@@ -27,12 +27,9 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    where: str
-    """As `module:name`."""
-    lost: str
-    """What is off where torch lacks it."""
-    instead: Any = None
-    """Stand-in, if there is one."""
+    where: str  # as `module:name`
+    lost: str  # what is off where torch lacks it
+    instead: Any = None  # stand-in, if there is one
 
 
 def _one_by_one(name: str) -> Callable[..., list[Any]]:

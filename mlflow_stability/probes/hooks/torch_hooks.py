@@ -130,8 +130,7 @@ class Counts:
     backwards: int = 0
     steps: int = 0
     optimizers: int = 0
-    replays: int = 0
-    """Of CUDA graphs, since the last step or new optimizer: what they compute runs no hook."""
+    replays: int = 0  # of CUDA graphs, since the last step or new optimizer: what they compute runs no hook
 
     def clear(self) -> None:
         self.backwards = self.steps = self.optimizers = self.replays = 0

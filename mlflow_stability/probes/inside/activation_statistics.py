@@ -64,18 +64,13 @@ _POOLS = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, po
 class OutputKind:
     """What a module's class says about its output."""
 
-    axis: int | None = None
-    """Dimension of the units; None: that of the module before, or the usual one."""
-    has_units: bool = False
-    """Its units may be inactive."""
-    rectifies: bool = False
-    """Inactive units are zero."""
+    axis: int | None = None  # dimension of the units; None: that of the module before, or the usual one
+    has_units: bool = False  # its units may be inactive
+    rectifies: bool = False  # inactive units are zero
     may_rectify: bool = False
     """The values show whether it rectifies: modules of a script's own, and those that keep zeros."""
-    low: float = -math.inf
-    """Values at or below are saturated."""
-    high: float = math.inf
-    """Values at or above are saturated."""
+    low: float = -math.inf  # values at or below are saturated
+    high: float = math.inf  # values at or above are saturated
 
     @property
     def saturates(self) -> bool:
@@ -130,12 +125,9 @@ MAX_OUTPUTS = 8  # items of a tuple that are searched for a tensor
 
 @dataclass(frozen=True, slots=True)
 class ActivationSample:
-    values: Tensor
-    """Row in single precision."""
-    ends: Tensor
-    """Least and largest value."""
-    units: Tensor | None
-    """Sum of the absolute values of each unit; None without units, or with too few examples."""
+    values: Tensor  # row in single precision
+    ends: Tensor  # least and largest value
+    units: Tensor | None  # sum of the absolute values of each unit; None without units, or with too few examples
 
 
 def sample_of(output: Tensor, nature: OutputKind, axis: int | None, quota: int) -> ActivationSample:

@@ -42,17 +42,13 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProductScores:
-    query: Tensor
-    """By sample, head, place and feature."""
-    key: Tensor
-    """The same; with fewer heads where several heads of queries share one."""
+    query: Tensor  # by sample, head, place and feature
+    key: Tensor  # the same; with fewer heads where several heads of queries share one
     scale: float
     masks: Sequence[Tensor] = ()
     """Of four dimensions, of size one where shared: true where a query may look, or what is added."""
-    diagonal: int | None = None
-    """Number of places behind its own at which a query may look at keys; None: at all keys."""
-    rounded_to: torch.dtype | None = None
-    """Type to which the attention rounds its inputs; None: it does not."""
+    diagonal: int | None = None  # number of places behind its own at which a query may look at keys; None: at all keys
+    rounded_to: torch.dtype | None = None  # type to which the attention rounds its inputs; None: it does not
 
     @property
     def shape(self) -> Shape:
@@ -208,14 +204,10 @@ MAX_SCORES = 2**26  # of one attention
 class Rows:
     """Sums over the keys of some rows: by sample, head and query."""
 
-    largest: Tensor
-    """Largest score; -inf in a row that may look at nothing."""
-    total: Tensor
-    """Sum of exp(score - largest)."""
-    moment: Tensor
-    """Sum of exp(score - largest) * (score - largest)."""
-    keys: Tensor
-    """Number of keys that the row may look at."""
+    largest: Tensor  # largest score; -inf in a row that may look at nothing
+    total: Tensor  # sum of exp(score - largest)
+    moment: Tensor  # sum of exp(score - largest) * (score - largest)
+    keys: Tensor  # number of keys that the row may look at
 
     def entropy(self) -> Tensor:
         return self.total.log() - self.moment / self.total

@@ -105,12 +105,10 @@ MANY_KEYS = 4096  # more, and four times as many as queries, are classes
 class Candidate:
     """Weights that were not multiplied with values yet."""
 
-    measured: Any
-    """What was measured of the scores."""
+    measured: Any  # what was measured of the scores
     queries: int
     keys: int
-    tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
-    """Tensors that hold these weights."""
+    tensors: list[weakref.ref[Tensor]] = field(default_factory=list)  # tensors that hold these weights
 
     def holds(self, value: object) -> bool:
         return any(tensor() is value for tensor in self.tensors)
@@ -202,10 +200,8 @@ class FlexScores:
     """Products of queries and keys that functions of the script change and mask."""
 
     products: ProductScores
-    score_mod: Callable[..., Tensor]
-    """Takes a score, its sample, head, query and key."""
-    mask_mod: Callable[..., Tensor]
-    """Takes sample, head, query and key; returns whether the query may look there."""
+    score_mod: Callable[..., Tensor]  # takes a score, its sample, head, query and key
+    mask_mod: Callable[..., Tensor]  # takes sample, head, query and key; returns whether the query may look there
 
     @property
     def shape(self) -> Shape:

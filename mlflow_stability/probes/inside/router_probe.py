@@ -49,22 +49,17 @@ _TOP_K = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    name: str
-    """Of the module directly beside the experts: the candidate, or one around it."""
+    name: str  # of the module directly beside the experts: the candidate, or one around it
     module: Module
-    around: tuple[Module, ...]
-    """The modules around it, up to the one beside the experts."""
-    top_k: int
-    """Number of experts of a token, by attributes; 0: unknown."""
+    around: tuple[Module, ...]  # the modules around it, up to the one beside the experts
+    top_k: int  # number of experts of a token, by attributes; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
     count: int
-    called: tuple[Module, ...]
-    """The experts, if each is called alone."""
-    stacked: Module | None
-    """The module with the tensors of all of them, if it is called."""
+    called: tuple[Module, ...]  # the experts, if each is called alone
+    stacked: Module | None  # the module with the tensors of all of them, if it is called
     candidates: tuple[Candidate, ...]
 
 

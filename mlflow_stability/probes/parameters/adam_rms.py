@@ -48,8 +48,7 @@ SMALLEST_EPSILON = 1e-30  # where an optimizer has none, a weight without a grad
 class SecondMoments:
     """The parameters of one optimizer that have a second moment; one entry for each in every list."""
 
-    columns: list[int] = field(default_factory=list)
-    """Indices of the measured parameters."""
+    columns: list[int] = field(default_factory=list)  # indices of the measured parameters
     gradients: list[Tensor] = field(default_factory=list)
     moments: list[Tensor] = field(default_factory=list)
     corrections: list[Tensor] = field(default_factory=list)

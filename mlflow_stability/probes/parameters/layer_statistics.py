@@ -170,11 +170,9 @@ class Table:
     """Table whose numbers are still on their device."""
 
     step: int
-    what: str
-    """``gradient`` or ``weight``."""
+    what: str  # ``gradient`` or ``weight``
     layers: tuple[str, ...]
-    values: Tensor
-    """One row: all numbers of the first layer, then those of the next."""
+    values: Tensor  # one row: all numbers of the first layer, then those of the next
 
     def read(self, values: Sequence[float], attempt: int) -> LayerTable:
         return layer_table_from(self.step, attempt, self.what, self.layers, values)

@@ -72,22 +72,14 @@ _Key: TypeAlias = tuple[tuple[int, ...], tuple[bool, ...]]
 class HeldLayers:
     """What one optimizer trains, in the order of its groups. Compared by identity: a new one means new layers."""
 
-    positions: tuple[int, ...]
-    """Indices of the measured parameters among those of the optimizer."""
-    names: tuple[str, ...]
-    """Layer of each."""
-    groups: tuple[int, ...]
-    """Group of each."""
-    order: tuple[int, ...]
-    """Place of each in its model."""
-    frozen: tuple[str, ...]
-    """Layers with parameters in the optimizer that need no gradient; those are not measured."""
-    sizes: tuple[int, ...]
-    """Number of values of each."""
-    complete: bool
-    """Nothing that is trained was left out, so that sums are those of the whole model."""
-    is_split: bool = False
-    """Some of it is split over processes: then norms of layers are taken by all of them together."""
+    positions: tuple[int, ...]  # indices of the measured parameters among those of the optimizer
+    names: tuple[str, ...]  # layer of each
+    groups: tuple[int, ...]  # group of each
+    order: tuple[int, ...]  # place of each in its model
+    frozen: tuple[str, ...]  # layers with parameters in the optimizer that need no gradient; those are not measured
+    sizes: tuple[int, ...]  # number of values of each
+    complete: bool  # nothing that is trained was left out, so that sums are those of the whole model
+    is_split: bool = False  # some of it is split over processes: then norms of layers are taken by all of them together
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
         held = parameters_of(optimizer)

@@ -23,14 +23,10 @@ from mlflow_stability.probes.step.readback import Block, signals_at, value_on_ho
 @dataclass(frozen=True, slots=True)
 class Joined:
     layout: LayerLayout
-    rows: Tensor
-    """One column for each parameter."""
-    complete: bool
-    """These are all trained parameters, so that their sum is that of the whole model."""
-    place: str
-    """Place of signals of the whole model."""
-    unknown: frozenset[int]
-    """Columns that could not be measured."""
+    rows: Tensor  # one column for each parameter
+    complete: bool  # these are all trained parameters, so that their sum is that of the whole model
+    place: str  # place of signals of the whole model
+    unknown: frozenset[int]  # columns that could not be measured
 
 
 class PartsByOptimizer:
@@ -140,8 +136,7 @@ def whole_norm(tensors: Sequence[Tensor]) -> float | Tensor:
 @dataclass(slots=True)
 class Weights:
     norm: float | Tensor
-    row: Tensor | None
-    """Copy of them side by side, if they are few."""
+    row: Tensor | None  # copy of them side by side, if they are few
 
 
 def weights_of(view: StepView, parameters: Sequence[Tensor]) -> Weights:

@@ -46,10 +46,8 @@ ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]  # batches of the same shapes 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
     samples: int
-    tokens: int | None
-    """None where the model does not read tokens."""
-    elements: int
-    """The size of the tensor that was counted."""
+    tokens: int | None  # none where the model does not read tokens
+    elements: int  # the size of the tensor that was counted
 
 
 def batch_shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BatchShape | None:

@@ -36,13 +36,10 @@ from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 class DevicePeak:
     """A row of the table; numbers in 10^12 operations a second."""
 
-    name: str
-    """Pattern of the name without the maker's."""
-    half: float
-    """In float16, accumulated in float32."""
+    name: str  # pattern of the name without the maker's
+    half: float  # in float16, accumulated in float32
     bfloat16: float | None
-    tf32: float | None
-    """In float32 with shortened mantissas, if the script asks for it."""
+    tf32: float | None  # in float32 with shortened mantissas, if the script asks for it
     single: float
     source: str
 

@@ -95,8 +95,7 @@ _meetings = count()  # announcements of earlier sessions are still in the store
 class Watched(Enum):
     SOME = b"some"
     ALL = b"all"
-    ALL_ACT = b"all act"
-    """All, each with the autopilot."""
+    ALL_ACT = b"all act"  # all, each with the autopilot
 
 
 class Presence:

@@ -29,17 +29,12 @@ SETTLED_AFTER = 16  # captures until there is a usual time: the first ones compi
 class RankPeaks(NamedTuple):
     """Outliers on one process since the last exchange; captures count from 1, and 0 means no capture."""
 
-    broken: int = 0
-    """The first capture with a non-finite loss."""
-    spike: int = 0
-    """The first capture with a loss spike, or the first spike that counts for all processes."""
+    broken: int = 0  # the first capture with a non-finite loss
+    spike: int = 0  # the first capture with a loss spike, or the first spike that counts for all processes
     spike_loss: float = 0.0
-    spike_level: float = 0.0
-    """Baseline of the loss at that capture."""
-    spike_z: float = 0.0
-    """Its distance from the baseline in σ."""
-    slow: int = 0
-    """The capture with the longest time before its backward pass."""
+    spike_level: float = 0.0  # baseline of the loss at that capture
+    spike_z: float = 0.0  # its distance from the baseline in σ
+    slow: int = 0  # the capture with the longest time before its backward pass
     slow_seconds: float = 0.0
     slow_usual: float = 0.0
 
@@ -113,22 +108,14 @@ WIDTHS = {"norms": 3, "updates": 2, "momentum": 1}
 
 
 class Votes(NamedTuple):
-    steps: float = 0.0
-    """The row is a vote on a step."""
-    agrees: float = 0.0
-    """The row is about something to be done together."""
-    measures: float = 0.0
-    """The row has what was measured of a capture."""
-    leaving: float = 0.0
-    """This is the last row of a process."""
-    broken: float = 0.0
-    """Gradients or loss of this step are non-finite or far too large."""
-    guard_off: float = 0.0
-    """The guard against broken steps has failed."""
-    done: float = 0.0
-    """What the processes agreed on was done here."""
-    needs_norm: float = 0.0
-    """The norm of the whole model is known from these rows alone."""
+    steps: float = 0.0  # the row is a vote on a step
+    agrees: float = 0.0  # the row is about something to be done together
+    measures: float = 0.0  # the row has what was measured of a capture
+    leaving: float = 0.0  # this is the last row of a process
+    broken: float = 0.0  # gradients or loss of this step are non-finite or far too large
+    guard_off: float = 0.0  # the guard against broken steps has failed
+    done: float = 0.0  # what the processes agreed on was done here
+    needs_norm: float = 0.0  # the norm of the whole model is known from these rows alone
 
 
 class Orders(NamedTuple):
@@ -148,25 +135,18 @@ class Orders(NamedTuple):
     cut: float = 0.0
     ahead: float = 0.0
     release: float = 0.0
-    next_target: float = 0.0
-    """One more than the step of the state to try next; 0: none."""
-    capture: float = 0.0
-    """Number of the measured capture."""
-    offset: float = 0.0
-    """Steps of the recording minus captures."""
+    next_target: float = 0.0  # one more than the step of the state to try next; 0: none
+    capture: float = 0.0  # number of the measured capture
+    offset: float = 0.0  # steps of the recording minus captures
     layers_every: float = 0.0
 
 
 class Sums(NamedTuple):
-    squares: float = 0.0
-    """Of the gradients that a process holds."""
-    with_squares: float = 0.0
-    """Number of processes that know them."""
-    partial_unknown: float = 0.0
-    """Number of processes whose values still to be summed do not fit into this row."""
+    squares: float = 0.0  # of the gradients that a process holds
+    with_squares: float = 0.0  # number of processes that know them
+    partial_unknown: float = 0.0  # number of processes whose values still to be summed do not fit into this row
     loss: float = 0.0
-    with_loss: float = 0.0
-    """Number of processes with a loss; of a pipeline, those of the last stage."""
+    with_loss: float = 0.0  # number of processes with a loss; of a pipeline, those of the last stage
     names: float = 0.0
     names_squared: float = 0.0
     """Of a number made of the names of all layers, by which processes check that they mean the same layers."""
@@ -175,8 +155,7 @@ class Sums(NamedTuple):
 class Slot(NamedTuple):
     has_loss: float = 0.0
     loss: float = 0.0
-    seconds: float = 0.0
-    """Time before its backward pass."""
+    seconds: float = 0.0  # time before its backward pass
     peaks: RankPeaks = RankPeaks()
 
 
@@ -185,22 +164,17 @@ class Layout:
     """What a process can measure beyond what all can."""
 
     layers: int = 0
-    partial: int = 0
-    """Number of values of its gradients that are still to be summed over processes."""
-    names: int = 0
-    """Number made of the names of all layers."""
+    partial: int = 0  # number of values of its gradients that are still to be summed over processes
+    names: int = 0  # number made of the names of all layers
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of a row: the same in all processes, for they follow from the sums of rows before."""
 
-    size: int
-    """Number of processes."""
-    layers: int = 0
-    """Number of layers that are measured; 0: none are due."""
-    partial: int = 0
-    """Number of values that are still to be summed."""
+    size: int  # number of processes
+    layers: int = 0  # number of layers that are measured; 0: none are due
+    partial: int = 0  # number of values that are still to be summed
 
     @property
     def numbers(self) -> int:
@@ -212,10 +186,8 @@ class Shape:
 
 
 class Squares(NamedTuple):
-    processes: float
-    """Number of processes that have measured them."""
-    steps: float
-    """Sum of the steps at which they did."""
+    processes: float  # number of processes that have measured them
+    steps: float  # sum of the steps at which they did
     values: Sequence[float]
 
 
@@ -229,14 +201,11 @@ class RankRow:
     votes: Votes = NO_VOTES
     orders: Orders = NO_ORDERS
     sums: Sums = NO_SUMS
-    conditions: dict[int, int] = field(default_factory=dict)
-    """By rank, the condition to stop on that is met there."""
-    slots: dict[int, Slot] = field(default_factory=dict)
-    """By rank."""
+    conditions: dict[int, int] = field(default_factory=dict)  # by rank, the condition to stop on that is met there
+    slots: dict[int, Slot] = field(default_factory=dict)  # by rank
     whole: dict[str, Squares] = field(default_factory=dict)
     by_layer: dict[str, Squares] = field(default_factory=dict)
-    partial: Sequence[float] = ()
-    """Values of gradients that are summed over processes before they are squared."""
+    partial: Sequence[float] = ()  # values of gradients that are summed over processes before they are squared
 
     def numbers(self, shape: Shape) -> list[float]:
         row = [*self.votes, *self.orders, *self.sums]
@@ -291,15 +260,12 @@ def _read(rest: Iterator[float], times: int) -> dict[str, Squares]:
 @dataclass(slots=True)
 class Measured:
     capture: int
-    step: int = 0
-    """Of the recording; 0: unknown."""
+    step: int = 0  # of the recording; 0: unknown
     loss: float | None = None
     seconds: float = 0.0
     peaks: RankPeaks = field(default_factory=RankPeaks)
-    squares: float | None = None
-    """Of the gradients of this process; None: not measured, or not known."""
-    needs_norm: bool = False
-    """The norm of the whole model is known from the exchange alone."""
+    squares: float | None = None  # of the gradients of this process; None: not measured, or not known
+    needs_norm: bool = False  # the norm of the whole model is known from the exchange alone
     partial: Sequence[float] = ()
     whole: dict[str, Sequence[float]] = field(default_factory=dict)
     by_layer: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -325,25 +291,20 @@ class Measured:
 class Agreed:
     """What all processes know after an exchange, for the next one."""
 
-    offset: int
-    """Steps of the recording minus captures."""
-    needs_norm: bool
-    """There is an exchange at every step."""
+    offset: int  # steps of the recording minus captures
+    needs_norm: bool  # there is an exchange at every step
     layers_every: int
-    layout_is_shared: bool
-    """All processes have the same layers."""
+    layout_is_shared: bool  # all processes have the same layers
 
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    norm: float | None
-    """Of all gradients."""
+    norm: float | None  # of all gradients
     whole: dict[str, Sequence[float]]
     by_layer: dict[str, Sequence[float]]
     losses: tuple[float | None, ...]
     seconds: tuple[float, ...]
-    peaks: tuple[RankPeaks, ...]
-    """By rank, as in `Measured`; `peaks` with steps of the recording."""
+    peaks: tuple[RankPeaks, ...]  # by rank, as in `Measured`; `peaks` with steps of the recording
 
 
 def table_of(row: RankRow, size: int, names: int) -> tuple[RankTable, Agreed]:

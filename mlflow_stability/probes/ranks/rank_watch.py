@@ -67,8 +67,7 @@ class LocalShare:
     step: int = 0
     seconds: float = 0.0
     needs_norm: bool = False
-    is_known: bool = True
-    """All gradients were measured."""
+    is_known: bool = True  # all gradients were measured
     squares: list[Tensor] = field(default_factory=list)
     partial: list[Tensor] = field(default_factory=list)
     whole: dict[str, Tensor] = field(default_factory=dict)

@@ -49,8 +49,7 @@ class LocalSquares:
     """Contribution of this process to the squared norm of all gradients."""
 
     squares: Tensor
-    partial: Tensor | None
-    """Values that are summed over processes before they are squared."""
+    partial: Tensor | None  # values that are summed over processes before they are squared
 
 
 def local_squares(optimizer: Optimizer, ranks: TrainingRanks, unscale: Tensor | None) -> LocalSquares | None:
@@ -359,12 +358,9 @@ class TrainingRanks:
     """The processes that train one model together, by their ranks in the world."""
 
     ranks: tuple[int, ...]
-    is_split: bool
-    """Whether parameters are split over them."""
-    flat_shares: dict[int, float]
-    """Shares of parameters of FSDP1, by identity: one over how often each value is held."""
-    stage_copies: int = 0
-    """Number of these processes with the same pipeline stage; 0 without a pipeline."""
+    is_split: bool  # whether parameters are split over them
+    flat_shares: dict[int, float]  # shares of parameters of FSDP1, by identity: one over how often each value is held
+    stage_copies: int = 0  # number of these processes with the same pipeline stage; 0 without a pipeline
 
     def share(self, tensor: Tensor, parameter: Tensor) -> float | None:
         """Return what the squares of a parameter or its gradient count here; None if they cannot be summed."""

@@ -22,8 +22,7 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 class Block:
     signals: tuple[Signal, ...]
     """The same objects as long as the same things are measured: whoever reads them may go by identity."""
-    values: Tensor | tuple[float, ...]
-    """One row, still on its device; or numbers of the host."""
+    values: Tensor | tuple[float, ...]  # one row, still on its device; or numbers of the host
     on_host: Callable[[Sequence[float]], Sequence[float]] | None = None
     """Makes of the row, once it has arrived, one value for each signal; None: it has them already."""
 
@@ -44,8 +43,7 @@ class _Pending:
     arrived: Any  # an event of the accelerator's stream
     order: list[int]
     on_host: list[tuple[int, float]]
-    rows: list[int | list[float]]
-    """For each row its length behind the scalars, or its values where it was on the host."""
+    rows: list[int | list[float]]  # for each row its length behind the scalars, or its values where it was on the host
     reader: Reader
 
 

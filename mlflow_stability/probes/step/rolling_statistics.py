@@ -80,8 +80,7 @@ class RollingStatistics:
         self._layouts: dict[int, tuple[tuple[Signal, ...], _Used]] = {}
         """By identity of a tuple of signals, the signals used; the tuple is kept so that no other gets its identity."""
         self._used: _Used = ()
-        self.waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
-        """Steps that were not read yet."""
+        self.waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []  # steps that were not read yet
         self.due_at = 0  # no statistics are due before this step
 
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:

@@ -1,4 +1,4 @@
-"""What a script does with its gradients: discards them, never clears them, or clips them; steps without backward pass.
+"""What a script does with its gradients: discards them, never clears them, clips them; which steps belong together.
 
 ``zero_grad()`` has a hook; ``p.grad = None`` and ``p.grad.zero_()`` have none. One parameter of each optimizer is
 checked before and after a backward pass; all of them only where its gradient is gone or changed. If its gradient is
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import partial
 from math import isclose, isfinite
@@ -33,8 +33,7 @@ from mlflow_stability.probes.step.readback import Parcel, cpu_value, value_on_ho
 from mlflow_stability.probes.step.step_capture import Clip, StepCapture
 
 MAX_FOLLOWED = 16  # optimizers that are followed, the newest ones; a script may make one for every sample
-MIN_UNREACHED_STEPS = 4
-"""After this many steps without gradients from a backward pass, none reaches an optimizer."""
+MIN_UNREACHED_STEPS = 4  # after this many steps without gradients from a backward pass, none reaches an optimizer
 MIN_KEPT_STEPS = 3
 """Steps in a row with the gradients of the step before that are no accident; then their values are read once, because
 `p.grad.data.zero_()` leaves no other trace."""
@@ -44,12 +43,9 @@ DISCARDED = "discarded gradients"
 
 
 class Moment(Enum):
-    STEP_BEGINS = 0
-    """Right before the first backward pass of a step."""
-    BACKWARD_ENDED = 1
-    """Right after each backward pass."""
-    STEP_ENDED = 2
-    """Right after the step of an optimizer."""
+    STEP_BEGINS = 0  # right before the first backward pass of a step
+    BACKWARD_ENDED = 1  # right after each backward pass
+    STEP_ENDED = 2  # right after the step of an optimizer
 
 
 class HeldGradients:
@@ -223,8 +219,7 @@ class SinceLastStep:
     def __init__(self) -> None:
         self.made: dict[int, weakref.ref[Optimizer]] = {}  # new optimizers by identity
         self.nodes = 0  # number of autograd nodes when the last step or backward pass ended
-        self.in_backward = False
-        """An optimizer may step inside a backward pass, where checkpoints compute again."""
+        self.in_backward = False  # an optimizer may step inside a backward pass, where checkpoints compute again
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         # One for gradients that are there joins the step in which they were computed: Pyro makes an optimizer for each
@@ -287,8 +282,7 @@ class ClippedNorm:
     def __init__(self) -> None:
         self._clipped: tuple[list[int], list[int]] | None = None
         """Identities and versions of the gradients right after clipping; none is kept alive."""
-        self._norm: float | None = None
-        """The norm that the script clipped by; it may combine several processes."""
+        self._norm: float | None = None  # the norm that the script clipped by; it may combine several processes
         self.times = 0  # number of clippings since the script took a norm
         self.is_on = True
         """Whether norms may be computed: not where steps are skipped for them, nor where a measured norm differed."""
@@ -355,17 +349,16 @@ class EngineNorms:
 
 def take_engine_norm(capture: StepCapture) -> None:
     """Add the norm of the engine to a capture whose step is over, unless the script took one itself."""
-    norm = None if capture.clips else _norm_of(capture.engine)
-    if norm is not None:
-        capture.clips.append(Clip(norm, 2.0, frozenset(capture.gradients), None))
+    if not capture.clips:
+        norm = getattr(capture.engine, _ENGINE_NORM)()
+        if isinstance(norm, Tensor):
+            norm = norm.detach().clone() if norm.numel() == 1 and not hasattr(norm, "full_tensor") else None
+        elif not isinstance(norm, int | float) or norm < 0:
+            norm = None
+        if norm is not None:
+            whole = norm if isinstance(norm, Tensor) else float(norm)
+            capture.clips.append(Clip(whole, 2.0, frozenset(capture.gradients), None))
     capture.copied = capture.copied or not capture.clips
-
-
-def _norm_of(engine: Any) -> Tensor | float | None:
-    norm = getattr(engine, _ENGINE_NORM)()
-    if isinstance(norm, Tensor):
-        return norm.detach().clone() if norm.numel() == 1 and not hasattr(norm, "full_tensor") else None
-    return float(norm) if isinstance(norm, int | float) and norm >= 0 else None
 
 
 def _engine_on_stack() -> Any:
@@ -391,3 +384,95 @@ def _may_be_method_of_engine(frame: FrameType) -> bool:
         return False
     kinds = [value for value in list(frame.f_globals.values()) if isinstance(value, type)]
     return any(_ENGINE_NORM in vars(base) for kind in kinds for base in kind.__mro__)
+
+
+EXPECTED_INTERVALS = 2
+"""A track is expected for this many times the steps between its last two captures; later it has ended."""
+MAX_EXPECTED_STEPS = 16  # ... and for at most this many steps.
+REMEMBERED_CAPTURES = 16  # an optimizer that has not stepped for this many captures is not waited for
+
+
+class StepCount:
+    """Counts the steps of trainings side by side as one: the two halves of a GAN make one step an iteration.
+
+    A track has at most one capture in a step, so that its own steps only rise; a training alone begins a step with each
+    capture. The steps are those of the track that steps most often: five captures of a critic for one of its generator
+    are five steps.
+
+    A new track joins the current step, because the halves of a GAN are made before either of them steps. A track whose
+    optimizer was made after a step is another training, such as the next fold, and begins a step of its own.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._current: set[int] = set()  # the tracks that have had a capture in this step
+        self._intervals: dict[int, tuple[int, int]] = {}
+        """For each track, the step of its last capture, and the number of steps between its last two."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every track that has not ended had its capture in this step, as both halves of a GAN."""
+        if len(self._intervals) == len(self._current):
+            return True
+        return not any(
+            self._step - last <= min(EXPECTED_INTERVALS * interval, MAX_EXPECTED_STEPS)
+            for track, (last, interval) in self._intervals.items()
+            if track not in self._current
+        )
+
+    def begins(self, track: int, is_new: bool = False) -> bool:
+        """Count a capture and return whether it begins a step; `is_new`: its optimizer was made after a step."""
+        begins = not self._current or track in self._current or (is_new and track not in self._intervals)
+        if begins:
+            self._step += 1
+            self._current = set()
+        last, _ = self._intervals.get(track, (0, 0))
+        self._current.add(track)
+        self._intervals[track] = self._step, self._step - last
+        return begins
+
+    def begin_step(self) -> None:
+        """Let the next capture begin a step, whatever its track: the training was rolled back."""
+        self._current = set()
+
+    def begin_training(self) -> None:
+        """Forget the tracks of another recording."""
+        self._step, self._current, self._intervals = 0, set(), {}
+
+
+class StepOrder:
+    """Which optimizers step together, by identity, and so when a capture is over."""
+
+    def __init__(self) -> None:
+        self._captures_ended = 0
+        self._last_stepped: dict[int, dict[int, int]] = {}  # for each track, the capture of each optimizer's last step
+
+    def is_complete(self, track: int, ended: set[int]) -> bool:
+        """Return whether every optimizer has ended its step that stepped in recent captures."""
+        last_stepped = self._last_stepped.get(track)
+        if last_stepped is None:
+            return False
+        recent = self._captures_ended - REMEMBERED_CAPTURES
+        # A plain loop: `all` with a generator takes twice as long, at every step.
+        for optimizer, capture in last_stepped.items():
+            if capture > recent and optimizer not in ended:
+                break
+        else:
+            return True
+        return False
+
+    def capture_ended(self, track: int, stepped: Iterable[int]) -> None:
+        """Note which optimizers stepped in the capture that is over."""
+        self._captures_ended += 1
+        last_stepped = self._last_stepped.get(track)
+        if last_stepped is None:
+            last_stepped = self._last_stepped[track] = {}
+        for optimizer in stepped:
+            last_stepped[optimizer] = self._captures_ended
+
+    def stepped_late(self, track: int, optimizer: int) -> None:
+        """Note an optimizer that stepped after its capture seemed to be over."""
+        self._last_stepped[track][optimizer] = self._captures_ended
+
+    def clear(self) -> None:
+        self._last_stepped.clear()

@@ -30,7 +30,6 @@ from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.sharded_norms import whole_scalar
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
-from mlflow_stability.probes.step.reading import ProbeReading, reading_of, rows_of, scalars_of
 from mlflow_stability.probes.step.script_gradients import (
     DISCARDED,
     ClippedNorm,
@@ -39,6 +38,8 @@ from mlflow_stability.probes.step.script_gradients import (
     LateClips,
     Moment,
     SinceLastStep,
+    StepCount,
+    StepOrder,
     take_engine_norm,
 )
 from mlflow_stability.probes.step.step_capture import (
@@ -46,12 +47,14 @@ from mlflow_stability.probes.step.step_capture import (
     Clip,
     ControlFor,
     KnownOptimizer,
+    ProbeReading,
     StepCapture,
     StepControl,
-    StepCount,
-    StepOrder,
     UnscaledLoss,
     current_value,
+    reading_of,
+    rows_of,
+    scalars_of,
     take_losses,
     take_rates,
     take_scale,
@@ -92,8 +95,7 @@ class StepMeter:
         self._order, self._steps = StepOrder(), StepCount()
         self._losses_before = self._evaluating = 0
         self._counted = True  # the newest backward pass; not one from the same loss as the pass before
-        self._evaluated = False
-        """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
+        self._evaluated = False  # whether the closure of this step was evaluated before: LBFGS asks again and again
         self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
         self._skips: dict[int, int] = {}
@@ -116,7 +118,7 @@ class StepMeter:
     def backward(self, tensors: Any) -> None:
         again = self._evaluating and self._evaluated
         if self._control is not None and not again:
-            if self.ranks.waits and self.capture.stepped and not self._evaluating:
+            if self.ranks.is_on and self.ranks.waits and self.capture.stepped and not self._evaluating:
                 self._end_capture()  # all processes send their measurements of it before they vote
             self._control.before_backward(tensors)
         self._since.in_backward = True
@@ -162,7 +164,7 @@ class StepMeter:
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
         capture, again = self.capture, self._evaluating and self._evaluated
-        if not capture.has_stepped and not again and capture.micro_batches:
+        if not capture.stepped and not again and capture.micro_batches:
             capture.micro_batches -= self._counted
             del capture.losses[self._losses_before :]
 
@@ -197,7 +199,7 @@ class StepMeter:
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
-        if self.capture.has_stepped and not self._evaluating:
+        if self.capture.stepped and not self._evaluating:
             self._end_capture()
         self.capture.scaler = scaler
         if isinstance(original, Tensor):
@@ -217,7 +219,7 @@ class StepMeter:
             self._control.closure_begins(optimizer)
         self._evaluating = 1
         self._evaluated = not first
-        if first and self.capture.has_stepped:
+        if first and self.capture.stepped:
             self._end_capture()
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
@@ -338,8 +340,7 @@ class StepMeter:
         if control is not None:
             capture = self.capture
             is_over = not capture.stepped or self._order.is_complete(capture.track, capture.ended)
-            with self._scan:  # new objects may be searched before a state is copied
-                control.step_over(is_over, self._steps.is_whole)
+            control.step_over(is_over, self._steps.is_whole, self._scan)
 
     def _engine_found(self, capture: StepCapture, optimizer: Optimizer, known_optimizer: KnownOptimizer) -> None:
         engine = self._engines.engine_of(optimizer)
@@ -371,7 +372,7 @@ class StepMeter:
 
     def drain(self) -> None:
         """End a complete capture, and wait for values from the device."""
-        if self.capture.has_stepped:
+        if self.capture.stepped:
             self._end_capture()
         self.settle()
 

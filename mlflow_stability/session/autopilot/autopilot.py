@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 from mlflow_stability.probes.ranks.rank_exchange import Silence
-from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.step.step_capture import ProbeReading, StepCapture
 from mlflow_stability.recovery.easing import rates_of
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision
@@ -212,7 +212,7 @@ class Autopilot:
             self._capture.found_inf.append(torch.ones((), dtype=torch.float32))
         return skipped
 
-    def step_over(self, capture_over: bool, is_whole: bool) -> None:
+    def step_over(self, capture_over: bool, is_whole: bool, scan: AbstractContextManager[None]) -> None:
         """Runs after `step_ending`, when nothing is hidden any more; `is_whole`: no other training steps in it."""
         self._is_whole = is_whole
         if capture_over or self._captures == 1:
@@ -221,7 +221,8 @@ class Autopilot:
             if is_quiet and self._delayed is None and not (decider.cuts_scale or decider.calms_scaler):
                 self._ranks.pending = None  # nothing is due
             else:
-                self._carry_out(late=False)
+                with scan:  # new objects may be searched before a state is copied
+                    self._carry_out(late=False)
         if capture_over and self._largest_scale is not None and self._scaler is not None:
             self._run(AutopilotPart.LOSS_SCALE, cap_loss_scale, self._scaler, self._largest_scale)
 
@@ -244,7 +245,7 @@ class Autopilot:
             return
         try:
             decision = self._decider.take(record, reading, findings, self._parts)
-            if self._states.may_have_findings:
+            if self._states.findings or self._states.writer is not None:
                 self._emit_checkpoint_events()
             if not self._rollback.is_running:
                 self._ranks.give(decision)

@@ -66,21 +66,17 @@ class AutopilotContext:
     settings: Settings
     stop_on: tuple[StopCondition, ...]
     guard: PartGuard
-    settle: Callable[[], None]
-    """Waits for the readings that are on their way."""
+    settle: Callable[[], None]  # waits for the readings that are on their way
     open_directory: OpenDirectory
     batches: BatchReport | None
-    ranks: Ranks
-    """The processes that act together."""
-    warn: Callable[[str], None]
-    """Writes a line about what may follow."""
+    ranks: Ranks  # the processes that act together
+    warn: Callable[[str], None]  # writes a line about what may follow
     checkpoint_ranks: CheckpointRanks | None = None
     """The processes that write checkpoints together; None where there is but one."""
 
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
-HARMFUL = of_instability(Instability.HARMFUL)
-"""Findings after which a state that awaits healthy steps is dropped."""
+HARMFUL = of_instability(Instability.HARMFUL)  # findings after which a state that awaits healthy steps is dropped
 SPIKES = (LossSpike.kind, GradientExplosion.kind)
 
 

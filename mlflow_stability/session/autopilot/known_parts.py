@@ -30,12 +30,9 @@ _Item = TypeVar("_Item")
 
 class PartsChange(Enum):
     NONE = "none"
-    OPTIMIZER = "optimizer"
-    """Another optimizer of the same models is about to make its first step."""
-    GROWN = "grown"
-    """The same optimizers train other models than before."""
-    ANOTHER = "another"
-    """Another training, or the first one."""
+    OPTIMIZER = "optimizer"  # another optimizer of the same models is about to make its first step
+    GROWN = "grown"  # the same optimizers train other models than before
+    ANOTHER = "another"  # another training, or the first one
 
 
 class ChangingPartsError(RuntimeError):
@@ -47,15 +44,13 @@ class KnownParts:
         self._clock = clock
         self._groups: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         """Number of parameter groups of each known optimizer."""
-        self.settled: dict[int, int] = {}
-        """The same by id while all parts are alive: those optimizers need no `meet`."""
+        self.settled: dict[int, int] = {}  # the same by id while all parts are alive: those optimizers need no `meet`
         self._order: list[weakref.ref[Optimizer]] = []
         self._parts: WeakTrainingParts | None = None
         self._searches = self._later_searches = 0
         self._types: tuple[weakref.ref[type], ...] = ()
         """Types of the models' modules; weak, as references to them are counted."""
-        self._references: tuple[int, ...] = ()
-        """Their reference counts at the last search: every instance holds one."""
+        self._references: tuple[int, ...] = ()  # their reference counts at the last search: every instance holds one
         self._searched_at = self._seconds = 0.0
 
     def meet(self, optimizer: Optimizer, scaler: Any) -> PartsChange:

@@ -68,18 +68,12 @@ class Ranks:
     """Ranks of a training in one process: every decision is its own."""
 
     is_alone = True
-    here = 1
-    """Number of ranks that share this machine's memory."""
-    somebody_off = False
-    """The guard of a rank has failed."""
-    norm: float | None = None
-    """Gradient norm of a sharded model from the last vote, if any."""
-    loss: float | None = None
-    """Loss of the last pipeline stages from the last vote, if any."""
-    pending: Decision | None = None
-    """What to do when this step is over."""
-    any_broken: Callable[[Tensor], Tensor] | None = None
-    """Combines the flags of all ranks; None with one rank."""
+    here = 1  # number of ranks that share this machine's memory
+    somebody_off = False  # the guard of a rank has failed
+    norm: float | None = None  # gradient norm of a sharded model from the last vote, if any
+    loss: float | None = None  # loss of the last pipeline stages from the last vote, if any
+    pending: Decision | None = None  # what to do when this step is over
+    any_broken: Callable[[Tensor], Tensor] | None = None  # combines the flags of all ranks; None with one rank
 
     @property
     def silence(self) -> Silence | None:

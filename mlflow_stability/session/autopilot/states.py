@@ -48,8 +48,7 @@ MOST_RATES = 64  # states whose learning rates are remembered: more than are kep
 WRITE_SECONDS = 60.0  # how long a rollback waits for its state to be written
 NEVER = 1 << 62
 Rates = Mapping[int, tuple[float, ...]]  # learning rates of the groups of each optimizer, by its id
-OpenDirectory = Callable[[], tuple[Path, str]]
-"""Returns the directory for checkpoints, and the run that it belongs to."""
+OpenDirectory = Callable[[], tuple[Path, str]]  # returns the directory for checkpoints, and the run that it belongs to
 
 
 class MissingStateError(LookupError):
@@ -84,8 +83,7 @@ class IncompleteState:
 
     copy: StateCopy
     loss: float
-    value: float | None
-    """The metric that makes it the best state."""
+    value: float | None  # the metric that makes it the best state
     ring: bool
     disk: bool
 
@@ -114,22 +112,18 @@ class States:
         self.ring = SnapshotRing(policy, ranks_here=ranks_here)
         self._ranks_here = ranks_here  # ranks that share this machine's memory, and ask for it at once
         self.directory: Path | None = None  # where checkpoints are; None before the first is due
-        self.untracked: StateCopy | None = None
-        """The state before the last rollback, until a step is healthy again."""
+        self.untracked: StateCopy | None = None  # the state before the last rollback, until a step is healthy again
         self._plan: RestorePlan | None = None  # the restore in progress
         self._rates: dict[int, Rates] = {}
-        self.incomplete: IncompleteState | None = None
-        """The copy that waits for what the script does after its step."""
+        self.incomplete: IncompleteState | None = None  # the copy that waits for what the script does after its step
         self.quiet_until = 0  # before this step, a healthy step changes nothing here, and no state is due
         self._nbytes: int | None = None
-        self._split: StateSplit | None = None
-        """What splits the state over ranks, so that it has no checkpoints."""
-        self._wanted: float | None = None
-        """Metric of a requested checkpoint that is not written yet; NaN: without one."""
-        self._findings: list[Finding] = []
+        self._split: StateSplit | None = None  # what splits the state over ranks, so that it has no checkpoints
+        self._wanted: float | None = None  # metric of a requested checkpoint that is not written yet; NaN: without one
+        self.findings: list[Finding] = []
         self._unfit: set[int] = set()  # steps of states, also on disk, that do not fit the training
         self._due_from = first_step - 1 + policy.rollback_checkpoint_interval
-        self._writer: CheckpointWriter | None = None
+        self.writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
         self._off = guard.off
         self._cadence_is_due = guard(AutopilotPart.CHECKPOINTS, CheckpointCadence.is_due)
@@ -192,7 +186,7 @@ class States:
             disk = bool(self._cadence_is_due(self._cadence, step, wanted))
         if disk and self._split is not None:
             self._due_from = NEVER
-            self._findings.append(no_checkpoints_event(self._split, step))
+            self.findings.append(no_checkpoints_event(self._split, step))
         elif disk and self.writes_together:  # before the other ranks begin: an error here must not reach them
             self._begin_checkpoints()
             disk = AutopilotPart.CHECKPOINTS not in self._off
@@ -243,11 +237,11 @@ class States:
         written after the one in progress, if there is memory for both. A sharded state is written after the next step.
         """
         if self._split is not None:
-            self._findings.append(no_checkpoints_event(self._split, step))
+            self.findings.append(no_checkpoints_event(self._split, step))
             return False
         if value is not None and self._is_written_as_best(parts, step, value):
             return True
-        if self._writer is not None and self._writer.is_busy and not self._may_wait(parts, value):
+        if self.writer is not None and self.writer.is_busy and not self._may_wait(parts, value):
             return False
         if self.writes_together and not self._alone:
             self._wanted = math.nan if value is None else value
@@ -263,9 +257,9 @@ class States:
         if waiting is not None and waiting.copy.step == step and waiting.disk:
             self.incomplete = dataclasses.replace(waiting, value=value)
             return self.complete(parts)
-        if self._cadence is None or self._writer is None or not self._cadence.has(step):
+        if self._cadence is None or self.writer is None or not self._cadence.has(step):
             return False
-        self._writer.set_value(step, value)
+        self.writer.set_value(step, value)
         return True
 
     def _may_wait(self, parts: TrainingParts, value: float | None) -> bool:
@@ -383,7 +377,7 @@ class States:
         """Return the state of a step, from memory or disk."""
         if self.untracked is not None and self.untracked.step == step:
             return self.untracked
-        if self._writer is not None and self._writer.holds(step) and not self._writer.drain(WRITE_SECONDS):
+        if self.writer is not None and self.writer.holds(step) and not self.writer.drain(WRITE_SECONDS):
             raise TimeoutError(f"the state of step {step} is still being written after {WRITE_SECONDS:g} s")
         for snapshot in self.ring.good:
             if snapshot.step == step:
@@ -407,14 +401,10 @@ class States:
         if self._cadence is not None:
             self._cadence.trouble()
 
-    @property
-    def may_have_findings(self) -> bool:
-        return bool(self._findings) or self._writer is not None
-
     def events(self) -> list[Finding]:
         """Return findings about checkpoints since the last call."""
-        findings, self._findings = self._findings, []
-        return findings if self._writer is None else findings + self._writer.events()
+        findings, self.findings = self.findings, []
+        return findings if self.writer is None else findings + self.writer.events()
 
     def save_last_good(self, seconds: float, loss_of: Callable[[int], float]) -> Path | None:
         """Write the newest good state to disk; return the directory.
@@ -424,16 +414,16 @@ class States:
         good = [snapshot for snapshot in self.ring.good if snapshot.step != self.ring.initial_step]
         if good and self._split is None:
             self._begin()
-            if self._writer is not None and self._writer.drain(seconds):
+            if self.writer is not None and self.writer.drain(seconds):
                 step, loss = good[-1].step, good[-1].loss
-                self._writer.submit(good[-1].copy, loss if math.isfinite(loss) else loss_of(step))
-                self._writer.promote(good[-1].step)
-                self._writer.drain(seconds)
+                self.writer.submit(good[-1].copy, loss if math.isfinite(loss) else loss_of(step))
+                self.writer.promote(good[-1].step)
+                self.writer.drain(seconds)
         return self.directory
 
     def close(self, seconds: float) -> None:
-        if self._writer is not None:
-            self._writer.close(seconds)
+        if self.writer is not None:
+            self.writer.close(seconds)
 
     def _with_extra(self, copy: StateCopy) -> StateCopy:
         if not self._extra:
@@ -443,8 +433,8 @@ class States:
 
     def _begin(self) -> None:
         if self._cadence is None:
-            self._writer = CheckpointWriter(self._new_store(), self.ring.is_finite)
-            self._cadence = CheckpointCadence(self._policy, self._writer)
+            self.writer = CheckpointWriter(self._new_store(), self.ring.is_finite)
+            self._cadence = CheckpointCadence(self._policy, self.writer)
 
     def _new_store(self) -> CheckpointStore | RankStore:
         together, policy = self.writes_together, self._policy

@@ -21,8 +21,7 @@ from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, Sma
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.step.step_capture import ProbeReading, StepCapture
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping.broken_step import GradientLimit
@@ -60,8 +59,7 @@ class AutopilotPart(str, Enum):
     __str__ = str.__str__
 
 
-WARM_UP_FROM = 0.01
-"""Learning rate factor at which the warm-up after a reset starts, as published (arXiv 2501.06842)."""
+WARM_UP_FROM = 0.01  # learning rate factor at which the warm-up after a reset starts, as published (arXiv 2501.06842)
 
 
 class BufferWatch(ForwardObserver):
@@ -274,39 +272,26 @@ class StepRecord:
 
     step: int
     place: str = ""
-    skipped_by: SkippedBy | None = None
-    """None: taken, as far as the host knew when it was over."""
-    asked_for: bool = False
-    """Not broken: the script asked to skip it, or its gradients were those of replaced weights."""
-    buffers_lost: bool = False
-    """Skipped, but buffers could not be restored."""
+    skipped_by: SkippedBy | None = None  # none: taken, as far as the host knew when it was over
+    asked_for: bool = False  # not broken: the script asked to skip it, or its gradients were those of replaced weights
+    buffers_lost: bool = False  # skipped, but buffers could not be restored
     has_scaler: bool = False
-    is_ended: bool = False
-    """The capture is over, and its reading was requested."""
-    flag: Tensor | None = None
-    """The guard's flag that the capture has already."""
-    stop: Stop | None = None
-    """Ends the training before this step."""
-    stopped_together: bool = False
-    """All ranks have agreed to end before this step."""
-    batch_number: int = -1
-    """Identifies its batch."""
-    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """Learning rates that each optimizer really used."""
-    eased: bool = False
-    """Whether `rates` may differ from the script's own."""
+    is_ended: bool = False  # the capture is over, and its reading was requested
+    flag: Tensor | None = None  # the guard's flag that the capture has already
+    stop: Stop | None = None  # ends the training before this step
+    stopped_together: bool = False  # all ranks have agreed to end before this step
+    batch_number: int = -1  # identifies its batch
+    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)  # learning rates that each optimizer really used
+    eased: bool = False  # whether `rates` may differ from the script's own
 
     findings: tuple[Finding, ...] = ()
     loss: float = math.nan
-    norm: float = math.nan
-    """Gradient norm before clipping."""
-    given: float = math.nan
-    """Gradient norm as the optimizers got it."""
+    norm: float = math.nan  # gradient norm before clipping
+    given: float = math.nan  # gradient norm as the optimizers got it
     loss_scale: float | None = None
     was_skipped_by: SkippedBy | None = None
     """`skipped_by`, or what only the device knew; unlike `skipped_by` not known on all ranks at once."""
-    broken_taken: bool = False
-    """Taken with non-finite loss or gradients."""
+    broken_taken: bool = False  # taken with non-finite loss or gradients
     skips_in_a_row: int = 0
 
     @property

@@ -34,8 +34,8 @@ from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatch
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.parameters.layer_statistics import Table
-from mlflow_stability.probes.step.reading import COPIED, ProbeReading
 from mlflow_stability.probes.step.rolling_statistics import WINDOW, RollingStatistics
+from mlflow_stability.probes.step.step_capture import COPIED, ProbeReading
 from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.recording.representation_totals import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
@@ -76,8 +76,7 @@ class LossCount:
     """Reports a training without losses, and discarded losses."""
 
     def __init__(self) -> None:
-        self.seen = self._told = False
-        """Whether any step had a loss, and whether it was reported that none had."""
+        self.seen = self._told = False  # whether any step had a loss, and whether it was reported that none had
         self._steps = 0
         self._discarded = 0
         self._last_report: int | None = None
@@ -109,10 +108,8 @@ class LossCount:
         return [Finding.at(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
 
 
-MAX_WAITING_STEPS = 64
-"""Steps that wait at most; in groups of 32 each costs 5 % more, in larger ones nothing less."""
-SECONDS = 0.25
-"""None waits once so long has passed since the last step that was judged: slow steps are judged at once."""
+MAX_WAITING_STEPS = 64  # steps that wait at most; in groups of 32 each costs 5 % more, in larger ones nothing less
+SECONDS = 0.25  # none waits once so long has passed since the last step that was judged: slow steps are judged at once
 IDLE_SECONDS = 0.5  # interval of the thread's checks; what waits at two of them is judged
 GROUP = 8  # normal steps judged together where the autopilot acts on findings
 
@@ -289,8 +286,7 @@ class Recording:
         self.closed = False
         self.failure = ""  # why steps are not being written; empty while they are
         self.say = say  # prints a line for the user, unless silent
-        self.listener: Callable[[ScriptMetric], None] | None = None
-        """Called with metrics that the script has logged."""
+        self.listener: Callable[[ScriptMetric], None] | None = None  # called with metrics that the script has logged
         self.before_forward: ForwardObserver | None = None  # also observes the forward passes
         self.batches: BatchReport | None = None  # report of its batches, if any
         self.spikes: SpikeBatches | None = None  # holds batches of spikes where the autopilot does not

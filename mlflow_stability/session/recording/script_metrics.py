@@ -28,14 +28,12 @@ Logged = tuple[Mapping[str, Any], int | None]  # metrics by name, and the traine
 class TrainerMethod:
     """A method of a trainer whose calls give metrics."""
 
-    module: str
-    """Looked up among the loaded modules."""
+    module: str  # looked up among the loaded modules
     owner: str
     name: str
     read: Callable[[Any, Mapping[str, Any], Any], Logged | None]
     """Takes the trainer's object, the arguments by name, and the result."""
-    arguments: tuple[str, ...] = ()
-    """Names of the positional arguments."""
+    arguments: tuple[str, ...] = ()  # names of the positional arguments
 
 
 def _lightning(loop: Any, _given: Mapping[str, Any], result: Any) -> Logged | None:
@@ -109,8 +107,7 @@ class TrainerMetrics:
     """Observes trainers; `on_metric` is called in the thread that logs, and must be fast."""
 
     def __init__(self, on_metric: Callable[[LoggedMetric], None]) -> None:
-        self.failure: Exception | None = None
-        """The error that ended observation; raised where it does no harm."""
+        self.failure: Exception | None = None  # the error that ended observation; raised where it does no harm
         self._on_metric = on_metric
         self._handles = HookHandles()
         self._heard: set[TrainerMethod] = set()
@@ -181,8 +178,7 @@ class ScriptMetrics:
     """Validation losses of the run that is being recorded."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[LoggedMetric, float, float]] = deque(maxlen=MOST_WAITING)
-        """Metrics to be taken."""
+        self.waiting: deque[tuple[LoggedMetric, float, float]] = deque(maxlen=MOST_WAITING)  # metrics to be taken
         self.is_on = False
         self.wanted = ""  # the metric of `best_by`; ``val_loss`` is the validation loss too
         self._client = UserMetrics(self._heard)

@@ -17,11 +17,9 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import BACKWARDS_WITHOUT_STEP, Counts
 from mlflow_stability.tracking.in_process import RunEndWatch
 
-FEWEST_BACKWARDS = 2
-"""A single backward pass may be a picture of gradients, or a training that has just begun."""
+FEWEST_BACKWARDS = 2  # a single backward pass may be a picture of gradients, or a training that has just begun
 WARM_UP = 16  # most steps before a whole step is captured in a CUDA graph; torch's manual says 3
-FEWEST_NODES = 1000
-"""Graph nodes that are a sign of training where gradients were computed without a backward pass."""
+FEWEST_NODES = 1000  # graph nodes that are a sign of training where gradients were computed without a backward pass
 GRAPHS = (
     "not recorded where they train: what a CUDA graph computes runs no hooks. Capture the forward and backward pass "
     "alone and call optimizer.step() after the replay, or use `with mlflow_stability.attach(model, optimizer) as "

@@ -71,8 +71,7 @@ _T = TypeVar("_T")
 _Row: TypeAlias = tuple[int, int, float, int, float]  # recording, step, time, number of the signal, value
 _logger = logging.getLogger(__name__)
 _COUNT = "nonfinite_values"
-_COUNTED = ("loss", "grad_norm")
-"""Quantities whose non-finite values are counted: they are no points of a chart."""
+_COUNTED = ("loss", "grad_norm")  # quantities whose non-finite values are counted: they are no points of a chart
 
 
 class RunReader:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 
-STEPS_AROUND = 100
-"""Number of steps before and after an event, and at both ends of the record, that are kept whole."""
+STEPS_AROUND = 100  # number of steps before and after an event, and at both ends of the record, that are kept whole
 EVENTS_OF_A_KIND = 5  # number of events of each kind whose surroundings are kept
 MIN_VALUES = 2000  # a signal with fewer values than this in a part is kept whole
 _MAX_EVERY = 2**20

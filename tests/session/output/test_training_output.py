@@ -103,6 +103,7 @@ def test_a_finding_that_causes_a_rollback_is_logged_by_the_rollback_alone(caplog
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
     output.found(ROLLBACK, may_act=True)
+    output.readings += 1
     output.step_done()
     assert caplog.messages == [ROLLBACK.message]
 
@@ -110,8 +111,10 @@ def test_a_finding_that_causes_a_rollback_is_logged_by_the_rollback_alone(caplog
 def test_a_finding_without_an_action_is_logged_after_its_step(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
+    output.readings += 1
     output.step_done()
     assert caplog.messages == [], "processes that train together may still skip it"
+    output.readings += 1
     output.step_done()
     assert caplog.messages == ["loss_spike: loss 9 at step 7. Lower the learning rate."]
 
@@ -120,9 +123,11 @@ def test_a_rollback_some_steps_later_is_the_only_line(caplog: pytest.LogCaptureF
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
     for _ in range(12):
+        output.readings += 1
         output.step_done()
     output.found(changed(SPIKE, kind="divergence", step=9), may_act=True)
     output.found(ROLLBACK, may_act=True)
+    output.readings += 1
     output.step_done()
     output.all_done()
     assert caplog.messages == [ROLLBACK.message]
@@ -225,6 +230,7 @@ def test_a_skip_is_logged_in_place_of_its_finding_when_the_finding_is_due(
     output.found(at_step(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
     clock.advance(0.1 * HELD_SECONDS)
     for _ in range(readings):
+        output.readings += 1
         output.step_done()
     output.found(at_step(7, "step_skipped", Severity.WARNING, "Skipped step 7."), may_act=True)
     clock.advance(0.95 * HELD_SECONDS)  # the finding is due, and the skip is not
