@@ -17,7 +17,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -385,10 +385,16 @@ def target_copies(modules: Sequence[Module], optimizers: Iterable[Optimizer]) ->
     resting = [module for root in roots for module in _resting(root, trained)]
     if not resting:
         return []
-    twins = [_names(module) for root in roots for module in _training(root, trained)]
+    training = [
+        module
+        for root in roots
+        for module in Module.modules(root)
+        if any(_is_trained(parameter, trained) for parameter in Module.parameters(module))
+    ]
+    twins = [dict(Module.named_parameters(module)) for module in training]
     copies = []
     for copy in resting[: 4 * MAX_COPIES]:
-        names = _names(copy)
+        names = dict(Module.named_parameters(copy))
         twin = next((module for module in twins if _has(module, names)), None)
         if twin is not None:
             pairs = sorted(((own, twin[name]) for name, own in names.items()), key=_comparison_order)
@@ -403,11 +409,7 @@ def _comparison_order(pair: tuple[Tensor, Tensor]) -> tuple[bool, int]:
     return pair[0].dim() < 2, pair[0].numel()
 
 
-def _names(module: Module) -> dict[str, Tensor]:
-    return dict(Module.named_parameters(module))
-
-
-def _has(twin: dict[str, Tensor], names: dict[str, Tensor]) -> bool:
+def _has(twin: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> bool:
     if len(twin) < len(names):
         return False
     return all((other := twin.get(name)) is not None and other.shape == own.shape for name, own in names.items())
@@ -429,9 +431,3 @@ def _resting(module: Module, trained: set[int]) -> Iterator[Module]:
     for child in module._modules.values():
         if child is not None:
             yield from _resting(child, trained)
-
-
-def _training(module: Module, trained: set[int]) -> Iterator[Module]:
-    for inner in Module.modules(module):
-        if any(_is_trained(parameter, trained) for parameter in Module.parameters(inner)):
-            yield inner

@@ -56,12 +56,7 @@ class BrokenSteps(Protocol):
 
 class ProbeScheduler:
     def __init__(
-        self,
-        guard: Guard,
-        probes: Probes,
-        pace: TrainingPace,
-        first_step: int,
-        objects: ObjectMemory | None = None,
+        self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int, objects: ObjectMemory | None = None
     ) -> None:
         self._guard = guard
         self.step = first_step - 1  # the newest step; the captures of a GAN's halves are of one step

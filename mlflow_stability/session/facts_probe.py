@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,9 @@ class FactsProbe(ForwardObserver, Probe):
         if not kept_for:
             first = self._kept.pop(optimizer, None)
             if first is not None:
-                self._report_cleared(first, view.step - 1)
+                cleared = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=first)
+                remedies = ConfigurationChanged.remedies
+                self._recording.emit(Finding.at(cleared, view.step - 1, Severity.INFO, remedies=remedies))
         elif optimizer not in self._kept:
             first = self._kept[optimizer] = max(1, view.step - kept_for)
             facts = UnclearedFacts(kept_for, self._name_of(view.optimizer))
@@ -164,10 +166,6 @@ class FactsProbe(ForwardObserver, Probe):
         living = _living(self._optimizers)
         number = next((at for at, other in enumerate(living) if other is optimizer), None)
         return "" if number is None or len(living) < 2 else f"optimizer_{number} ({type(optimizer).__name__})"
-
-    def _report_cleared(self, first: int, cleared: int) -> None:
-        facts = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=first)
-        self._recording.emit(Finding.at(facts, cleared, Severity.INFO, remedies=ConfigurationChanged.remedies))
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(reference() is optimizer for reference in self._optimizers) or self._searches >= MOST_SEARCHES:
@@ -234,8 +232,13 @@ class SettingChanges:
         return step % LOOK_EVERY == 0
 
     def look(self, step: int, view: TrainingView) -> list[Finding]:
-        events = [] if self._linted else _once(view, step)
-        self._linted = True
+        events: list[Finding] = []
+        if not self._linted:
+            self._linted = True
+            over_few = few_rows(view.models, view.rows, step)
+            events += model_lint(view.models, view.optimizers, step, trained=view.trained)
+            events += [over_few] if over_few is not None else []
+            events += unseen_parts(view.models, view.optimizers, step)
         events += self._mode(step, view)
         values = _values(view)
         if values is not None and values == self._values:
@@ -279,16 +282,6 @@ class SettingChanges:
         return Finding.at(facts, setting.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
 
 
-def _once(view: TrainingView, step: int) -> list[Finding]:
-    """Check the set-up once."""
-    over_few = few_rows(view.models, view.rows, step)
-    return [
-        *model_lint(view.models, view.optimizers, step, trained=view.trained),
-        *([over_few] if over_few is not None else []),
-        *unseen_parts(view.models, view.optimizers, step),
-    ]
-
-
 def _values(view: TrainingView) -> list[object] | None:
     """Return what `_settings` is made from, for comparison; None where a value is mutable."""
     values: list[object] = [view.batch, view.micro_batches, dict(view.limits), *map(id, view.schedulers)]
@@ -320,19 +313,14 @@ def _settings(view: TrainingView) -> dict[SettingName, str]:
     passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
         title = type(optimizer).__name__ + (f" (optimizer_{number})" if number else "")
-        settings |= _of_optimizer(optimizer, passed_over, title)
+        settings[SettingName(Setting.PARAMETER_GROUPS, owner=title)] = str(len(optimizer.param_groups))
+        for place, group in enumerate(optimizer.param_groups[:MOST_GROUPS]):
+            where = f"group {place} of {title}" if len(optimizer.param_groups) > 1 else title
+            for name, value in group_settings(group).items():
+                if name not in passed_over:
+                    settings[SettingName(Setting.GROUP_OPTION, name, where)] = value
     trained = [parameter.requires_grad for optimizer in view.optimizers for parameter in parameters_of(optimizer)]
     settings[SettingName(Setting.TRAINED_PARAMETERS)] = f"{sum(trained)} of {len(trained)}"
-    return settings
-
-
-def _of_optimizer(optimizer: Optimizer, passed_over: Set[str], title: str) -> dict[SettingName, str]:
-    settings = {SettingName(Setting.PARAMETER_GROUPS, owner=title): str(len(optimizer.param_groups))}
-    for number, group in enumerate(optimizer.param_groups[:MOST_GROUPS]):
-        where = f"group {number} of {title}" if len(optimizer.param_groups) > 1 else title
-        for name, value in group_settings(group).items():
-            if name not in passed_over:
-                settings[SettingName(Setting.GROUP_OPTION, name, where)] = value
     return settings
 
 
@@ -362,10 +350,7 @@ def _split(trained: Sequence[Tensor], step: int) -> Finding | None:
     if not split:
         return None
     facts = NotMeasuredFacts(
-        Unmeasured.SPLIT_PARAMETERS,
-        parameters=len(split),
-        of_parameters=len(trained),
-        one_process=world_size() == 1,
+        Unmeasured.SPLIT_PARAMETERS, parameters=len(split), of_parameters=len(trained), one_process=world_size() == 1
     )
     remedies = (Remedy(Action.NO_ACTION_FOR_SHARDS),)
     return Finding.at(facts, step, Severity.INFO, remedies=remedies)

@@ -219,10 +219,7 @@ def _clipping(name: str) -> str:
 
 
 LONGEST = 100  # limit for parameters: a whole configuration is no choice of a sweep
-_RUNNING = {
-    "optuna.study._optimize": "trial",
-    "ray.tune.trainable.function_trainable": "self",
-}
+_RUNNING = {"optuna.study._optimize": "trial", "ray.tune.trainable.function_trainable": "self"}
 """Modules whose running functions hold a trial, and the name of the variable."""
 _HYDRA = "hydra.core.hydra_config"
 

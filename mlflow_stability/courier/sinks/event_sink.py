@@ -225,7 +225,10 @@ class EventSink(RunSink):
         offset = self._offset
         if isinstance(record, StepReading):
             heard_at = time.monotonic() - self._late(record)
-            pause = self._stalls.heard(record.step, record.time, _duration(record), heard_at)
+            pairs = zip(record.signals, record.values, strict=True)
+            # By the training's monotonic clock, if measured.
+            duration = next((value for signal, value in pairs if signal.quantity == "step_time"), None)
+            pause = self._stalls.heard(record.step, record.time, duration, heard_at)
             if pause is not None:
                 self._write(pause.shifted(offset))
         elif not isinstance(record, Returned):
@@ -301,9 +304,3 @@ def _with_steps_of_run(record: EventLine, offset: int) -> EventLine:
     if isinstance(record, Gap) and offset and record.first_step:
         return replace(record, first_step=record.first_step + offset, last_step=record.last_step + offset)
     return record
-
-
-def _duration(reading: StepReading) -> float | None:
-    """Return the step's duration by the training's monotonic clock, if measured."""
-    pairs = zip(reading.signals, reading.values, strict=True)
-    return next((value for signal, value in pairs if signal.quantity == "step_time"), None)

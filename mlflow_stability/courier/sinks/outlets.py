@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_stability.alerts.alert import ChannelSettings
 from mlflow_stability.alerts.channels import Channel, open_channel
 from mlflow_stability.alerts.exporters import OtelExporter
 from mlflow_stability.alerts.message import AlertMessage, RunLink
@@ -297,7 +296,12 @@ class AlertOutlet(Outlet):
         self._routers: dict[str, AlertRouter] = {}
         self._senders: dict[str, ChannelSender] = {}
         for channel in plan.settings.channels:
-            self._add(channel, page.get("channels", {}).get(channel.key, {}))
+            saved = page.get("channels", {}).get(channel.key, {})
+            opened = partial(open_channel, channel.address, plan.settings.console, plan.say)
+            router = self._routers[channel.key] = AlertRouter(channel.rules, channel.severity, channel.cooldown)
+            router.resume(saved.get("router", {}))
+            sender = self._senders[channel.key] = ChannelSender(channel.key, opened, plan.say, self._keep)
+            sender.resume(saved)
         self._last_step, self._last_time = page.get("last_step", 0), page.get("last_time", 0.0)
         self._ended, self._stalled_at = page.get("ended", False), page.get("stalled_at", 0.0)
         self._kept_at = 0.0
@@ -334,14 +338,6 @@ class AlertOutlet(Outlet):
             self._keep()
         self.settle(self.more or waits_for_link or any(sender.pending for sender in self._senders.values()))
         return moved
-
-    def _add(self, channel: ChannelSettings, saved: dict[str, Any]) -> None:
-        opened = partial(open_channel, channel.address, self._plan.settings.console, self._plan.say)
-        router = AlertRouter(channel.rules, channel.severity, channel.cooldown)
-        router.resume(saved.get("router", {}))
-        sender = ChannelSender(channel.key, opened, self._plan.say, self._keep)
-        sender.resume(saved)
-        self._routers[channel.key], self._senders[channel.key] = router, sender
 
     def _take(self, record: Record) -> None:
         offset, now = self._delivered.offset, time.time()

@@ -86,7 +86,9 @@ class LeftOut:
         findings = [_finding_of([held for held in hidden if id(held[3]) in same], step) for hidden in unregistered]
         missing = [(name, tensor) for name, tensor in forgotten if id(tensor) in same]
         if missing:
-            share = _values(tensor for _, tensor in missing) / max(1, _values(_requiring_gradient(models)))
+            all_parameters = (tensor for model in models for tensor in Module.parameters(model))
+            trained = _values(tensor for tensor in all_parameters if tensor.requires_grad)
+            share = _values(tensor for _, tensor in missing) / max(1, trained)
             facts = NotOptimizedFacts(len(missing), share, _modules_of(missing, models))
             findings.append(Finding.at(facts, step, Severity.WARNING, remedies=NotOptimized.remedies))
         return [finding for finding in findings if finding is not None]
@@ -214,10 +216,6 @@ def _finding_of(hidden: Sequence[_Hidden], step: int) -> Finding | None:
     values = _values(held[3] for held in most)
     facts = UnregisteredFacts(most[0][0], name, most[0][2], most[-1][2], len(most), values)
     return Finding.at(facts, step, Severity.WARNING, place=name, remedies=UnregisteredModule.remedies)
-
-
-def _requiring_gradient(models: Sequence[Module]) -> Iterator[Tensor]:
-    return (tensor for model in models for tensor in Module.parameters(model) if tensor.requires_grad)
 
 
 def _values(tensors: Iterable[Tensor]) -> int:

@@ -204,7 +204,9 @@ class Recreated:
 
     def look(self, optimizer: Optimizer, step: int) -> Finding | None:
         """Return a finding if each look at its parameters met an optimizer that had not been there before."""
-        if not _averages(optimizer) or len(self._seen) > MAX_RECREATED:
+        is_sgd = type(optimizer) is SGD
+        averages = is_sgd and any(group.get("momentum") for group in optimizer.param_groups)
+        if not (averages or type(optimizer) in WITH_AVERAGES) or len(self._seen) > MAX_RECREATED:
             return None
         key = tuple(id(held) for held in parameters_of(optimizer))
         seen = self._seen.setdefault(key, [])
@@ -216,12 +218,6 @@ class Recreated:
             return None
         facts = RecreatedFacts(type(optimizer).__name__, len(seen))
         return Finding.at(facts, step, Severity.WARNING, remedies=OptimizerRecreated.remedies)
-
-
-def _averages(optimizer: Optimizer) -> bool:
-    if type(optimizer) is SGD:
-        return any(group.get("momentum") for group in optimizer.param_groups)
-    return type(optimizer) in WITH_AVERAGES
 
 
 class ZeroGroups:
@@ -294,7 +290,8 @@ class Precision:
             if view.unscale is None and gradients and all(gradient.dtype is torch.float16 for gradient in gradients):
                 largest = [gradient.abs().amax().float() for gradient in gradients]
                 self._blocks.append(Block(FP16_MAX, torch.stack(largest).amax().reshape(1)))
-            if halves and is_settled and _rounds(view.optimizer):
+            states = [kept for kept in state_of(view.optimizer).values() if isinstance(kept, dict)]
+            if halves and is_settled and all(set(kept) <= OF_STEPS for kept in states):  # its steps are rounded
                 chosen = sorted(halves, key=Tensor.numel, reverse=True)[:MAX_SAMPLED_TENSORS]
                 self._samples = [_sampled(tensor) for tensor in chosen]
 
@@ -337,8 +334,3 @@ def _sampled(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     now = tensor.detach().flatten()[::stride] if tensor.is_contiguous() else tensor.detach()
     gradient = tensor.grad.flatten()[::stride] if tensor.is_contiguous() else tensor.grad
     return now, now.clone(), gradient != 0
-
-
-def _rounds(optimizer: Optimizer) -> bool:
-    state = state_of(optimizer)
-    return all(set(kept) <= OF_STEPS for kept in state.values() if isinstance(kept, dict))

@@ -99,7 +99,8 @@ class Targets:
                 if target is None:
                     continue
                 if node_name(node).startswith("NllLoss"):
-                    ignored = _signed(int(node._saved_ignore_index))
+                    # torch gives it as an unsigned number of 64 bits
+                    ignored = (int(node._saved_ignore_index) + 2**63) % 2**64 - 2**63
                     is_ignored = target == ignored
                     low = target.masked_fill(is_ignored, torch.iinfo(target.dtype).max).amin()
                     high = target.masked_fill(is_ignored, -1).amax()
@@ -139,11 +140,6 @@ class Targets:
                 blocks.append(Block(VARIANCE, torch.stack(variances).sum(0, keepdim=True)))
         self.clear()
         return blocks
-
-
-def _signed(number: int) -> int:
-    # torch gives it as an unsigned number of 64 bits
-    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _variance(loss: Tensor) -> Tensor | None:

@@ -60,10 +60,7 @@ def own_pass() -> Iterator[None]:
 
 
 def run_again(
-    model: Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    state: WritableState | None = None,
+    model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], state: WritableState | None = None
 ) -> Any:
     """Run the model without gradients, on copies of its buffers and under the autocast of now; return its output.
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
@@ -233,7 +234,8 @@ class TorchWatch:
             return None
         self._has_nested, self._in_step = False, True
         if self._newest() is not optimizer:
-            if _is_dry_run(optimizer):
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            if any(first.is_meta for first in islice(parameters, 1)):  # a dry run
                 return None
             self._newest = weakref.ref(optimizer)
         self._counts.steps += 1
@@ -372,10 +374,3 @@ class TorchWatch:
         if self._counts.steps == steps and scaler.is_enabled():
             self._swallowed(scaler, optimizer)
         return result
-
-
-def _is_dry_run(optimizer: Optimizer) -> bool:
-    for group in optimizer.param_groups:
-        for first in group["params"]:
-            return bool(first.is_meta)
-    return False

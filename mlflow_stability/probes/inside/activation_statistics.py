@@ -85,7 +85,8 @@ def nature_of(module: Module) -> OutputKind | None:
     if isinstance(module, conv._ConvNd):
         return OutputKind(-1 - len(module.kernel_size), own, may_rectify=own)
     if isinstance(module, _POOLS):
-        return OutputKind(-1 - int(_torch_class(module)[-2]), True, may_rectify=True)
+        name = next(cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("torch."))
+        return OutputKind(-1 - int(name[-2]), True, may_rectify=True)
     if isinstance(module, _CHANNELS_SECOND):
         return OutputKind(1, own, may_rectify=own)
     if isinstance(module, (*_UNITS_LAST, *_SHARES_OF_ONE)):
@@ -111,10 +112,6 @@ def _of_activation(module: Module) -> OutputKind | None:
             return OutputKind(has_units=True, low=module.min_val, high=module.max_val)
         case _:
             return None
-
-
-def _torch_class(module: Module) -> str:
-    return next(cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("torch."))
 
 
 MAX_VALUES = 2**24  # of larger outputs a part is measured

@@ -62,11 +62,7 @@ Numbers = tuple[tuple[str, ...], Tensor]  # quantities, and a row of values
 
 class RepresentationPass:
     def __init__(
-        self,
-        places: Mapping[str, Module],
-        named: Set[str],
-        codes: Mapping[str, bool],
-        everywhere: bool,
+        self, places: Mapping[str, Module], named: Set[str], codes: Mapping[str, bool], everywhere: bool
     ) -> None:
         self.learnt: dict[str, bool] = {}  # whether a module puts out codes
         self.flags: dict[str, Tensor] = {}  # the same, where it is known on the device only

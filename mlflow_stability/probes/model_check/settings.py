@@ -36,10 +36,7 @@ MIN_SCALE = 1e-4  # of attention logits: with a smaller one attention is uniform
 
 
 def model_lint(
-    models: Sequence[Module],
-    optimizers: Sequence[Optimizer],
-    step: int,
-    trained: Container[int] = (),
+    models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, trained: Container[int] = ()
 ) -> list[Finding]:
     """Return the findings as events of a training, when gradients are complete.
 
@@ -60,12 +57,7 @@ def model_lint(
 
 
 def model_finding(
-    check: str,
-    severity: Severity,
-    message: str,
-    place: str = "",
-    remedies: Sequence[Remedy] = (),
-    **evidence: float,
+    check: str, severity: Severity, message: str, place: str = "", remedies: Sequence[Remedy] = (), **evidence: float
 ) -> ModelFinding:
     numbers = {name: float(number) for name, number in evidence.items()}
     return ModelFinding(check, severity, message, place, numbers, tuple(remedies))
@@ -79,16 +71,18 @@ def lint_event(
 
 
 def settings_found(
-    models: Sequence[Module],
-    optimizers: Sequence[Optimizer] | None,
-    trained_before: Container[int] | None = None,
+    models: Sequence[Module], optimizers: Sequence[Optimizer] | None, trained_before: Container[int] | None = None
 ) -> list[ModelFinding]:
     """Return the findings about these models; without optimizers, none about what they train.
 
     `trained_before` is given while a training runs and gradients are complete; parameters without one take no part in
     the loss, as those of an averaged copy or of a target network.
     """
-    named = [pair for model in models for pair in _named_parameters(model)]
+    named = [
+        (plain_name(name), parameter)
+        for model in models
+        for name, parameter in Module.named_parameters(model, remove_duplicate=False)
+    ]
     missing = twice = None
     if optimizers is not None:
         beside = set() if trained_before is None else _beside(models)
@@ -226,11 +220,6 @@ def _modules(models: Sequence[Module]) -> Iterator[tuple[str, Module]]:
     for model in models:
         for name, module in Module.named_modules(model):
             yield plain_name(name) or type(module).__name__, module
-
-
-def _named_parameters(model: Module) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in Module.named_parameters(model, remove_duplicate=False):
-        yield plain_name(name), parameter
 
 
 def _number(module: Module, names: Sequence[str]) -> float | None:

@@ -158,19 +158,13 @@ def _one_rate(optimizer: Optimizer) -> float | Tensor | None:
 
 def _by_layer(joined: Joined) -> list[Block]:
     norms = joined.layout.sums(joined.rows).sqrt_()
-    forces = torch.cat((norms[1:2], _over(norms[1:], norms[0])))
+    weights = norms[0]
+    forces = torch.cat((norms[1:2], torch.where(weights > 0, norms[1:] / weights, torch.nan)))
     only = None
     if joined.unknown:
         hidden = joined.layout.touched_by(joined.unknown)
         only = tuple(at for at in range(len(joined.layout.names)) if at not in hidden)
-    return [
-        joined.layout.block(("param_norm",), norms[:1]),
-        joined.layout.block(("grad_norm", *RATIOS), forces, only),
-    ]
-
-
-def _over(norms: Tensor, weights: Tensor) -> Tensor:
-    return torch.where(weights > 0, norms / weights, torch.nan)
+    return [joined.layout.block(("param_norm",), norms[:1]), joined.layout.block(("grad_norm", *RATIOS), forces, only)]
 
 
 def rates_by_parameter(optimizer: Optimizer, groups: Sequence[int], like: Tensor) -> Tensor:

@@ -383,7 +383,9 @@ class FlopTotals:
             return
         model = unwrapped(now.root)
         self.unknown = tuple(dict.fromkeys((*self.unknown, *now.counter.unknown)))
-        counted = self._counted[now.key] = _Counted(now.counter.flops * (2 + _trained_share(model)), now.elements)
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters_in(model)]
+        trained = sum(size for size, is_trained in sizes if is_trained) / max(1, sum(size for size, _ in sizes))
+        counted = self._counted[now.key] = _Counted(now.counter.flops * (2 + trained), now.elements)
         self.flops += counted.flops * self._waiting.pop(now.key, 0)
 
     def give_up(self) -> None:
@@ -412,12 +414,6 @@ class FlopTotals:
         self._now = _Counting(key, root, FlopCounter(), shape.elements)
         if not self._now.counter.enter():
             self.give_up()
-
-
-def _trained_share(model: Module) -> float:
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters_in(model)]
-    total = sum(size for size, _ in sizes)
-    return sum(size for size, trained in sizes if trained) / total if total else 0.0
 
 
 def _main_dtype(model: Module) -> torch.dtype:

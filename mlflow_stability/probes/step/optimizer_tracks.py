@@ -110,7 +110,9 @@ class OptimizerTracks:
         used = set(self._places.values())
         if "" not in used and _leads(optimizer, self._stepped.__contains__, self._is_new):
             return ""
-        name = _name_of(optimizer) if track < MAX_NAMED - 1 else ""
+        modules, optimizers = remembered(Kind.MODULE, Kind.OPTIMIZER)
+        is_named = track < MAX_NAMED - 1 and len(optimizers) > 1
+        name = _part_of([optimizer], modules)[0].name if is_named else ""
         place = f"{TRACK}{name or track}"
         return place if place not in used else f"{place}_{track}"
 
@@ -119,12 +121,6 @@ def _by_identity() -> MutableMapping[object, int]:
     """A dictionary that does not keep its keys alive, and compares them by identity, as tensors must be."""
     mapping: MutableMapping[object, int] = WeakIdKeyDictionary()
     return mapping
-
-
-def _name_of(optimizer: Optimizer) -> str:
-    """Return what this optimizer trains, in a word; empty where the script has no name for it."""
-    modules, optimizers = remembered(Kind.MODULE, Kind.OPTIMIZER)
-    return _part_of([optimizer], modules)[0].name if len(optimizers) > 1 else ""
 
 
 def _leads(optimizer: Optimizer, has_stepped: _Predicate, is_new: _Predicate) -> bool:

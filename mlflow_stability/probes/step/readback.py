@@ -94,11 +94,7 @@ class Readback:
             self._read(pending)
 
     def _start(
-        self,
-        scalars: Sequence[Tensor | float],
-        far: list[tuple[int, Tensor]],
-        rows: Sequence[Tensor],
-        reader: Reader,
+        self, scalars: Sequence[Tensor | float], far: list[tuple[int, Tensor]], rows: Sequence[Tensor], reader: Reader
     ) -> None:
         far_rows = [row for row in rows if not row.is_cpu]
         device = far[-1][1].device if far else far_rows[-1].device

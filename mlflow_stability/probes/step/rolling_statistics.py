@@ -202,10 +202,7 @@ class _LossScale:
     """The loss scale of one training: steps since it overflowed, and since it grew."""
 
     def __init__(self, place: str) -> None:
-        self._names = (
-            Signal("loss_scale_growth_tracker", place),
-            Signal("loss_scale_steps_since_growth", place),
-        )
+        self._names = (Signal("loss_scale_growth_tracker", place), Signal("loss_scale_steps_since_growth", place))
         self._scale = self._skipped = math.nan
         self._overflowed = False
         self._tracker = self._since_growth = 0

@@ -82,13 +82,7 @@ class Autopilot:
             context, self._modifier, self._states, self._emit, recording is not None, self._has_level
         )
         self._rollback = TrainingRollback(
-            self._decider,
-            self._states,
-            self._modifier,
-            self._ranks,
-            context,
-            recording,
-            self._emit,
+            self._decider, self._states, self._modifier, self._ranks, context, recording, self._emit
         )
         self._stale = self._rollback.stale
         self._stale.first_step = self.step

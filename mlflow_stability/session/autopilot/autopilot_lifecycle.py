@@ -24,7 +24,6 @@ from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.decider import AutopilotContext
 from mlflow_stability.session.autopilot.ranks import Ranks, ranks_of_training
 from mlflow_stability.session.autopilot.step_modifier import AutopilotPart
-from mlflow_stability.session.broken_batches import BatchReport
 from mlflow_stability.session.probe_plan import report_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
@@ -122,9 +121,11 @@ class AutopilotLifecycle:
             if not self._ranks.is_alone and self._ranks.agree(any_shards()):
                 self._checkpoint_ranks = CheckpointRanks()
             self._is_refused = False
-        batches = self._batches(recording)
+        settings, batches = self._settings, None
+        if recording is not None and settings.capture_batch and settings.guards is True:
+            batches = report_of(settings, self._guard, recording)
         context = AutopilotContext(
-            self._settings,
+            settings,
             self._stop_on,
             self._guard,
             self._settle,
@@ -143,7 +144,10 @@ class AutopilotLifecycle:
 
     def _directory(self, recording: Recording | None) -> tuple[Path, str]:
         """Return a folder named after the run, or after the recording while the run is not known yet."""
-        name = (self._run_id() if recording is not None else None) or self._name(recording)
+        if recording is None:
+            name = f"rank-{rank_and_world_size()[0]}"
+        else:
+            name = self._run_id() or recording.opening.run_id or recording.opening.recording
         make_root(self._root())
         directory = self._root() / CHECKPOINTS_FOLDER / Path(name).name  # the server chooses the id of a run
         job = launched_job()
@@ -152,16 +156,6 @@ class AutopilotLifecycle:
         if recording is not None:
             recording.note(CHECKPOINTS_FOLDER, str(directory))
         return directory, name
-
-    def _batches(self, recording: Recording | None) -> BatchReport | None:
-        if recording is None or not self._settings.capture_batch or self._settings.guards is not True:
-            return None
-        return report_of(self._settings, self._guard, recording)
-
-    def _name(self, recording: Recording | None) -> str:
-        if recording is None:
-            return f"rank-{rank_and_world_size()[0]}"
-        return recording.opening.run_id or recording.opening.recording
 
     def _root(self) -> Path:
         return self._settings.journal_root()

@@ -203,7 +203,10 @@ class States:
         disk: bool,
         value: float | None = None,
     ) -> None:
-        copy = self._with_extra(copy_state(parts, step, self._device_budget))
+        copy = copy_state(parts, step, self._device_budget)
+        if self._extra:
+            extra = {name: map_tensors(item.state_dict(), on_host) for name, item in self._extra.items()}
+            copy = dataclasses.replace(copy, extra=extra)
         if disk and self.writes_together:  # now, for between a forward and a backward pass FSDP2 shows whole parameters
             self._layouts = layouts_of(parts)
         self._nbytes = copy.nbytes
@@ -424,12 +427,6 @@ class States:
     def close(self, seconds: float) -> None:
         if self.writer is not None:
             self.writer.close(seconds)
-
-    def _with_extra(self, copy: StateCopy) -> StateCopy:
-        if not self._extra:
-            return copy
-        states = {name: map_tensors(item.state_dict(), on_host) for name, item in self._extra.items()}
-        return dataclasses.replace(copy, extra=states)
 
     def _begin(self) -> None:
         if self._cadence is None:

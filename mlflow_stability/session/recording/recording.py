@@ -87,7 +87,11 @@ class LossCount:
         self.seen = self.seen or any(signal.quantity == "loss" for signal in reading.signals)
         findings = self.missing(step) if self._steps >= STEPS_WITHOUT_LOSS else []
         if reading.discarded:
-            findings += self._of_discarded(step, reading)
+            self._discarded += len(reading.discarded)
+            if self._last_report is None or step - self._last_report >= REPORT_EVERY_STEPS:
+                self._last_report = step
+                facts = DiscardedBatchFacts(tuple(reading.discarded[:3]), self._discarded)
+                findings.append(Finding.at(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies))
         return findings
 
     def missing(self, step: int) -> list[Finding]:
@@ -98,14 +102,6 @@ class LossCount:
         remedy = Remedy(Action.PASS_LOSS)
         facts = NotMeasuredFacts(Unmeasured.LOSS, steps=self._steps)
         return [Finding.at(facts, step, Severity.INFO, place="loss", remedies=(remedy,))]
-
-    def _of_discarded(self, step: int, reading: ProbeReading) -> list[Finding]:
-        self._discarded += len(reading.discarded)
-        if self._last_report is not None and step - self._last_report < REPORT_EVERY_STEPS:
-            return []
-        self._last_report = step
-        facts = DiscardedBatchFacts(tuple(reading.discarded[:3]), self._discarded)
-        return [Finding.at(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
 
 
 MAX_WAITING_STEPS = 64  # steps that wait at most; in groups of 32 each costs 5 % more, in larger ones nothing less
@@ -305,9 +301,7 @@ class Recording:
             self._late = GroupedDetection(self._panel_judges, is_usual)
         self._judge = self._late.take
         self._judge_heard = guard(DETECTORS, self._judge)
-        self.settle: Callable[[], object] = guard(
-            DETECTORS, (lambda: None) if self._late is None else self._late.settle
-        )
+        self.settle: Callable[[], object] = guard(DETECTORS, self._late.settle)
         self._keep_table = guard("layer tables", self._table)
         self._report_sums = guard("summary of representations", self._emit_representation_events)
         self._account = guard("losses", lambda reading: self._emit_loss_events(self._losses.take(self.step, reading)))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mlflow_stability.probes.step.step_capture import MAX_EXPECTED_STEPS, StepCount
+from mlflow_stability.probes.step.script_gradients import MAX_EXPECTED_STEPS, StepCount
 
 
 def walk(tracks: str) -> list[tuple[bool, bool]]:

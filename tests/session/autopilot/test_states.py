@@ -48,7 +48,7 @@ def test_the_best_state_is_not_kept_waiting_for_the_disk_where_there_is_no_room_
     kept, parts = states_in(tmp_path), training()
     monkeypatch.setattr(states, "free_memory", lambda: 0)
     assert kept.write_now(parts, 100, 2.0, NO_RATES, 0.5)
-    kept._writer._idle.clear()  # as while a state is being written
+    kept.writer._idle.clear()  # as while a state is being written
     assert not kept.write_now(parts, 101, 2.0, NO_RATES, 0.4)
     kept.close(30)
     assert values_in(tmp_path) == [(100, 0.5)]
