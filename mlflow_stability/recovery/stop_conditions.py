@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
-from mlflow_stability.probes.step.step_capture import StepCapture, norm_before_clipping
+from mlflow_stability.probes.step.capture import StepCapture, norm_before_clipping
 from mlflow_stability.vocabulary.measured.signal import Condition, Signal, StepReading, parse_condition
 
 BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")  # known before a step is taken

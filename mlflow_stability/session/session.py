@@ -32,7 +32,7 @@ from mlflow_stability.probes.model_discovery import ObjectMemory
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
-from mlflow_stability.probes.step.step_capture import ProbeReading
+from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.courier_link import DeliveringCourier, wait_for_delivery
 from mlflow_stability.session.probe_plan import probe_scheduler_of

@@ -163,7 +163,7 @@ def test_every_quantity_that_is_measured_is_described() -> None:
 def measured() -> set[str]:
     """The quantities that the code names, at the few places where readings are made."""
     found = set()
-    for name in ("probes/step/step_capture.py", "session/recording/recording.py", "tracking/thinning.py"):
+    for name in ("probes/step/capture.py", "session/recording/recording.py", "tracking/thinning.py"):
         for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Signal", "named") and node.args:
                 first = node.args[0]

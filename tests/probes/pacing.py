@@ -10,7 +10,7 @@ from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.probe import Probe
 from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler, TrainingPace
-from mlflow_stability.probes.step.step_capture import ProbeReading
+from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 
 Rows = dict[str, list[tuple[int, float]]]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.step.step_capture import ProbeReading
+from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo

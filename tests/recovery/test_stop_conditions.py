@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.probes.step.step_capture import Clip, StepCapture
+from mlflow_stability.probes.step.capture import Clip, StepCapture
 from mlflow_stability.recovery.stop_conditions import Stop, StopRules, stop_conditions, values_before_step
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from mlflow_stability.journal.journal import Record
-from mlflow_stability.probes.step.step_capture import COPIED
+from mlflow_stability.probes.step.capture import COPIED
 from mlflow_stability.vocabulary.run import Note
 
 CLIP = 0.3

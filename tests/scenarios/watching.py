@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.step.step_capture import ProbeReading
+from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 
 Row = dict[str, float]

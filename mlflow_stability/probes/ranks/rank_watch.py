@@ -39,8 +39,8 @@ from mlflow_stability.probes.ranks.sharded_norms import (
     momentum_of_own_part,
     training_ranks,
 )
+from mlflow_stability.probes.step.capture import StepCapture
 from mlflow_stability.probes.step.readback import Block, signals_at
-from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(

@@ -29,8 +29,8 @@ from torch.utils.weak import TensorWeakRef
 from mlflow_stability.probes.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.step.capture import Clip, StepCapture
 from mlflow_stability.probes.step.readback import Parcel, cpu_value, value_on_host
-from mlflow_stability.probes.step.step_capture import Clip, StepCapture
 
 MAX_FOLLOWED = 16  # optimizers that are followed, the newest ones; a script may make one for every sample
 MIN_UNREACHED_STEPS = 4  # after this many steps without gradients from a backward pass, none reaches an optimizer

@@ -28,21 +28,7 @@ from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.sharded_norms import whole_scalar
-from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
-from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
-from mlflow_stability.probes.step.script_gradients import (
-    DISCARDED,
-    ClippedNorm,
-    EngineNorms,
-    HeldGradients,
-    LateClips,
-    Moment,
-    SinceLastStep,
-    StepCount,
-    StepOrder,
-    take_engine_norm,
-)
-from mlflow_stability.probes.step.step_capture import (
+from mlflow_stability.probes.step.capture import (
     MAX_LOSSES,
     Clip,
     ControlFor,
@@ -58,6 +44,20 @@ from mlflow_stability.probes.step.step_capture import (
     take_losses,
     take_rates,
     take_scale,
+)
+from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
+from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
+from mlflow_stability.probes.step.script_gradients import (
+    DISCARDED,
+    ClippedNorm,
+    EngineNorms,
+    HeldGradients,
+    LateClips,
+    Moment,
+    SinceLastStep,
+    StepCount,
+    StepOrder,
+    take_engine_norm,
 )
 
 _NUMBERS = (float, int)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 from mlflow_stability.probes.ranks.rank_exchange import Silence
-from mlflow_stability.probes.step.step_capture import ProbeReading, StepCapture
+from mlflow_stability.probes.step.capture import ProbeReading, StepCapture
 from mlflow_stability.recovery.easing import rates_of
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision

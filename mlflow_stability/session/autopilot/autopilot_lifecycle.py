@@ -15,7 +15,7 @@ from mlflow_stability.journal.layout import make_root
 from mlflow_stability.journal.process_identity import launched_job, mark_folder
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
-from mlflow_stability.probes.step.step_capture import ProbeReading
+from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import folder_of_job, listing
 from mlflow_stability.recovery.state.training_parts import any_shards

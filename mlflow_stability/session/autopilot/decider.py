@@ -22,7 +22,7 @@ from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
-from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.step.capture import StepCapture
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.nan_origin.origin_checks import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.restored_losses import LossHistory

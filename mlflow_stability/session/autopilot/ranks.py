@@ -16,7 +16,7 @@ from torch import Tensor
 from mlflow_stability.errors import StabilityError, TrainingDiverged
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange, RankExchanges, Silence
 from mlflow_stability.probes.ranks.rank_row import Orders, RankRow, Sums, Votes, norm_of
-from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.step.capture import StepCapture
 from mlflow_stability.recovery.rollback_state import NOTHING, Decision, StopPlace
 
 NOT_ON_ALL = (

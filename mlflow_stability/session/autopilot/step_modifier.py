@@ -21,7 +21,7 @@ from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, Sma
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.step.step_capture import ProbeReading, StepCapture
+from mlflow_stability.probes.step.capture import ProbeReading, StepCapture
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping.broken_step import GradientLimit

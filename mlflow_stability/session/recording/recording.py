@@ -34,8 +34,8 @@ from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatch
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.parameters.layer_statistics import Table
+from mlflow_stability.probes.step.capture import COPIED, ProbeReading
 from mlflow_stability.probes.step.rolling_statistics import WINDOW, RollingStatistics
-from mlflow_stability.probes.step.step_capture import COPIED, ProbeReading
 from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.recording.representation_totals import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric

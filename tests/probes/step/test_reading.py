@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from mlflow_stability.probes.step.step_capture import ProbeReading, StepCapture, reading_of
+from mlflow_stability.probes.step.capture import ProbeReading, StepCapture, reading_of
 
 
 def reading(loss: float, rates: dict[str, float], step_time: float | None = 0.1) -> ProbeReading:

@@ -24,7 +24,7 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosio
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
-from mlflow_stability.probes.step.step_capture import ProbeReading
+from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.session.recording.recording import REPORT_EVERY_STEPS, LossCount, Recording
 from mlflow_stability.session.recording.representation_totals import VERDICTS, RepresentationTotals
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
