@@ -47,18 +47,22 @@ def deciding_of(outcome: str, findings: Sequence[Finding]) -> Finding | None:
     bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
     lost = [finding for finding in bad if finding.kind in KINDS_THAT_DECIDE.get(outcome, ())]
     if lost:
-        return min(lost, key=_order_of_loss)
+        # What lasted first, of the last start of the training; then a divergence, the worst, the earliest.
+        return min(
+            lost,
+            key=lambda finding: (
+                bool(finding.recovered),
+                -finding.attempt,
+                finding.kind == "loss_spike",
+                -finding.severity,
+                finding.start,
+            ),
+        )
     return min(
         bad,
         key=lambda finding: (-finding.severity, finding.cause is None, finding.attempt, finding.start),
         default=None,
     )
-
-
-def _order_of_loss(finding: Finding) -> tuple[bool, int, bool, int, int]:
-    """Sort what lasted first, of the last start of the training; then a divergence, the worst, the earliest."""
-    recovered = bool(finding.recovered)
-    return recovered, -finding.attempt, finding.kind == "loss_spike", -finding.severity, finding.start
 
 
 MAX_CURVES = 12
@@ -210,16 +214,24 @@ def _training_sentence(
 ) -> str:
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
-        why = _too_little(main, points)
-        if main is not None and main.metric not in without_level and main.points >= MIN_POINTS:
-            if _rose(main):
-                why = f"{_movement(main)}, but its noise is as large"
-            elif is_unmoved(main):
-                why = _movement(main) + (", and its noise would hide a small fall" if main.best else "")
+        if main is None:
+            why = "no loss among its metrics" if points else "no values were logged"
+        elif main.points < MIN_POINTS:
+            why = f"{main.metric} has {counted(main.points, 'point')}, {MIN_POINTS} are needed"
+        elif main.metric not in without_level and _rose(main):
+            why = f"{_movement(main)}, but its noise is as large"
+        elif main.metric not in without_level and is_unmoved(main):
+            why = _movement(main) + (", and its noise would hide a small fall" if main.best else "")
+        else:
+            why = f"{main.metric} stayed finite, but does not measure progress"
         return f"Cannot tell: {silence or why}."
     bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
     measures = main is None or main.metric not in without_level
-    course = _course(main, bad, silence) if main is None or measures else _size(main)
+    if main is None or measures:
+        course = _course(main, bad, silence)
+    else:
+        state = "finite" if math.isfinite(main.last) else "not finite at the end"
+        course = f"{main.metric} {state}, last value {main.last:.4g} after {_steps(main)}"
     course += _trainings_since(readings)
     last = ""
     if main is not None and measures and is_noisy(main) and "last value" not in course:
@@ -258,7 +270,11 @@ def _training_sentence(
 def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding], outcome: str) -> str:
     """Return what decides the outcome, with the rollbacks that did not help against it."""
     rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
-    message = _deciding_sentence(deciding)
+    message, facts = deciding.message, deciding.facts
+    has_end = isinstance(facts, NonFiniteFacts) and facts.finite_afterwards is not None
+    if deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start and not has_end:
+        first, _, more = message.partition(". ")
+        message = f"{first.rstrip('.')}; non-finite up to {deciding.unit} {deciding.end}. {more}".rstrip()
     if not rollbacks:
         return message
     back = _rollbacks_clause(findings, [finding for finding in findings if finding.severity >= Severity.WARNING])
@@ -274,17 +290,6 @@ def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding], outcome:
         f"{back}, but {deciding.metric or 'loss'} has not come down again: it ended at {ended.last:.4g}, "
         f"{factor(ended.last / ended.best)} times its best level of {ended.best:.4g}."
     )
-
-
-def _deciding_sentence(deciding: Finding) -> str:
-    """Return the sentence of a finding, with the last step of a loss that stayed non-finite."""
-    first, _, more = deciding.message.partition(". ")
-    stayed = deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start
-    facts = deciding.facts
-    has_end = isinstance(facts, NonFiniteFacts) and facts.finite_afterwards is not None
-    if not stayed or has_end:
-        return deciding.message
-    return f"{first.rstrip('.')}; non-finite up to {deciding.unit} {deciding.end}. {more}".rstrip()
 
 
 def _was_rescued(findings: Sequence[Finding]) -> bool:
@@ -439,21 +444,9 @@ def _trainings_since(readings: Sequence[CurveReading]) -> str:
 def _course(reading: CurveReading | None, bad: Sequence[Finding], silence: str) -> str:
     if reading is None:
         return silence or "no loss was logged"
-    ends_in_it = any(
-        finding.metric == reading.metric and not finding.recovered and finding.end >= reading.last_step
-        for finding in bad
-    )
-    return (
-        f"{_movement(reading)}; last value {reading.last:.4g}"
-        if ends_in_it and is_noisy(reading)
-        else _movement(reading)
-    )
-
-
-def _size(reading: CurveReading) -> str:
-    """Return the end of a loss that does not measure progress."""
-    state = "finite" if math.isfinite(reading.last) else "not finite at the end"
-    return f"{reading.metric} {state}, last value {reading.last:.4g} after {_steps(reading)}"
+    mine = (finding for finding in bad if finding.metric == reading.metric and not finding.recovered)
+    ends_in_it = is_noisy(reading) and any(finding.end >= reading.last_step for finding in mine)
+    return _movement(reading) + (f"; last value {reading.last:.4g}" if ends_in_it else "")
 
 
 def _movement(reading: CurveReading) -> str:
@@ -475,14 +468,6 @@ def _steps(reading: CurveReading) -> str:
     span = reading.last_step - reading.first_step
     steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
     return counted(steps, reading.unit)
-
-
-def _too_little(reading: CurveReading | None, points: int) -> str:
-    if reading is None:
-        return "no loss among its metrics" if points else "no values were logged"
-    if reading.points >= MIN_POINTS:
-        return f"{reading.metric} stayed finite, but does not measure progress"
-    return f"{reading.metric} has {counted(reading.points, 'point')}, {MIN_POINTS} are needed"
 
 
 def listed(kinds: Iterable[str]) -> str:

@@ -98,7 +98,9 @@ def _cause_of(
 ) -> Cause | None:
     """Return the most likely cause, found for the episode or for an earlier finding of the same trouble."""
     episode = item.episode
-    span, reach = attempts.around(episode.attempt, episode.start), _reach(curves)
+    length = max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
+    reach = min(SHARE_OF_RUN * length, POINTS * max((curve.distance for curve in curves.losses), default=1.0))
+    span = attempts.around(episode.attempt, episode.start)
     same = (item for item in checked if item.episode is episode or _led_to(item.episode, episode, reach))
     # Earliest first; learning rate jumps last, because their effect is explained.
     trouble = sorted(
@@ -119,7 +121,10 @@ def _cause_of(
     source, cause = min(candidates, key=rank)
     first = min((other.episode for other in trouble), key=lambda finding: finding.start)
     cause = _with_nan_origin(cause, episode_context(first, history, curves, attempts), source.episode)
-    cause = _with_rerun(cause, episode, history, attempts)
+    since = episode.start if cause.since is None else cause.since
+    rerun = finite_again(batches_of(history, attempts).get((episode.attempt, since)))
+    if rerun and (BROKEN_BATCH, since) not in cause.repeats:
+        cause = replace(cause, evidence=(rerun, *cause.evidence))
     return replace(
         cause,
         ruled_out=source.sentences("ruled_out", cause),
@@ -145,21 +150,6 @@ def _with_nan_origin(cause: Cause, context: EpisodeContext, explained: Finding) 
         remedies=(*(cause.remedies or causes()[cause.name].remedies), *origin.remedies),
         repeats=(*cause.repeats, (NAN_ORIGIN, origin.step)),
     )
-
-
-def _with_rerun(cause: Cause, episode: Finding, history: RunHistory, attempts: RunAttempts) -> Cause:
-    """Add where to look if the model's output was finite when the batch was run again."""
-    since = episode.start if cause.since is None else cause.since
-    sentence = finite_again(batches_of(history, attempts).get((episode.attempt, since)))
-    if not sentence or (BROKEN_BATCH, since) in cause.repeats:
-        return cause
-    return replace(cause, evidence=(sentence, *cause.evidence))
-
-
-def _reach(curves: RunCurves) -> float:
-    """Return the number of steps between the starts of two findings up to which they may be the same trouble."""
-    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
-    return min(SHARE_OF_RUN * span, POINTS * max((curve.distance for curve in curves.losses), default=1.0))
 
 
 def _led_to(earlier: Finding, later: Finding, reach: float) -> bool:

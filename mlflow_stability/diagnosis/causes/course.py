@@ -161,7 +161,10 @@ def chance_check(context: EpisodeContext) -> CheckResult:
     named = recorded_classes(context.history.params)
     # A loss that fell first has learned something: only a recorded number of classes is no coincidence.
     classes = classes_at_chance(last, named) if last > 0 and (named or standstill is None) else 0
-    classes = classes or _classes_of_stuck_loss(context, last)
+    if not classes:  # that of a loss that never left the chance level of the classes in its graph
+        levels = [finding.facts_as(ChanceFacts) for finding in context.findings_of(AboveChance.kind)]
+        stuck = (level for level in levels if level is not None and level.is_stuck)
+        classes = next((level.classes for level in stuck if last * AboveChanceRule().least <= level.chance), 0)
     classes = classes or (plateau.classes if plateau is not None and plateau.classes else 0)
     if classes > 1:
         return cause_found(
@@ -172,16 +175,9 @@ def chance_check(context: EpisodeContext) -> CheckResult:
             since=None,
         )
     if named:
-        levels = " or ".join(f"{math.log(count):.3g} for {count:,}" for count in sorted(set(named))[:3])
-        return ruled_out(f"chance level: {levels} classes, loss {last:.3g}")
+        usual = " or ".join(f"{math.log(count):.3g} for {count:,}" for count in sorted(set(named))[:3])
+        return ruled_out(f"chance level: {usual} classes, loss {last:.3g}")
     return ruled_out(f"chance level: loss {last:.3g} matches none of the usual numbers of classes")
-
-
-def _classes_of_stuck_loss(context: EpisodeContext, last: float) -> int:
-    """Return the number of classes in the graph of a loss that never left their chance level; 0 if it did."""
-    levels = [finding.facts_as(ChanceFacts) for finding in context.findings_of(AboveChance.kind)]
-    stuck = (level for level in levels if level is not None and level.is_stuck)
-    return next((level.classes for level in stuck if last * AboveChanceRule().least <= level.chance), 0)
 
 
 def overfitting_check(context: EpisodeContext) -> CheckResult:

@@ -45,14 +45,6 @@ class GradientLimits:
 LIMITS, VANISHED = GradientLimits(), GradientVanishing()
 
 
-@dataclass(frozen=True, slots=True)
-class LayerEvidence:
-    """A layer and the sentence about its gradient."""
-
-    place: str = ""
-    sentence: str = ""
-
-
 def kept_gradients_check(context: EpisodeContext) -> CheckResult:
     """Check whether the recording found that zero_grad() is missing; without such an event nothing is ruled out."""
     start, events = context.episode.start, context.history.events or ()
@@ -82,16 +74,16 @@ def explosion_check(context: EpisodeContext) -> CheckResult:
     lowest, highest, limit = float(recent.min()), float(recent.max()), LIMITS.explosion * usual
     if highest <= limit or np.log(highest) <= np.log(usual) + LIMITS.deviations * spread:
         return ruled_out(f"gradient explosion: norm {lowest:.3g} to {highest:.3g} just before (baseline {usual:.3g})")
-    layer = exploding_layer(context)
+    place, sentence = exploding_layer(context)
     near = np.flatnonzero((norm.steps < context.episode.start) & (norm.values > 0) & norm.finite)[-LOOKBACK.recent :]
     return cause_found(
         "gradient_explosion",
         f"The gradients exploded first: their norm reached {highest:.3g} within the {len(recent)} points before "
         f"(baseline {usual:.3g}).",
         f"gradient norm x {highest / usual:.3g}",
-        layer.sentence,
+        sentence,
         since=int(norm.steps[near[norm.values[near] > limit][0]]),
-        place=layer.place,
+        place=place,
     )
 
 
@@ -120,11 +112,10 @@ def growth_check(context: EpisodeContext) -> CheckResult:
 def vanishing_check(context: EpisodeContext) -> CheckResult:
     """Check whether the gradients were too small to learn from."""
     episode, name = context.episode, "vanishing_gradients"
-    if episode.kind == "gradient_vanishing" and episode.place:
-        layer = last_layer_with_gradient(context)
-        if layer.place:
-            statement = f"The gradients vanish {layer.sentence}."
-            return cause_found(name, statement, _model_norm(context), since=episode.start, place=layer.place)
+    place, sentence = last_layer_with_gradient(context)
+    if episode.kind == "gradient_vanishing" and episode.place and place:
+        statement = f"The gradients vanish {sentence}."
+        return cause_found(name, statement, _model_norm(context), since=episode.start, place=place)
     events = context.events_of("gradient_vanishing") if episode.kind == "plateau" else []
     event = next((event for event in events if event.place and event.step <= episode.end), None)
     if event is not None:
@@ -150,19 +141,18 @@ def vanishing_check(context: EpisodeContext) -> CheckResult:
     fell = f"fell from {first:.3g} to {last:.3g}"
     low = f"was {first:.3g} at the start and {last:.3g} at the end"
     high = np.flatnonzero(values >= first / 2)
-    layer = last_layer_with_gradient(context)
     return cause_found(
         name,
         f"The gradients vanished: their norm {fell if last < 0.9 * first else low}.",
         f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
-        layer.sentence,
+        sentence,
         since=int(steps[min(high[-1] + 1, len(steps) - 1)] if len(high) and first > 0 else steps[0]),
-        place=layer.place,
+        place=place,
     )
 
 
-def exploding_layer(context: EpisodeContext) -> LayerEvidence:
-    """Return the layer whose gradient rose most above its own baseline just before the episode."""
+def exploding_layer(context: EpisodeContext) -> tuple[str, str]:
+    """Return the layer whose gradient rose most above its own baseline just before the episode, and a sentence."""
     candidates: list[tuple[float, str, str]] = []
     start = context.episode.start
     for curve in context.curves("grad_norm"):
@@ -174,17 +164,17 @@ def exploding_layer(context: EpisodeContext) -> LayerEvidence:
         if last > LIMITS.explosion * usual > 0:
             value = f"{last:.3g} at {context.unit} {int(steps[-1])} (baseline {usual:.3g})"
             candidates.append((last / usual, curve.place, f"largest increase in {curve.place}: {value}"))
-    return LayerEvidence(*max(candidates)[1:]) if candidates else LayerEvidence()
+    return max(candidates)[1:] if candidates else ("", "")
 
 
-def last_layer_with_gradient(context: EpisodeContext) -> LayerEvidence:
-    """Return the first layer, counted from the output, that gets almost no gradient."""
+def last_layer_with_gradient(context: EpisodeContext) -> tuple[str, str]:
+    """Return the first layer, counted from the output, that gets almost no gradient, and a phrase; empty if none."""
     layers = [(curve.place, curve.values[curve.finite]) for curve in context.curves("grad_norm") if curve.place]
     norms = [(place, float(np.median(values[-3:]))) for place, values in layers if len(values)]
     for (place, norm), (later, above) in zip(norms[-2::-1], norms[:0:-1], strict=True):
         if norm < LIMITS.layer_ends * above:
-            return LayerEvidence(place, f"from {place} down: norm {norm:.3g} there, {above:.3g} in {later} after it")
-    return LayerEvidence()
+            return place, f"from {place} down: norm {norm:.3g} there, {above:.3g} in {later} after it"
+    return "", ""
 
 
 def _model_norm(context: EpisodeContext) -> str:

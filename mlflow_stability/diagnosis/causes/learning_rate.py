@@ -307,11 +307,12 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
             remedies=(lower_by(now, now / tolerance.rate),),
         )
     if context.is_early and episode.kind != "loss_spike" and float(values[0]) >= STEP_LIMITS.no_warm_up * top > 0:
-        fell = _fell_afterwards(context, rate, now)
-        if fell is not None:
-            return ruled_out(
-                f"missing warm-up: at {now:.3g} the loss fell from {fell[0]:.3g} to {fell[1]:.3g} afterwards"
-            )
+        if (loss := context.loss) is not None:  # a rate that a rollback lowered is another one
+            same = rate.steps[(rate.steps > episode.start) & (rate.values >= LIMITS.tolerated * now)]
+            early, later = loss.values[loss.finite][: LIMITS.ends], loss.values[loss.finite & np.isin(loss.steps, same)]
+            if len(later) >= LIMITS.min_losses and _fell(np.concatenate((early, later))):
+                fall = f"from {np.median(early):.3g} to {np.median(later[-LIMITS.ends :]):.3g}"
+                return ruled_out(f"missing warm-up: at {now:.3g} the loss fell {fall} afterwards")
         stable = stable_rate(context, now)
         if stable is not None:
             return too_high(
@@ -359,17 +360,6 @@ def _earlier_rate(context: EpisodeContext, step: int) -> float | None:
     return max(before, default=None)
 
 
-def _fell_afterwards(context: EpisodeContext, rate: Curve, now: float) -> tuple[float, float] | None:
-    """Return from where to where the loss fell at the same rate, if it was not lowered by a rollback."""
-    if (loss := context.loss) is None:
-        return None
-    later = rate.steps[(rate.steps > context.episode.start) & (rate.values >= LIMITS.tolerated * now)]
-    first, last = loss.values[loss.finite][: LIMITS.ends], loss.values[loss.finite & np.isin(loss.steps, later)]
-    if len(last) < LIMITS.min_losses or not _fell(np.concatenate((first, last))):
-        return None
-    return float(np.median(first)), float(np.median(last[-LIMITS.ends :]))
-
-
 def _was_tolerated(context: EpisodeContext, rate: Curve, values: Values) -> CheckResult:
     """Rule the learning rate out if the training had learned at it."""
     course, loss = f"learning rate: {_course(values)}", context.loss
@@ -383,21 +373,15 @@ def _was_tolerated(context: EpisodeContext, rate: Curve, values: Values) -> Chec
         return not_checked(f"{course}; too few losses at this rate")
     reached = int(rate.steps[rate.finite][int(np.argmax(values >= LIMITS.tolerated * float(values[-1])))])
     at_rate = (loss.steps >= reached) & (loss.steps < context.episode.start) & loss.finite
-    losses = _without_rise(context, loss.values[at_rate])
+    losses, facts = loss.values[at_rate], context.episode.facts_as(LossRiseFacts)
+    if facts is not None:  # without the rise itself: a divergence is found some steps after it began
+        recent = losses[-LOOKBACK.just_before :]
+        high = np.flatnonzero(recent - facts.baseline > LIMITS.in_rise * (facts.value - facts.baseline))
+        losses = losses[: len(losses) - len(recent) + int(high[0])] if len(high) else losses
     if len(losses) >= LIMITS.min_losses and _fell(losses):
         first, last = np.median(losses[: LIMITS.ends]), np.median(losses[-LIMITS.ends :])
         return ruled_out(f"{course}; at this rate the loss fell from {first:.3g} to {last:.3g}")
     return not_checked(f"{course}; the loss had not fallen at this rate, so a lower one may help")
-
-
-def _without_rise(context: EpisodeContext, losses: Values) -> Values:
-    """Return the losses before an episode without its own rise: a divergence is found some steps after it began."""
-    facts = context.episode.facts_as(LossRiseFacts)
-    if facts is None:
-        return losses
-    recent = losses[-LOOKBACK.just_before :]
-    high = np.flatnonzero(recent - facts.baseline > LIMITS.in_rise * (facts.value - facts.baseline))
-    return losses[: len(losses) - len(recent) + int(high[0])] if len(high) else losses
 
 
 def _fell(losses: Values) -> bool:

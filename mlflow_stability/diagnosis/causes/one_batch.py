@@ -353,16 +353,6 @@ def jump_near(context: EpisodeContext) -> Jump | None:
     return None
 
 
-def _common_jumps(context: EpisodeContext, jump: Jump) -> str:
-    """Return how often the loss jumped about as far in one step before, as with each new episode of a game."""
-    loss = context.loss
-    values = np.zeros(0) if loss is None else loss.values[loss.steps < jump.step][-LOOKBACK.points :]
-    count = int((np.diff(values) >= LIMITS.no_exception * (jump.value - jump.usual)).sum())
-    if count < LIMITS.returns:
-        return ""
-    return f"in {count} of the {len(values)} steps before it jumped a quarter as far or more"
-
-
 def _stays_high(later: Values, usual: float, value: float) -> bool:
     """Return whether the losses after a jump are about as high, though no optimizer step had changed the jump."""
     rises = (later - usual) / (value - usual)
@@ -384,7 +374,7 @@ def changed_at_once_check(context: EpisodeContext) -> CheckResult:
     if context.loss is not None and not context.loss.has_level:
         return not_checked(f"{name}: the training itself moves the level of this loss")
     jump = jump_near(context)
-    if jump is None:
+    if context.loss is None or jump is None:
         return ruled_out(f"{name}: the loss did not jump in one step and stay")
     at_jump = context.starting_at(jump.step)
     for rate in context.rates:
@@ -400,7 +390,11 @@ def changed_at_once_check(context: EpisodeContext) -> CheckResult:
         return ruled_out(f"{name}: the weight norm fell at {unit} {jump.step}")
     if not _stays_high(jump.later, jump.usual, jump.value):
         return ruled_out(f"{name}: the next losses were not as high")
-    if common := _common_jumps(context, jump):
+    # With each new episode of a game, or each sample of a kind, a loss jumps again.
+    values = context.loss.values[context.loss.steps < jump.step][-LOOKBACK.points :]
+    count = int((np.diff(values) >= LIMITS.no_exception * (jump.value - jump.usual)).sum())
+    if count >= LIMITS.returns:
+        common = f"in {count} of the {len(values)} steps before it jumped a quarter as far or more"
         return ruled_out(f"{name}: {common}")
     return cause_found(
         "data_changed",

@@ -84,28 +84,25 @@ def overflow_check(context: EpisodeContext) -> CheckResult:
             if len(steps) and (word not in first or int(steps[0]) < first[word][0]):
                 first[word] = int(steps[0]), curve.name
     if "inf" not in first or ("nan" in first and first["nan"][0] < first["inf"][0]):
-        return _without_infinity(context, " and ".join(curve.name for curve in curves) or "the logged values")
+        if inputs := large_inputs(context):
+            largest = max(inputs, key=lambda large: large.size)
+            return not_checked(f"overflow: possible, {largest.words}; the largest number of fp16 is {FP16_LARGEST:.0f}")
+        names = " and ".join(curve.name for curve in curves) or "the logged values"
+        until = f"{context.unit} {context.episode.start}"
+        return ruled_out(f"overflow: no infinity in {names} before the first NaN at {until}")
     step, name = first["inf"]
     statement, evidence = f"Overflow: {name} was infinite at {context.unit} {step}", "nothing was NaN before it"
     if "nan" in first:
         later, where = first["nan"]
         statement += ", before anything was NaN"
         evidence = f"NaN followed at {context.unit} {later} in {where}"
-    if context.loss is not None and name == context.loss.name and (sentence := logarithm_of_zero(context)):
-        return cause_found("logarithm_of_zero", sentence, evidence, since=step)
     in_loss = context.loss is not None and name == context.loss.name
+    if in_loss and (sentence := logarithm_of_zero(context)):
+        return cause_found("logarithm_of_zero", sentence, evidence, since=step)
     if in_loss and not in_half_precision(context.history):  # which a loss of usual size does not exceed
         evidence += "; a division by zero and -log(0) are infinite as well"
         return cause_found("overflow", f"{statement}.", evidence, since=step, remedies=IN_LOSS_FUNCTION)
     return cause_found("overflow", f"{statement}.", evidence, since=step)
-
-
-def _without_infinity(context: EpisodeContext, names: str) -> CheckResult:
-    if inputs := large_inputs(context):
-        largest = max(inputs, key=lambda large: large.size)
-        return not_checked(f"overflow: possible, {largest.words}; the largest number of fp16 is {FP16_LARGEST:.0f}")
-    start = context.episode.start
-    return ruled_out(f"overflow: no infinity in {names} before the first NaN at {context.unit} {start}")
 
 
 def _overflow_at_origin(origin: NanOriginFacts) -> CheckResult:

@@ -67,8 +67,11 @@ def step_size_check(context: EpisodeContext) -> CheckResult | None:
     if ratio is None or loss is None or len(loss.values) < 2 or episode.kind in KINDS_OF_LARGE_STEPS:
         return None
     early = context.is_early or episode.start - int(loss.steps[0]) <= LIMITS.first_points * loss.distance
-    if not (early and context.span.begins_training) or _recovered_by_itself(context) or _is_at_default(context):
+    if not (early and context.span.begins_training) or _is_at_default(context):
         return None
+    until = episode.end + LIMITS.first_steps * loss.distance
+    if episode.recovered and not any(episode.start <= event.step <= until for event in context.events_of("rollback")):
+        return None  # it recovered by itself
     losses, steps = loss.values[loss.finite], loss.steps[loss.finite]
     if len(losses) < 2 or losses[0] <= 0:
         return None
@@ -82,14 +85,6 @@ def step_size_check(context: EpisodeContext) -> CheckResult | None:
     worst = int(np.argmax(np.where(usable, ratio.values, -np.inf)))
     update = float(ratio.values[worst])
     return _too_high(context, update, int(ratio.steps[worst])) if update >= LIMITS.absurd else None
-
-
-def _recovered_by_itself(context: EpisodeContext) -> bool:
-    """Return whether the training recovered without a rollback."""
-    episode, distance = context.episode, 1 if context.loss is None else context.loss.distance
-    until = episode.end + LIMITS.first_steps * distance
-    is_undone = any(episode.start <= event.step <= until for event in context.events_of("rollback"))
-    return bool(episode.recovered) and not is_undone
 
 
 def _is_at_default(context: EpisodeContext) -> bool:
@@ -195,20 +190,16 @@ def small_steps_check(context: EpisodeContext) -> CheckResult:
     top = max(float(rate.values[rate.finite].max(initial=0.0)) for rate in context.rates)
     if moved > LIMITS.moved or not 0 < top <= LIMITS.usual_rate:
         return CheckResult()
+    factor = LIMITS.usual / usual if usual > 0 else math.inf
+    factor = min(factor, LIMITS.most_raised)
+    target = float(f"{top * factor:.1g}")
     return cause_found(
         "learning_rate_too_low",
         f"The learning rate is too low: {steps:,} {context.unit}s together moved the weights by at most "
         f"{100 * moved:.2g}% of their norm, at rates up to {top:.3g}.",
         since=int(ratio.steps[0]),
-        remedies=(_raise_by(top, LIMITS.usual / usual if usual > 0 else math.inf),),
+        remedies=(Remedy(Action.RAISE_LEARNING_RATE, baseline=top, target=target, factor=factor),),
     )
-
-
-def _raise_by(rate: float, factor: float) -> Remedy:
-    """Return a remedy that raises the learning rate to where updates are of a usual size."""
-    factor = min(factor, LIMITS.most_raised)
-    target = float(f"{rate * factor:.1g}")
-    return Remedy(Action.RAISE_LEARNING_RATE, baseline=rate, target=target, factor=factor)
 
 
 def first_updates_large(context: EpisodeContext) -> bool:
