@@ -210,7 +210,11 @@ def _useful_remedies(episode: Finding, episodes: Sequence[Finding]) -> tuple[Rem
             against = _remedies_of_cause(cause)
             if all(remedy.topic is not Topic.INSPECT_BATCH for remedy in against):
                 own = without_topics(own, {Topic.INSPECT_BATCH})
-    if against or _origin_was_found(episode, episodes) or _began_finite(episode):
+    likely = episode.cause
+    # A likely cause that began while all values were finite: no operation is to be looked for.
+    began = None if likely is None or likely.certainty == "possible" else likely.since
+    began_finite = began is not None and began < episode.start
+    if against or began_finite or _origin_was_found(episode, episodes):
         own = tuple(remedy for remedy in own if not remedy.action.looks_for_origin)
     return (*against, *own)
 
@@ -227,14 +231,6 @@ def _cause_near(episode: Finding, episodes: Sequence[Finding]) -> Cause | None:
         and abs(other.start - episode.start) <= ORIGIN_LIMITS.near
     )
     return next(filter(None, near), None)
-
-
-def _began_finite(episode: Finding) -> bool:
-    """Return whether its likely cause began while all values were finite, so that no operation is to be looked for."""
-    cause = episode.cause
-    if cause is None or cause.certainty == "possible" or cause.since is None:
-        return False
-    return cause.since < episode.start
 
 
 def _origin_was_found(episode: Finding, episodes: Sequence[Finding]) -> bool:
@@ -255,9 +251,7 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
     serious = [episode for episode in episodes if episode.severity >= Severity.WARNING]
     deciding = deciding_of(outcome, serious)
     is_of_setup = cause is not None and cause.name == "setup"
-    certain = (
-        [] if deciding is None else [episode for episode in serious if _is_certain_mistake(episode, deciding, serious)]
-    )
+    certain = [e for e in serious if deciding is not None and _is_certain_mistake(e, deciding, serious)]
 
     def rank(episode: Finding) -> tuple[bool, bool, int, int, int]:
         is_mistake = episode in certain or (is_of_setup and episode.kind in OF_SETUP)

@@ -14,7 +14,6 @@ import numpy as np
 
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting
-from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -76,13 +75,15 @@ def settings_of(history: RunHistory) -> RecordedSettings:
     decay_changed = any(is_of_option(event, "weight_decay") for event in changes)
     clipping_changed = any(is_of_setting(event, Setting.CLIPPING_NORM) for event in changes)
     betas_changed = any(is_of_option(event, "betas") for event in changes)
+    matches = [BETAS.match(value.strip()) for key, value in history.params.items() if _last_part(key) == "betas"]
+    pairs = [(float(match["first"]), float(match["second"])) for match in matches if match is not None]
     return RecordedSettings(
         in_half_precision(history),
         None if not decays or decay_changed else max(decays),
         None if not norms or clipping_changed else min(norms),
         is_adam(history),
         is_sgd(history),
-        None if betas_changed else _betas(history.params),
+        None if betas_changed else tuple(dict.fromkeys(pair for pair in pairs if max(pair) < 1)),
         None if not momenta or any(is_of_option(event, "momentum") for event in changes) else max(momenta),
         _schedule(history.params),
     )
@@ -111,13 +112,6 @@ def _numbers(params: Mapping[str, str], names: frozenset[str]) -> list[float]:
             except ValueError:
                 continue
     return [number for number in numbers if math.isfinite(number)]
-
-
-def _betas(params: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
-    """Return pairs of numbers below 1 that were recorded as ``(0.9, 0.999)``, of any group."""
-    matches = [BETAS.match(value.strip()) for key, value in params.items() if _last_part(key) == "betas"]
-    pairs = [(float(match["first"]), float(match["second"])) for match in matches if match is not None]
-    return tuple(dict.fromkeys(pair for pair in pairs if max(pair) < 1))
 
 
 def _schedule(params: Mapping[str, str]) -> str:
@@ -177,7 +171,17 @@ def in_half_precision(history: RunHistory) -> bool | None:
         True in asked
         or any(FP16.search(params.get(key, "")) for key in RECORDED_TYPES)
         or any(bool((scale[np.isfinite(scale)] > 1.0).any()) for scale in scales)
-        or any(_names_fp16(event.facts) for event in history.events or ())
+        or any(
+            (
+                isinstance(event.facts, NanOriginFacts)
+                and any(
+                    tensor.dtype == "float16"
+                    for tensor in (*event.facts.inputs, event.facts.output)
+                    if tensor is not None
+                )
+            )
+            for event in history.events or ()
+        )
     ):
         return True
     return False if RECORDED_TYPES[1] in params or False in asked else None
@@ -193,9 +197,3 @@ def _asks_for_fp16(key: str, value: str) -> bool | None:
     if FP16.search(value) or value == "16":
         return True
     return False if OTHER_TYPES.search(value) else None
-
-
-def _names_fp16(facts: Facts) -> bool:
-    return isinstance(facts, NanOriginFacts) and any(
-        tensor.dtype == "float16" for tensor in (*facts.inputs, facts.output) if tensor is not None
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,13 +41,17 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         first = int(main.steps[0])  # a script may have logged a validation at step 0, before its first step
     finite = np.zeros(0) if main is None else main.values[main.finite]
     reading = diagnosis.curves[0] if diagnosis.curves else None
+    params = {name: value for name, value in history.params.items() if not name.startswith(OUR_PREFIX)}
+    for name, value in history.params.items():  # ours under their short name where the script has none of that name
+        if name.startswith(OUR_PREFIX):
+            params.setdefault(name.removeprefix(OUR_PREFIX), value)
     overheads, rates = _values(history, "overhead_fraction"), _values(history, "learning_rate")
     rollbacks = [event.facts for event in history.events or () if isinstance(event.facts, RollbackFacts)]
     return RunCard(
         source=diagnosis.source,
         name=diagnosis.name,
         format=diagnosis.format,
-        params=_short_names(history.params),
+        params=params,
         tags=dict(history.tags),
         outcome=diagnosis.outcome,
         verdict=diagnosis.verdict,
@@ -175,12 +177,3 @@ def _values(history: RunHistory, quantity: str) -> NDArray[np.float64]:
     """Return the finite values of a quantity of the whole training."""
     values = next((restore_infinities(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
     return values[np.isfinite(values)]
-
-
-def _short_names(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters, ours under their short name where the script has none of that name."""
-    short = {name: value for name, value in params.items() if not name.startswith(OUR_PREFIX)}
-    for name, value in params.items():
-        if name.startswith(OUR_PREFIX):
-            short.setdefault(name.removeprefix(OUR_PREFIX), value)
-    return short

@@ -414,15 +414,12 @@ def _sentence(pair: _Pair, difference: FirstDifference, names: tuple[str, str]) 
         if len(pair.steps) < MIN_COMMON_STEPS:
             return f"{begun}; {len(pair.steps)} common steps are too few to separate this from noise."
         return f"{begun}, but always within its noise."
-    gap = "" if difference.gap is None else _gap_words(difference.gap, names)
+    gap = ""
+    if difference.gap is not None:
+        ratio = 1 + difference.gap
+        gap = f", {names[1]} {abs(difference.gap):.1%} {'above' if difference.gap > 0 else 'below'} {names[0]}"
+        if difference.gap > 1:
+            times = f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}" if ratio < 1e6 else f"{ratio:.1e}"
+            gap = f", {names[1]} {times} times {names[0]}"
     again = "" if difference.meets_at is None else f"; from step {difference.meets_at:,} on they agree again"
     return f"{begun}. From step {difference.parts_at:,} on the runs differ by more than their noise{gap}{again}."
-
-
-def _gap_words(gap: float, names: tuple[str, str]) -> str:
-    """``, wild 12.4% above calm``, ``, wild 5.3 times calm``."""
-    ratio = 1 + gap
-    if gap > 1:
-        times = f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}" if ratio < 1e6 else f"{ratio:.1e}"
-        return f", {names[1]} {times} times {names[0]}"
-    return f", {names[1]} {abs(gap):.1%} {'above' if gap > 0 else 'below'} {names[0]}"

@@ -53,7 +53,12 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
     if not policy.rolls_back or past.ended:
         return past, Decision()
     if policy.raise_after_skips is not None and situation.skips_in_a_row >= policy.raise_after_skips:
-        return _nothing_left(past, situation)
+        onset = situation.step - situation.skips_in_a_row + 1
+        skipped = f"{situation.skips_in_a_row} consecutive steps skipped since step {onset}"
+        reason = f"{skipped}: the training makes no progress."
+        return replace(past, gave_up=True, ended=True), Decision(
+            "give_up", reason, onset, final=True, nothing_left=True
+        )
     if past.gave_up:
         return _replace_broken_weights(policy, past, situation)
     past = with_findings(policy, _with_loss(policy, past, situation), situation)
@@ -87,8 +92,14 @@ def _answer(
         period, known_period = period_of(policy, past, trouble), past.period
         onsets = (*past.onsets, trouble.first_seen)[-REMEMBERED_ONSETS:]
         past = replace(past, onsets=onsets, period=period)
+        if period is not None and known_period is not None:
+            return past, Decision()
         if period is not None:
-            return past, Decision() if known_period is not None else _periodic(past, trouble, period)
+            reason = (
+                f"{trouble.reason} The loss rises about every {period} steps ({', '.join(map(str, onsets))}), and "
+                "rollbacks did not prevent it. No further rollbacks for a rise at this distance."
+            )
+            return past, Decision("give_up", reason, trouble.onset)
     if trouble.skipped and last is not None and trouble.onset <= last.at + 1:
         return _give_up(policy, past, situation, trouble, hopeless=True)
     target = choose_target(policy, past, situation, trouble)
@@ -203,22 +214,6 @@ def _replace_broken_weights(
         why = f"{counted(len(past.rollbacks), 'rollback')} did not help."
     past = replace(past, gave_up=True, ended=True)
     return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, final=True, nothing_left=True)
-
-
-def _nothing_left(past: RollbackHistory, now: Situation) -> tuple[RollbackHistory, Decision]:
-    onset = now.step - now.skips_in_a_row + 1
-    reason = f"{now.skips_in_a_row} consecutive steps skipped since step {onset}: the training makes no progress."
-    past = replace(past, gave_up=True, ended=True)
-    return past, Decision("give_up", reason, onset, final=True, nothing_left=True)
-
-
-def _periodic(past: RollbackHistory, trouble: Trouble, period: int) -> Decision:
-    seen = ", ".join(map(str, past.onsets))
-    reason = (
-        f"{trouble.reason} The loss rises about every {period} steps ({seen}), and rollbacks did not prevent it. "
-        f"No further rollbacks for a rise at this distance."
-    )
-    return Decision("give_up", reason, trouble.onset)
 
 
 def _with_loss(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:

@@ -181,7 +181,9 @@ class SPAMAdam(Optimizer):
         else:
             usual = [state["usual_norm"] for state in states]
             gradients = limit_norms(gradients, usual, count, group["norm_threshold"], group["norm_decay"])
-        rate = float(group["lr"]) * (_warm_up(since, group["warm_up"]) if count > every > 0 else 1.0)
+        rate, steps = float(group["lr"]), group["warm_up"]
+        if count > every > 0 and since < steps:  # after a reset it rises from a hundredth
+            rate *= 1 - 0.99 * (1 + math.cos(math.pi * since / steps)) / 2
         if group["weight_decay"]:
             torch_api.foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         torch_api.foreach_lerp_(first, gradients, 1 - beta1)
@@ -191,10 +193,3 @@ class SPAMAdam(Optimizer):
         torch_api.foreach_div_(root, math.sqrt(1 - beta2**since))
         torch_api.foreach_add_(root, group["eps"])
         torch_api.foreach_addcdiv_(parameters, first, root, -rate / (1 - beta1**since))
-
-
-def _warm_up(since: int, steps: int) -> float:
-    """Return the learning rate factor after a reset: from a hundredth to 1."""
-    if since >= steps:
-        return 1.0
-    return 1 - 0.99 * (1 + math.cos(math.pi * since / steps)) / 2

@@ -387,9 +387,9 @@ def _decisions(choices: Iterable[Choice], case: Case, states: Mapping[str, State
     if last < FOR_EVER:
         return (Decision(f"the run was rolled back at step {last}", (Remedy(Action.CONTINUE),)),)
     choice = next((choice for choice in choices if choice.applies(case, states)), None)
-    return (
-        () if choice is None else (Decision(choice.when, tuple(_of_run(remedy, case) for remedy in choice.remedies)),)
-    )
+    if choice is None:
+        return ()
+    return (Decision(choice.when, tuple(_of_run(remedy, case) for remedy in choice.remedies)),)
 
 
 def _with_factor(remedy: Remedy) -> Remedy:
@@ -400,7 +400,9 @@ def _with_factor(remedy: Remedy) -> Remedy:
 def _of_run(remedy: Remedy, case: Case) -> Remedy:
     context, episode = case.context, case.context.episode
     if remedy.action is Action.STOP_AT_BEST:
-        return replace(remedy, step=_best_step(case), unit=episode.unit)
+        best = episode.facts_as(BestStepFacts)
+        validations = (curve.best_step for curve in case.diagnosis.curves if "val" in curve.metric.lower())
+        return replace(remedy, step=next(validations, None) if best is None else best.best_step, unit=episode.unit)
     if "change" in remedy.action.parts and remedy.factor is None:
         remedy = _with_rate(remedy, context)
     if "step" not in remedy.action.parts:
@@ -412,12 +414,6 @@ def _of_run(remedy: Remedy, case: Case) -> Remedy:
     if context.loss is None or first - int(context.loss.steps[0]) < MIN_STEPS_BEFORE:
         return Remedy(Action.RESTART_FROM_START)
     return replace(remedy, step=first, unit=episode.unit)
-
-
-def _best_step(case: Case) -> int | None:
-    best = case.context.episode.facts_as(BestStepFacts)
-    validations = (curve.best_step for curve in case.diagnosis.curves if "val" in curve.metric.lower())
-    return next(validations, None) if best is None else best.best_step
 
 
 def _with_rate(remedy: Remedy, context: EpisodeContext) -> Remedy:

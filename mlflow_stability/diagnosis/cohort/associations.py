@@ -85,7 +85,13 @@ def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
     judged = tuple(card for card in cards if card.unstable is not None)
     exposure = exposure_of(judged)
     features, left_out = features_of(judged)
-    few = _too_few(len(judged), int(exposure.troubled.sum()), len(features))
+    unstable = int(exposure.troubled.sum())
+    few = "" if features else "Parameters associated with instability: the runs have equal parameters."
+    if len(judged) < CONFIG.min_runs or min(unstable, len(judged) - unstable) < TESTS.min_runs:
+        few = (
+            f"Parameters associated with instability: {unstable} of {len(judged)} judged runs were unstable; at least "
+            f"{CONFIG.min_runs} runs are needed, {TESTS.min_runs} of each kind."
+        )
     if few:
         return AssociationResult((), tuple(features), judged, undecided=True, cannot_tell=(few,))
     groups = _group_equivalent(features, len(np.unique(exposure.settings)))
@@ -102,23 +108,8 @@ def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
         candidates = [] if full else _candidates(groups_left, exposure, named, by_setting)
     doubtful = _doubtful(candidates, exposure, named)
     warnings = (*_warnings(groups, named), *_explained_away(first, named))
-    return AssociationResult(
-        tuple(associations),
-        tuple(features),
-        judged,
-        bool(doubtful),
-        warnings,
-        (*doubtful, *left_out),
-    )
-
-
-def _too_few(runs: int, unstable: int, features: int) -> str:
-    if runs < CONFIG.min_runs or min(unstable, runs - unstable) < TESTS.min_runs:
-        return (
-            f"Parameters associated with instability: {unstable} of {runs} judged runs were unstable; at least "
-            f"{CONFIG.min_runs} runs are needed, {TESTS.min_runs} of each kind."
-        )
-    return "" if features else "Parameters associated with instability: the runs have equal parameters."
+    cannot_tell = (*doubtful, *left_out)
+    return AssociationResult(tuple(associations), tuple(features), judged, bool(doubtful), warnings, cannot_tell)
 
 
 def _candidates(

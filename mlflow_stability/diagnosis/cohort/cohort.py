@@ -38,10 +38,15 @@ def sensitivity_of(cards: Sequence[RunCard]) -> tuple[Sensitivity | None, str]:
     if len(names) != 1 or _count_rates(runs) < MIN_RATES:
         return None, ""
     name = names.pop()
-    sweeps = _with_common_rates(_sweeps(runs, name))
+    sweeps = _sweeps(runs, name)
     if not sweeps:
         note = "Learning-rate sensitivity: no sweep over the learning rate alone, so all runs are taken together."
         return _sensitivity(name, [_binned(runs)]), note
+    common = set.intersection(*({rate for rate, _ in sweep} for sweep in sweeps))
+    if len(common) < MIN_RATES:
+        sweeps = [max(sweeps, key=len)]
+    else:
+        sweeps = [[run for run in sweep if run[0] in common] for sweep in sweeps]
     count = sum(map(len, sweeps))
     note = (
         f"What the learning rate does in {len(runs) - count} of {len(runs)} runs: they differ from the other "
@@ -97,16 +102,6 @@ def _moves_with(rates: np.ndarray, settings: Sequence[Mapping[str, str]], param:
     return correlation is not None and abs(correlation) > 1 - 1e-9
 
 
-def _with_common_rates(sweeps: Sequence[list[RatedRun]]) -> list[list[RatedRun]]:
-    """Cut the sweeps to the rates that all of them have; if these are too few, return the largest sweep alone."""
-    if not sweeps:
-        return []
-    common = set.intersection(*({rate for rate, _ in sweep} for sweep in sweeps))
-    if len(common) < MIN_RATES:
-        return [max(sweeps, key=len)]
-    return [[run for run in sweep if run[0] in common] for sweep in sweeps]
-
-
 def _binned(runs: Sequence[RatedRun]) -> list[RatedRun]:
     """Replace rates by the geometric mean of their bin if there are too many."""
     if _count_rates(runs) <= MAX_RATES:
@@ -156,7 +151,12 @@ def survival_of(cards: Sequence[RunCard], parts: Mapping[str, Sequence[RunCard]]
     kept = [(label, part) for label, part in kept if part]
     if len(kept) < 2:
         return (all_runs,)
-    shown = _extremes(kept)
+    shown = kept
+    if len(kept) > MAX_PARTS:
+        shares = [sum(card.divergence is not None for card in part) / len(part) for _, part in kept]
+        order = sorted(range(len(kept)), key=lambda place: shares[place])
+        few = MAX_PARTS // 2
+        shown = [kept[place] for place in sorted((*order[:few], *order[few - MAX_PARTS :]))]
     curves = [replace(_curve(label, part), p_value=_p_value(part, observed)) for label, part in shown]
     tested = [curve.p_value for curve in curves if curve.p_value is not None]
     if len(kept) > 2 or sum(len(part) for _, part in kept) < len(observed):  # two halves are one and the same test
@@ -164,16 +164,6 @@ def survival_of(cards: Sequence[RunCard], parts: Mapping[str, Sequence[RunCard]]
         adjusted = iter(holm([*tested, *unseen]))
         curves = [curve if curve.p_value is None else replace(curve, p_value=next(adjusted)) for curve in curves]
     return (all_runs, *curves)
-
-
-def _extremes(parts: list[tuple[str, list[RunCard]]]) -> list[tuple[str, list[RunCard]]]:
-    """Return, of many parts, those that lost the smallest and the largest shares of their runs, in order."""
-    if len(parts) <= MAX_PARTS:
-        return parts
-    shares = [sum(card.divergence is not None for card in part) / len(part) for _, part in parts]
-    order = sorted(range(len(parts)), key=lambda place: shares[place])
-    few = MAX_PARTS // 2
-    return [parts[place] for place in sorted((*order[:few], *order[few - MAX_PARTS :]))]
 
 
 def _is_observed(card: RunCard) -> bool:
@@ -259,7 +249,10 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
 def _survival_parts(
     cards: Sequence[RunCard], groups: Sequence[SeedGroup], result: AssociationResult
 ) -> Mapping[str, Sequence[RunCard]]:
-    """Return groups of repetitions if there are enough, else the values of the strongest parameter."""
+    """Return groups of repetitions if there are enough, else the values of the strongest parameter.
+
+    Numbers are split at their median, which does not depend on the outcome.
+    """
     large = [group for group in groups if len(group.sources) >= MIN_SEEDS]
     if len(large) >= 2:
         by_source = {card.source: card for card in cards}
@@ -267,11 +260,6 @@ def _survival_parts(
     if not result.named:
         return {}
     feature = next(feature for feature in result.features if feature.name == result.associations[0].params[0])
-    return _levels_or_halves(feature, result.judged)
-
-
-def _levels_or_halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[str, Sequence[RunCard]]:
-    """Split numbers at their median, which does not depend on the outcome."""
     values = feature.values
     if feature.numeric:
         numbers = values[~np.isnan(values)]
@@ -285,7 +273,10 @@ def _levels_or_halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[st
         }
     else:
         sides = {f"{feature.name} {level}": values == place for place, level in enumerate(feature.levels)}
-    return {label: [card for card, inside in zip(judged, side, strict=True) if inside] for label, side in sides.items()}
+    return {
+        label: [card for card, inside in zip(result.judged, side, strict=True) if inside]
+        for label, side in sides.items()
+    }
 
 
 def _plots(result: AssociationResult) -> tuple[ParamPlot, ...]:

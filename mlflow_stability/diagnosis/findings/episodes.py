@@ -230,10 +230,10 @@ def _of_steps(
             is_in_end = any(end.attempt == start and end.end >= last.step for end in at_the_end)
             if kind == StepSkipped.kind and is_in_end:
                 continue
-            if _ends_broken(last):
+            severity, facts = SdrCollapse.severities[-1] if kind == SdrCollapse.kind else Severity.INFO, last.facts
+            is_finding = isinstance(facts, LogLineFacts) and facts.says is LogSays.FINDING and not facts.went_on
+            if kind in NON_FINITE and is_finding:  # the last line of a training reports a non-finite number
                 severity = Severity.CRITICAL
-            else:
-                severity = SdrCollapse.severities[-1] if kind == SdrCollapse.kind else Severity.INFO
             finding = _finding(first, last, severity, starts, count=high - low)
             yield finding if high - low == 1 else with_note(finding, SaidAgainNote(high - low), step=last.step)
 
@@ -262,13 +262,6 @@ def _logged_rollbacks(history: RunHistory, starts: Mapping[int, int]) -> Iterato
 def _is_of_a_step(event: Finding) -> bool:
     """Whether a line names a finding or a skipped step, and no end of the training."""
     return isinstance(event.facts, LogLineFacts) and event.facts.says in (LogSays.FINDING, LogSays.SKIPPED)
-
-
-def _ends_broken(event: Finding) -> bool:
-    """Whether the last line of a training reports a non-finite number."""
-    facts = event.facts
-    is_broken = event.kind in (NanDetected.kind, InfDetected.kind)
-    return is_broken and isinstance(facts, LogLineFacts) and facts.says is LogSays.FINDING and not facts.went_on
 
 
 def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Finding]:

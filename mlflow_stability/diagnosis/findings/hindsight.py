@@ -17,13 +17,13 @@ import numpy as np
 from mlflow_stability.curves.curves import NO_TEST, NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.curves.levels import is_rounding, read_levels
 from mlflow_stability.diagnosis.findings.episodes import end_level
-from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
+from mlflow_stability.diagnosis.findings.notes import RipplesNote, with_note
 from mlflow_stability.kinds.first_look.not_trained import NoGradient
 from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
-from mlflow_stability.vocabulary.result import Finding, Severity, Statement
+from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 
 BASELINE_POINTS = 32
 """Values before a finding that show what was normal."""
@@ -64,7 +64,9 @@ def in_hindsight(
     for finding in findings:
         loss = next((curve for curve in curves.losses if curve.attempt == finding.attempt and curve.has_level), None)
         curve = _curve_of(finding, curves.losses)
-        if curve is not None and _is_rounding(finding, curve):
+        peak, rise = finding.facts_as(PeakFacts), finding.facts_as(LossRiseFacts)
+        risen = math.inf if peak is None or rise is None else peak.highest - rise.baseline
+        if curve is not None and risen < math.inf and is_rounding(curve.values[curve.finite], risen):
             continue
         if finding.kind == "divergence" and curve is not None:
             finding = _from_onset(finding, curve)
@@ -80,14 +82,6 @@ def in_hindsight(
 
 def _curve_of(finding: Finding, curves: Sequence[Curve]) -> Curve | None:
     return next((c for c in curves if (c.name, c.attempt) == (finding.metric, finding.attempt)), None)
-
-
-def _is_rounding(finding: Finding, curve: Curve) -> bool:
-    """Whether a rise is one of a step or two of the log's rounding."""
-    peak, rise = finding.facts_as(PeakFacts), finding.facts_as(LossRiseFacts)
-    if peak is None or rise is None:
-        return False
-    return is_rounding(curve.values[curve.finite], peak.highest - rise.baseline)
 
 
 def _from_onset(finding: Finding, curve: Curve) -> Finding:
@@ -116,7 +110,7 @@ def _without_response(finding: Finding, loss: Curve) -> Finding:
     spread = NORMAL_MAD * median_deviation(before) + 1e-3 * abs(usual)
     if float(after.max()) > usual + max(RESPONSE_SHARE * abs(usual), 5 * spread):
         return finding
-    return replace(with_note(finding, OutcomeNote(Outcome.UNANSWERED)), severity=Severity.INFO)
+    return replace(with_note(finding, Text("The loss did not rise.")), severity=Severity.INFO)
 
 
 def _within_noise(finding: Finding, by_rules: Sequence[Finding], curves: RunCurves) -> Finding:
@@ -135,7 +129,7 @@ def _within_noise(finding: Finding, by_rules: Sequence[Finding], curves: RunCurv
     )
     if confirmed or points > SHORT_SPIKE_POINTS or not finding.recovered:
         return finding
-    return replace(with_note(finding, OutcomeNote(Outcome.WITHIN_NOISE)), severity=Severity.INFO)
+    return replace(with_note(finding, Text("Within the noise of the whole run.")), severity=Severity.INFO)
 
 
 def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding]:
@@ -206,7 +200,7 @@ def _ripple(finding: Finding, curve: Curve) -> Finding:
     level = -math.inf if facts is None else facts.baseline
     is_below = end_level(curve.values[curve.finite]) < level
     if rise < RIPPLE_SHARE or (rise < RIPPLE_SHARE_BELOW and is_below):
-        return replace(with_note(finding, OutcomeNote(Outcome.RECOVERED)), severity=Severity.INFO)
+        return replace(with_note(finding, Text("The loss recovered.")), severity=Severity.INFO)
     return finding
 
 
@@ -232,7 +226,8 @@ def _falling(finding: Finding, curve: Curve) -> Finding:
     is_falling = last <= middle + levels.noise and early > middle + levels.noise
     if not has_recovered or not is_falling:
         return finding
-    noted = with_note(finding, FallingNote(math.exp(min(high, 700.0))))
+    maximum = f"The loss has been falling since its maximum of {math.exp(min(high, 700.0)):.4g}."
+    noted = with_note(finding, Text(maximum))
     return replace(noted.with_span(recovered=None), severity=min(finding.severity, Severity.WARNING))
 
 

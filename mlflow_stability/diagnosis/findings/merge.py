@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
 from mlflow_stability.diagnosis.findings.episodes import NON_FINITE, REMARKS
-from mlflow_stability.diagnosis.findings.notes import NanAfterInf, OriginNote, RepeatedNote, also_known, with_note
+from mlflow_stability.diagnosis.findings.notes import NanAfterInf, RepeatedNote, also_known, with_note
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected, NonFiniteFacts
@@ -19,7 +19,7 @@ from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts
 from mlflow_stability.kinds.reported.rollback import Rollback, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
-from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement
+from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement, Text
 
 NEAR_SHARE = 0.02
 """Findings that begin within this share of the run from each other are about the same trouble."""
@@ -159,7 +159,7 @@ def add_origins(findings: list[Finding], _reach: float) -> list[Finding]:
         at = max(held, key=lambda at: kept[at].severity)
         if at not in noted:
             noted.add(at)
-            trouble = with_note(kept[at], OriginNote(origin_of(origin)))
+            trouble = with_note(kept[at], Text(origin_of(origin).statement))
             repeats = (*trouble.repeats, (NAN_ORIGIN, origin.start))
             kept[at] = replace(trouble, remedies=_remedies(origin, trouble), repeats=repeats)
     return kept

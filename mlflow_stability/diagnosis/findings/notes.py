@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from math import isfinite
 
 import numpy as np
@@ -25,7 +24,6 @@ from mlflow_stability.kinds.gradients.layers import (
 )
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh, UpdateRatioLow, WeightSpike
-from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Finding, Statement
@@ -34,35 +32,6 @@ from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
 NAMED_LAYERS = 5
 """Number of layers that a sentence names; the evidence holds all."""
-
-
-class Outcome(Enum):
-    """What came after a rise, in a sentence."""
-
-    UNANSWERED = "The loss did not rise."
-    WITHIN_NOISE = "Within the noise of the whole run."
-    RECOVERED = "The loss recovered."
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeNote(Facts):
-    outcome: Outcome
-
-    def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``The loss recovered.``"""
-        return self.outcome.value
-
-
-@dataclass(frozen=True, slots=True)
-class FallingNote(Facts):
-    """A loss that jumped and has been falling since."""
-
-    highest: float
-    """In the unit of the loss."""
-
-    def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``The loss has been falling since its maximum of 7.31.``"""
-        return f"The loss has been falling since its maximum of {self.highest:.4g}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +113,6 @@ class NanAfterInf(Facts):
         """``loss is NaN at step 401.``: without a last finite value that the infinity names, too."""
         sentence = self.nan.sentence(step, unit)
         return sentence.replace(self.infinity.last_finite_clause, "", 1)
-
-
-@dataclass(frozen=True, slots=True)
-class OriginNote(Facts):
-    """The operation with the first non-finite result."""
-
-    origin: NanOriginFacts
-
-    def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """What the origin says, without its step."""
-        return self.origin.statement
 
 
 @dataclass(frozen=True, slots=True)

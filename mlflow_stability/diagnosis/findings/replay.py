@@ -54,21 +54,20 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
         if metric.meaning.quantity in wanted and metric.name not in unjudged and not metric.meaning.duplicate_of
     ]
     if not is_ours:
-        metrics = _in_our_units(metrics)
+        rows = {metric.meaning.place: metric for metric in metrics if metric.meaning.quantity == "sdr_rows"}
+        shares = [_as_share(metric, rows) if metric.meaning.quantity in SHARES else metric for metric in metrics]
+        metrics = [metric for metric in shares if metric is not None]
     starts = start_by_attempt(history)
     events: list[Finding] = []
     start = None
-    for reading in _readings(sorted(metrics, key=_place_in_step), by_time=is_ours):
+    order = {quantity: place for place, quantity in enumerate(FIRST_QUANTITIES)}
+    metrics.sort(key=lambda metric: order.get(metric.meaning.quantity, len(order)))
+    for reading in _readings(metrics, by_time=is_ours):
         if starts.get(reading.attempt, reading.attempt) != start:
             start = starts.get(reading.attempt, reading.attempt)
             panel.restart()
         events += panel.judge(reading)
     return events
-
-
-def _place_in_step(metric: Metric) -> int:
-    quantity = metric.meaning.quantity
-    return FIRST_QUANTITIES.index(quantity) if quantity in FIRST_QUANTITIES else len(FIRST_QUANTITIES)
 
 
 def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
@@ -110,15 +109,8 @@ def _repeats(metric: Metric) -> NDArray[np.int64]:
     return (places - np.maximum.accumulate(np.where(again, 0, places))).astype(np.int64)
 
 
-def _in_our_units(metrics: Iterable[Metric]) -> list[Metric]:
-    """Convert percentages and counts of patterns to shares; leave out what cannot be a share."""
-    metrics = list(metrics)
-    rows = {metric.meaning.place: metric for metric in metrics if metric.meaning.quantity == "sdr_rows"}
-    converted = [_as_share(metric, rows) if metric.meaning.quantity in SHARES else metric for metric in metrics]
-    return [metric for metric in converted if metric is not None]
-
-
 def _as_share(metric: Metric, rows: Mapping[str, Metric]) -> Metric | None:
+    """Convert percentages and counts of patterns to shares; None for what cannot be a share."""
     values = metric.series.values
     values = np.where(values >= 0, values, np.nan)  # nanoGPT prints an MFU of -100 % until it is known
     finite = values[np.isfinite(values)]

@@ -140,8 +140,11 @@ def restore(
             raise CheckpointsRefused(
                 f"The state in {folder} is sharded: pass the optimizer as well. Nothing was changed."
             )
+        # Weights and buffers alone, to evaluate the model; random numbers and learning rates stay as they are.
         copy, messages = read_state(folder / STATE), chosen.messages
-        _restore_models(models, copy)
+        later = replace(copy.later, averaged={}, hyper_parameters=(), schedulers=(), scaler=None)
+        weights = replace(copy, optimizers=(), later=later)
+        restore_state(weights, _in_saved_order(weights, TrainingParts((), models=models)), RestoreChoice(scaler=False))
     else:
         around = find_parts(optimizers, scaler)
         parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
@@ -150,13 +153,6 @@ def restore(
         copy = read_sharded(folder, copy, parts) if is_sharded else copy
         messages = (*chosen.messages, *_restore_training(parts, copy, chosen, dict(extra_state or {})))
     return Resumed(copy.step, math.nan if meta is None else meta.loss, folder, messages)
-
-
-def _restore_models(models: tuple[Module, ...], copy: StateCopy) -> None:
-    """Restore weights and buffers alone, to evaluate the model; random numbers and learning rates stay as they are."""
-    later = replace(copy.later, averaged={}, hyper_parameters=(), schedulers=(), scaler=None)
-    weights = replace(copy, optimizers=(), later=later)
-    restore_state(weights, _in_saved_order(weights, TrainingParts((), models=models)), RestoreChoice(scaler=False))
 
 
 def _restore_training(

@@ -386,11 +386,9 @@ def _check_entries(folder: Path, metadata: Any) -> None:
         trouble = "holds something else than a list of shards"
     elif any(type(entry) is not TensorStorageMetadata for entry in dict(metadata.state_dict_metadata).values()):
         trouble = "lists an entry that is not a tensor"
-    elif any(not _is_plain_name(stored.relative_path) for stored in metadata.storage_data.values()):
-        trouble = "lists a file outside of it"
+    else:
+        paths = [stored.relative_path for stored in metadata.storage_data.values()]
+        if any(Path(path).name != path or path in ("", "..") for path in paths):
+            trouble = "lists a file outside of it"
     if trouble:
         raise CheckpointsRefused(f"The file {METADATA} of the checkpoint in {folder} {trouble}. Nothing was changed.")
-
-
-def _is_plain_name(path: str) -> bool:
-    return Path(path).name == path and path not in ("", "..")

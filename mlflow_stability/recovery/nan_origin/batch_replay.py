@@ -270,7 +270,10 @@ class Rerun:
         was_finite = all(may_be_intended(output) for output in batch.outputs if output is not None)
         weights: dict[str, Tensor] = dict(Module.named_parameters(self._model))
         with stand_ins_installed(self._model, was_finite):
-            self._register_buffers()
+            # Writing to a copy of a buffer is no change; but a model that reads one would be another the next time.
+            for module in Module.modules(self._model):
+                buffers = [buffer for buffer in module._buffers.values() if buffer is not None]
+                self._written.stand_ins(buffers, watched=not isinstance(module, torch_api.BatchNorm))
             broken_weights = self._register_nonfinite(weights)
             outputs = self._forward(was_finite)
             broken = next((output for output in outputs if not may_be_intended(output)), None)
@@ -291,12 +294,6 @@ class Rerun:
             return Replay("cannot tell", "The output is finite this time; the first output was not kept.")
         message = "The model's output was finite both times: check the labels, the loss function and the backward pass."
         return Replay("after the model", message)
-
-    def _register_buffers(self) -> None:
-        """Writing to a copy of a buffer is no change; but a model that reads one would be another the next time."""
-        for module in Module.modules(self._model):
-            buffers = [buffer for buffer in module._buffers.values() if buffer is not None]
-            self._written.stand_ins(buffers, watched=not isinstance(module, torch_api.BatchNorm))
 
     def _register_nonfinite(self, weights: dict[str, Tensor]) -> list[str]:
         """Register inputs, weights and buffers that are already non-finite; return the names of the weights."""

@@ -121,14 +121,6 @@ MOST_INPUTS = 4
 """Inputs of an operation that are described."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Module and line of an operation in the forward pass."""
-
-    module: str
-    line: str
-
-
 class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
     """Follows non-finite values from operation to operation."""
 
@@ -140,7 +132,8 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         self._written = written
         self._bad: dict[int, NanOrigin] = {}
         """By storage; a storage that is reused is written to by an operation that we see."""
-        self._places: dict[int, _Place] = {}  # by sequence number of the autograd node that the operation made
+        self._places: dict[int, tuple[str, str]] = {}
+        """Module and line of an operation in the forward pass, by sequence number of the autograd node that it made."""
         self._count = 0
 
     @classmethod
@@ -171,7 +164,9 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         inputs = tensors_in(args, kwargs)
         before = _facts(inputs) if _writes(func) else None  # described before the operation overwrites them
         node = torch_api.current_autograd_node()
-        self._note_place()
+        number = torch_api.get_sequence_nr() - 1  # of the newest autograd node
+        if number not in self._places:
+            self._places[number] = self._path.name, user_line(NanTrace.run.__code__)
         result = self._written.run(func, args, kwargs)
         name = func.__name__.partition(".")[0]
         if name in UNWRITTEN:
@@ -206,12 +201,15 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
                     return earlier
         facts = facts_of_tensor("output", output)
         entered = _facts(inputs) if before is None else before
-        place = self._place(node)
+        module, line = self._path.name, user_line(NanTrace.run.__code__)
+        if node is not None:  # in the backward pass: those of the forward operation
+            module, forward_line = self._places.get(node._sequence_nr(), ("", ""))
+            line = line or forward_line  # a user-defined backward has a line of its own
         here = NanOrigin(
             source="forward" if node is None else "backward",
-            module=place.module,
+            module=module,
             operation=word_of(name if node is None else node.name()),
-            line=place.line,
+            line=line,
             inputs=(_saved(node) or entered)[:MOST_INPUTS],
             output=facts,
         )
@@ -230,21 +228,9 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         if parents and not made_nan:
             return parents[0][1]
         self._count += 1
-        return replace(here, meant=not facts.nan and (not floating or _has_infinity(called_with)), number=self._count)
-
-    def _note_place(self) -> None:
-        """Attribute the running operation to the newest autograd node."""
-        number = torch_api.get_sequence_nr() - 1
-        if number not in self._places:
-            self._places[number] = _Place(self._path.name, user_line(NanTrace.run.__code__))
-
-    def _place(self, node: Any) -> _Place:
-        """In the backward pass, return the place of the forward operation."""
-        line = user_line(NanTrace.run.__code__)
-        if node is None:
-            return _Place(self._path.name, line)
-        there = self._places.get(node._sequence_nr(), _Place("", ""))
-        return _Place(there.module, line or there.line)  # a user-defined backward has a line of its own
+        numbers = [value for value in (*called_with[0], *called_with[1].values()) if isinstance(value, float)]
+        meant = not facts.nan and (not floating or any(map(math.isinf, numbers)))
+        return replace(here, meant=meant, number=self._count)
 
 
 def word_of(name: str) -> str:
@@ -285,8 +271,3 @@ def _is_whole(tensor: Tensor) -> bool:
 def _writes(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
-
-
-def _has_infinity(called_with: tuple[Sequence[Any], Mapping[str, Any]]) -> bool:
-    args, kwargs = called_with
-    return any(isinstance(argument, float) and math.isinf(argument) for argument in (*args, *kwargs.values()))

@@ -98,19 +98,15 @@ def loss_operations(loss: Any, outputs: Sequence[tuple[str, int]]) -> tuple[str,
         if (node.name(), node._sequence_nr()) in ends:
             arrived = True
             continue
-        if not _is_whole_power(node):
+        exponent = getattr(node, "_saved_exponent", None)
+        is_whole = isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
+        if not is_whole:  # a square or a cube is finite for every usual number
             names.append(word_of(node.name()))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
     return tuple(dict.fromkeys(reversed(names))) if arrived else ()
-
-
-def _is_whole_power(node: Any) -> bool:
-    """Return whether a node is a square, a cube and so on, which is finite for every usual number."""
-    exponent = getattr(node, "_saved_exponent", None)
-    return isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
 
 
 def suspects(operations: Sequence[str]) -> tuple[str, ...]:
@@ -191,21 +187,18 @@ def remedies_against(origin: NanOrigin) -> tuple[Remedy, ...]:
         return (Remedy(Action.CHECK_HOOK_OF_OUTPUT), Remedy(Action.LOWER_LOSS_SCALE), *REMEDIES["loss"])
     names = origin.operation.split(", ") if origin.source in ("forward", "backward", "loss") else []
     if overflowed(origin):
-        return _OF[names[0]] if _OF.get(names[0]) == _EXPONENTIAL else _against_overflow(origin)
+        if _OF.get(names[0]) == _EXPONENTIAL:
+            return _EXPONENTIAL
+        if origin.output is None or origin.output.dtype != "float16":
+            return (Remedy(Action.SCALE_DOWN_AND_FIND_SOURCE),)
+        if origin.source == "backward":
+            return (Remedy(Action.LOWER_LOSS_SCALE), Remedy(Action.TRAIN_IN_BF16))
+        return (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.SCALE_DOWN_OR_FLOAT32))
     has_softmax = any("softmax" in name or name.startswith("scaled_dot_product") for name in names)
     if has_softmax and any(facts.inf for facts in origin.inputs):
         return _MASK
     remedies = tuple(dict.fromkeys(remedy for name in names for remedy in _OF.get(name, ())))
     return remedies or REMEDIES[origin.source]
-
-
-def _against_overflow(origin: NanOrigin) -> tuple[Remedy, ...]:
-    dtype = "" if origin.output is None else origin.output.dtype
-    if dtype != "float16":
-        return (Remedy(Action.SCALE_DOWN_AND_FIND_SOURCE),)
-    if origin.source == "backward":
-        return (Remedy(Action.LOWER_LOSS_SCALE), Remedy(Action.TRAIN_IN_BF16))
-    return (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.SCALE_DOWN_OR_FLOAT32))
 
 
 KIND = "nan_origin"

@@ -52,12 +52,10 @@ def broken_flag(
         row = torch.stack(of_one_kind(asked, asked[-1].device))
         sound = torch.isfinite(row).all()
         if norm is not None and largest is not None:
-            sound = sound & (row[len(losses)] <= _beside(largest, row))
+            if isinstance(largest, Tensor):
+                largest = largest.to(row.device, row.dtype, non_blocking=True)
+            sound = sound & (row[len(losses)] <= largest)
         return 1.0 - sound.to(torch.float32)
-
-
-def _beside(largest: float | Tensor, row: Tensor) -> float | Tensor:
-    return largest.to(row.device, row.dtype, non_blocking=True) if isinstance(largest, Tensor) else largest
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:

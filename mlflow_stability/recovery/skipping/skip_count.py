@@ -63,7 +63,10 @@ class SkipCount:
     ) -> SkipRow:
         """Count a step; `skipped`: by whom; `buffers_lost`: its buffers could not be restored."""
         if loss_scale is not None:
-            self._follow(loss_scale)
+            if self._scale is not None:
+                self._grown = self._grown or loss_scale > self._scale
+                self._falling = loss_scale < self._scale
+            self._scale = loss_scale
         self._recent.append(skipped is not None)
         if skipped is None:
             self._row = 0
@@ -102,12 +105,6 @@ class SkipCount:
         self._row = 0
         self._recent.clear()
         self._often_reported = False
-
-    def _follow(self, loss_scale: float) -> None:
-        if self._scale is not None:
-            self._grown = self._grown or loss_scale > self._scale
-            self._falling = loss_scale < self._scale
-        self._scale = loss_scale
 
     def _share(self) -> float:
         return sum(self._recent) / len(self._recent)

@@ -179,13 +179,20 @@ class StepGuard:
         if isinstance(optimizer, LBFGS) and id(optimizer) not in self._copies:
             # The optimizer is new in its first closure; before the step it has only computed gradients.
             self._copies = {id(optimizer): copy_everything(optimizer)}
-        elif self._copies and self._moves_first.get(optimizer) is None:
-            self._learn_whether_moved(optimizer)
-        verdict = self._verdict
+        elif id(optimizer) in self._copies and not isinstance(optimizer, LBFGS) and optimizer not in self._moves_first:
+            moved = self._versions != [weight._version for weight in parameters_of(optimizer)]
+            self._moves_first[optimizer] = moved
+            if not moved:
+                del self._copies[id(optimizer)]
+        verdict, flag = self._verdict, self._verdict.flag
         if verdict.broken:
             self._hide(optimizer)
-        elif verdict.broken is None and verdict.flag is not None:
-            self._give_flag(optimizer, verdict.flag)
+        elif verdict.broken is None and flag is not None:
+            scaler_flag: Tensor | None = getattr(optimizer, "found_inf", None)
+            self._gated[id(optimizer)] = optimizer, scaler_flag
+            if scaler_flag is not None:
+                flag = torch.maximum(scaler_flag.to(flag.device, non_blocking=True), flag)
+            optimizer.found_inf = flag  # type: ignore[attr-defined]
         return verdict
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
@@ -285,19 +292,6 @@ class StepGuard:
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 hidden.hide(parameter, parameter.grad)
-
-    def _learn_whether_moved(self, optimizer: Optimizer) -> None:
-        if id(optimizer) in self._copies and not isinstance(optimizer, LBFGS):
-            moved = self._versions != [weight._version for weight in parameters_of(optimizer)]
-            self._moves_first[optimizer] = moved
-            if not moved:
-                del self._copies[id(optimizer)]
-
-    def _give_flag(self, optimizer: Optimizer, flag: Tensor) -> None:
-        scaler_flag: Tensor | None = getattr(optimizer, "found_inf", None)
-        self._gated[id(optimizer)] = optimizer, scaler_flag
-        combined = flag if scaler_flag is None else torch.maximum(scaler_flag.to(flag.device, non_blocking=True), flag)
-        optimizer.found_inf = combined  # type: ignore[attr-defined]
 
     def _take_flag_back(self, number: int) -> None:
         optimizer, scaler_flag = self._gated.pop(number, (None, None))

@@ -70,7 +70,14 @@ class OptimizerPlan:
             self._entries[parameter] = self._entry(state.get(parameter), saved, place)
         self._shared = {key: copy_for_training(saved) for key, saved in copy.shared.items()}
         for group, values in zip(self._optimizer.param_groups, groups, strict=False):
-            self._stage_values(group, values, everything)
+            for key, value in values.items():
+                live = group.get(key)
+                if not (everything or key in LEARNED or (isinstance(live, float) and not math.isfinite(live))):
+                    continue
+                if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
+                    self.pairs.append((live, value.to(live.dtype)))
+                else:
+                    self._values.append((group, key, copy_for_training(value)))
 
     def apply(self) -> None:
         """Put the new state in place; the caller fills `pairs`."""
@@ -108,16 +115,6 @@ class OptimizerPlan:
             else:
                 entry[key] = place.made(key, value)
         return entry
-
-    def _stage_values(self, group: dict[str, Any], values: Mapping[str, Any], everything: bool) -> None:
-        for key, value in values.items():
-            live = group.get(key)
-            if not (everything or key in LEARNED or (isinstance(live, float) and not math.isfinite(live))):
-                continue
-            if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
-                self.pairs.append((live, value.to(live.dtype)))
-            else:
-                self._values.append((group, key, copy_for_training(value)))
 
     def _fits(self, existing: Tensor, saved: Tensor) -> bool:
         """Whether it can be filled in place: two entries of one memory would overwrite each other."""
@@ -170,7 +167,11 @@ def fill(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     targets, sources = [], []
     for target, source in pairs:
         if target.layout is not torch.strided:
-            _fill_sparse(target, source)
+            # `.data` of a sparse tensor is another one: what it points to is changed in the tensor itself.
+            with torch_api.unsafe_preserve_version_counter(target), torch.no_grad():
+                if target._nnz() != source._nnz() and target.layout is not torch.sparse_coo:
+                    target.resize_as_sparse_(source)
+                target.copy_(source)
             continue
         target = target.data
         for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
@@ -180,11 +181,3 @@ def fill(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         sources.append(source)
     if targets:
         torch_api.foreach_copy_(targets, sources, non_blocking=False)
-
-
-def _fill_sparse(target: Tensor, source: Tensor) -> None:
-    # `.data` of a sparse tensor is another one: what it points to is changed in the tensor itself.
-    with torch_api.unsafe_preserve_version_counter(target), torch.no_grad():
-        if target._nnz() != source._nnz() and target.layout is not torch.sparse_coo:
-            target.resize_as_sparse_(source)
-        target.copy_(source)

@@ -140,8 +140,24 @@ class RestorePlan:
         return self.left
 
     def finish(self) -> None:
-        """Clear the gradients of the previous weights, once all ranks have restored."""
-        _drop_gradients(self._trained)
+        """Set the gradients of the previous weights to zero, once all ranks have restored.
+
+        Not to None: scripts read them, and CUDA graphs write there.
+        """
+        models, optimizers = self._trained.models, self._trained.optimizers
+        parameters = [parameter for model in models for parameter in Module.parameters(model)]
+        parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        for parameter in {id(parameter): parameter for parameter in parameters}.values():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            try:
+                if gradient.layout is not torch.strided:
+                    parameter.grad = None
+                else:
+                    local_part(gradient).data.zero_()
+            except Exception:  # old gradients must not change the restored weights
+                parameter.grad = None
 
     def _other_parts(self, choice: RestoreChoice) -> list[_Part]:
         """Return all parts in order; what is small is copied for undoing."""
@@ -302,27 +318,3 @@ def _refusal(copy: StateCopy, reason: str) -> RestoreRefused:
         f"The state of step {copy.step} does not fit this training: {reason}. Nothing was changed. Build "
         "models and optimizers as they were when it was saved."
     )
-
-
-def _drop_gradients(parts: TrainingParts) -> None:
-    """Set gradients to zero, not None: scripts read them, and CUDA graphs write there."""
-    for parameter in _parameters(parts):
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        try:
-            if gradient.layout is not torch.strided:
-                parameter.grad = None
-            else:
-                local_part(gradient).data.zero_()
-        except Exception:  # old gradients must not change the restored weights
-            parameter.grad = None
-
-
-def _parameters(parts: TrainingParts) -> list[Tensor]:
-    parameters = {id(parameter): parameter for model in parts.models for parameter in Module.parameters(model)}
-    for optimizer in parts.optimizers:
-        parameters.update(
-            (id(parameter), parameter) for group in optimizer.param_groups for parameter in group["params"]
-        )
-    return list(parameters.values())
