@@ -17,33 +17,24 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-WINDOW = 256
-"""Number of accepted values in the baseline."""
-SHORT_WINDOW = 32
-"""Number of last ones that follow a falling signal."""
-MINIMUM = 32
-"""Number of accepted values before the first outlier is possible."""
-OUTLIER_Z = 8.0
-"""Minimum z of an outlier, which is kept out of the baseline; a signal's own heavy tail raises it."""
+WINDOW = 256  # number of accepted values in the baseline
+SHORT_WINDOW = 32  # number of last ones that follow a falling signal
+MINIMUM = 32  # number of accepted values before the first outlier is possible
+OUTLIER_Z = 8.0  # minimum z of an outlier, which is kept out of the baseline; a signal's own heavy tail raises it
 OTHER_LEVEL = 4.0
 """Minimum z of the first loss under another optimizer that has another level: one in 30,000 values of normal noise."""
 FAR_BELOW = math.log(2)
 """Distance below the level, in nats, from where values are not usual: values like these soon lower the level."""
-READMIT_AFTER = 200
-"""Number of outliers, less the accepted values in between, after which their level is normal."""
-MIN_WIDTH = 2e-3
-"""Minimum σ of the noise, as a share of the level: rounding is not noise."""
-TAIL = 1e-5
-"""Share of the values of a signal's own noise that are beyond its tail."""
-UNKNOWN_TAIL = 12.0
-"""Minimum tail, in z, before 256 values have been compared."""
+READMIT_AFTER = 200  # number of outliers, less the accepted values in between, after which their level is normal
+MIN_WIDTH = 2e-3  # minimum σ of the noise, as a share of the level: rounding is not noise
+TAIL = 1e-5  # share of the values of a signal's own noise that are beyond its tail
+UNKNOWN_TAIL = 12.0  # minimum tail, in z, before 256 values have been compared
 LEARN_FROM = 128
 """Number of comparisons before the width is known well enough to learn the tail, and to call values usual."""
 CLUSTER_ENDS = 4
 """Number of values without excess that end a cluster of excesses. The tail is learnt from it only then, so that trouble
 which lasts does not count as normal."""
-MAX_CLUSTER = 16
-"""Maximum number of excesses of one cluster that are learnt."""
+MAX_CLUSTER = 16  # maximum number of excesses of one cluster that are learnt
 _TAIL_FROM = 3.0
 _TAIL_MEMORY = 20_000
 # Prior of the tail: the share above z = 3 of a normal distribution, worth 200 values, but a slope of 0.2, twice as

@@ -18,8 +18,7 @@ from mlflow_stability.vocabulary.judging import MAX_SCORE
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.finding import Finding, Severity, Source, Span, Where, most_severe
 
-ALL, WHOLE, LAYERS = "all", "whole", "layers"
-"""Which places a detector can ask for."""
+ALL, WHOLE, LAYERS = "all", "whole", "layers"  # which places a detector can ask for
 
 
 class Point(NamedTuple):
@@ -32,24 +31,16 @@ class Point(NamedTuple):
     attempt: int = 0
     time: float = 0.0
     finite: bool = True
-    before: float | None = None
-    """The last finite value of the same signal."""
-    z: float = 0.0
-    """Distance above the baseline in σ of the signal's own noise; 0 without a baseline."""
-    accepted: bool = True
-    """Whether the value went into the baseline, as values that are finite and no outliers do."""
-    center: float = 0.0
-    """The level of the baseline, in the unit of the value; 0 without a baseline."""
-    scale: float = 0.0
-    """σ of the noise: as a share of the level where `logarithmic`, else in the unit of the value."""
-    tail: float = 0.0
-    """The z that this signal's own noise is expected to reach once in 100,000 values."""
-    logarithmic: bool = True
-    """Whether z compares ratios, as for positive values; else it compares differences."""
+    before: float | None = None  # the last finite value of the same signal
+    z: float = 0.0  # distance above the baseline in σ of the signal's own noise; 0 without a baseline
+    accepted: bool = True  # whether the value went into the baseline, as values that are finite and no outliers do
+    center: float = 0.0  # the level of the baseline, in the unit of the value; 0 without a baseline
+    scale: float = 0.0  # σ of the noise: as a share of the level where `logarithmic`, else in the unit of the value
+    tail: float = 0.0  # the z that this signal's own noise is expected to reach once in 100,000 values
+    logarithmic: bool = True  # whether z compares ratios, as for positive values; else it compares differences
     has_level: bool = True
     """Whether the level of the losses measures progress: not in a GAN or in reinforcement learning."""
-    reason: NoLevel | None = None
-    """Why it does not."""
+    reason: NoLevel | None = None  # why it does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,7 @@ class Instability(Enum):
     HARMFUL = "harmful"  # the weights of its step may be harmed: a state that is not confirmed as good yet is given up
 
 
-DEFAULT_ORDER = 10_000
-"""The `order` of types that do not set one."""
+DEFAULT_ORDER = 10_000  # the `order` of types that do not set one
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-GRACE_STEPS = 100
-"""Number of steps after a change of a weight during which rises of the loss are expected."""
-LOOKBACK_STEPS = 512
-"""Number of steps over which a weight has grown, as many as a slow rise is judged by."""
-STEADY = 8
-"""Minimum number of changes in one direction for each one in the other: else it follows the batches."""
-LEAST_CHANGE = 0.1
-"""Minimum change of a weight, as a share of its larger value, that explains a rise."""
-HIGHEST_RISE = 100.0
-"""Multiple of the largest first loss from which a loss has diverged whatever the weights are."""
+GRACE_STEPS = 100  # number of steps after a change of a weight during which rises of the loss are expected
+LOOKBACK_STEPS = 512  # number of steps over which a weight has grown, as many as a slow rise is judged by
+STEADY = 8  # minimum number of changes in one direction for each one in the other: else it follows the batches
+LEAST_CHANGE = 0.1  # minimum change of a weight, as a share of its larger value, that explains a rise
+HIGHEST_RISE = 100.0  # multiple of the largest first loss from which a loss has diverged whatever the weights are
 
 
 @dataclass(slots=True)

@@ -10,10 +10,8 @@ from statistics import median
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.vocabulary.measured.signal import is_whole_model
 
-MIN_NORM = 1e-7
-"""Gradient norm of a layer below which it has vanished."""
-BAND = 100.0
-"""Largest factor between a healthy layer's norm and the median of all layers."""
+MIN_NORM = 1e-7  # gradient norm of a layer below which it has vanished
+BAND = 100.0  # largest factor between a healthy layer's norm and the median of all layers
 
 
 @dataclass(slots=True)

@@ -15,20 +15,13 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.measured.signal import Signal
 
-MIN_RISE = 1.5
-"""Minimum growth of the rate in one step for a restart or a jump."""
-MAX_RESTART = 1.05
-"""Maximum ratio of a restart to the highest rate before it; a larger one is a jump."""
-RESTART_STEPS = 200
-"""Number of steps after a restart during which rises of the loss are expected."""
-RANGE_TEST_STEPS = 20
-"""Minimum number of steps of a range test in which the rate has grown by the same factor."""
-RANGE_TEST_RISE = 1000.0
-"""Minimum growth of the rate in them."""
-MAX_CONSTANT = 4
-"""Maximum number of steps at the first rate of a range test."""
-SAME_GROWTH = 0.01
-"""Largest relative difference between the logarithms of two growth factors that are the same."""
+MIN_RISE = 1.5  # minimum growth of the rate in one step for a restart or a jump
+MAX_RESTART = 1.05  # maximum ratio of a restart to the highest rate before it; a larger one is a jump
+RESTART_STEPS = 200  # number of steps after a restart during which rises of the loss are expected
+RANGE_TEST_STEPS = 20  # minimum number of steps of a range test in which the rate has grown by the same factor
+RANGE_TEST_RISE = 1000.0  # minimum growth of the rate in them
+MAX_CONSTANT = 4  # maximum number of steps at the first rate of a range test
+SAME_GROWTH = 0.01  # largest relative difference between the logarithms of two growth factors that are the same
 
 
 @dataclass(slots=True)

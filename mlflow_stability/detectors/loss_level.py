@@ -21,10 +21,8 @@ from mlflow_stability.vocabulary.text.foreign_names import word_set
 RISE = 10.0
 """Minimum ratio of a loss, or of a gradient norm, to its baseline in adversarial training: a GAN whose learning rate is
 far too high has losses at 10 to 100 times their baseline, and nothing else shows it."""
-REPLACING = 1.0
-"""Update, as a share of the weight norm, that leaves nothing of the initial weights."""
-RISE_REPLACED = 1.5
-"""Minimum ratio of a loss and its gradient norm to their first values after such an update."""
+REPLACING = 1.0  # update, as a share of the weight norm, that leaves nothing of the initial weights
+RISE_REPLACED = 1.5  # minimum ratio of a loss and its gradient norm to their first values after such an update
 GRADIENT_RISE = 1000.0
 """Minimum ratio of a gradient norm where the loss has no level for another reason: when a DQN copies its target, errors
 and gradients rise for some steps, usually up to fifteenfold, and a hundredfold at a first copy that comes late."""
@@ -32,19 +30,14 @@ LOSS_RISE = 1000.0
 """Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
 LEAST_SIZE = 10.0
 """Minimum size of a loss without a level that has diverged: sparse rewards make a loss of 1e-6 grow a thousandfold."""
-MIN_RETURNS = 4
-"""Minimum number of times that a loss comes again after another's where trainings alternate."""
-STRETCH_LOSSES = 12
-"""Number of losses of one sign in a row that make a stretch."""
+MIN_RETURNS = 4  # minimum number of times that a loss comes again after another's where trainings alternate
+STRETCH_LOSSES = 12  # number of losses of one sign in a row that make a stretch
 MIN_STRETCHES = 6
 """Minimum number of stretches, of alternating signs, of a signed loss. A density that crosses zero has two, and up to
 four with noise."""
-WINDOW = 64
-"""Number of losses in a window."""
-MIXED_WINDOWS = 8
-"""Number of windows in a row that hold both signs where a loss is noise around zero."""
-MIXED_SHARE = 0.2
-"""Minimum share of the rarer sign in each of them."""
+WINDOW = 64  # number of losses in a window
+MIXED_WINDOWS = 8  # number of windows in a row that hold both signs where a loss is noise around zero
+MIXED_SHARE = 0.2  # minimum share of the rarer sign in each of them
 MAX_CHANGE = 0.05
 """Maximum change of the share of negative losses from the first half of them to the second: a density that crosses
 zero changes it."""

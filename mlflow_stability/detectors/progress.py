@@ -17,24 +17,16 @@ from mlflow_stability.detectors.loss_fall import LossFalls, start_level
 from mlflow_stability.vocabulary.facts import FollowedFacts, LossTrouble
 from mlflow_stability.vocabulary.result.finding import Finding, Severity, Span
 
-START_LOSSES = 20
-"""Number of first losses whose median is the start."""
-MIN_LOSSES = 100
-"""Number of losses before which it is not known whether they fall."""
-WEIGHT = 0.05
-"""Weight of the newest loss in the running mean."""
-FALLEN = 0.9
-"""Share of its start below which a loss has fallen."""
-RISEN = 1.3
-"""Ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it."""
-MIN_LOST_SHARE = 0.1
-"""Minimum share of the progress that a rise must undo."""
-MIN_LOST_SHARE_BELOW_ZERO = 0.5
-"""The same for a loss that has been below zero, of which no ratio says how far it rose."""
+START_LOSSES = 20  # number of first losses whose median is the start
+MIN_LOSSES = 100  # number of losses before which it is not known whether they fall
+WEIGHT = 0.05  # weight of the newest loss in the running mean
+FALLEN = 0.9  # share of its start below which a loss has fallen
+RISEN = 1.3  # ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it
+MIN_LOST_SHARE = 0.1  # minimum share of the progress that a rise must undo
+MIN_LOST_SHARE_BELOW_ZERO = 0.5  # the same for a loss that has been below zero, of which no ratio says how far it rose
 CLEAR_FALL = 1.5
 """Multiple of the mean change from one loss to the next by which the lowest running mean is clearly below the start."""
-LOWEST_WITHIN = 10
-"""Number of last losses among which the lowest running mean is the present one."""
+LOWEST_WITHIN = 10  # number of last losses among which the lowest running mean is the present one
 
 
 @dataclass(slots=True)

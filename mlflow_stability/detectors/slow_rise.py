@@ -13,20 +13,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median_high
 
-STRIDE = 8
-"""Number of values in a stretch."""
-STRETCHES_PER_MEAN = 4
-"""Number of stretches in a mean."""
-REFERENCE_MEANS = 64
-"""Number of last means whose lowest is the reference."""
-MEMORY = 512
-"""Number of means from which the error of one is estimated."""
-MIN_MEANS = 40
-"""Number of means before which nothing is judged."""
+STRIDE = 8  # number of values in a stretch
+STRETCHES_PER_MEAN = 4  # number of stretches in a mean
+REFERENCE_MEANS = 64  # number of last means whose lowest is the reference
+MEMORY = 512  # number of means from which the error of one is estimated
+MIN_MEANS = 40  # number of means before which nothing is judged
 MAX_Z, MIN_Z = 4.0, -8.0
 """Outliers beyond these are moved to them: a single value is neither a rise nor a level to rise from."""
-CLIFF_MEANS = 8
-"""Number of means, each 8 values after the last, within which a level falls that falls at once."""
+CLIFF_MEANS = 8  # number of means, each 8 values after the last, within which a level falls that falls at once
 CLIFF_RETURN = 0.25
 """Share of such a fall that may be given back: at the start of an epoch the loss of seen data falls, and then rises."""
 LATE_MEANS = 16

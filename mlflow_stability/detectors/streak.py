@@ -20,8 +20,7 @@ from mlflow_stability.vocabulary.facts import Facts, LastingFacts
 from mlflow_stability.vocabulary.judging import CLASSIC
 from mlflow_stability.vocabulary.result.finding import Finding
 
-OVER_AFTER = 10
-"""Number of good values in a row, at the place of a finding, that end it."""
+OVER_AFTER = 10  # number of good values in a row, at the place of a finding, that end it
 
 
 @dataclass(slots=True)

@@ -56,8 +56,7 @@ JUDGED_BY_CURVES = frozenset(
 """Mistakes in the set-up that curves, batches or a schedule only suggest."""
 MAY_RAISE_LOSS = frozenset({MissingZeroGrad.kind, *RAISE_LOSS.split()})
 """Mistakes that let a loss rise, as a learning rate does that is too high."""
-CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}
-"""Mistakes that are seen in the set-up itself."""
+CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}  # mistakes that are seen in the set-up itself
 RISING = NON_FINITE | {"divergence", "gradient_explosion"}  # what a higher learning rate makes worse
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
 
@@ -68,8 +67,7 @@ class Situation:
     attempts: RunAttempts
     batches: Mapping[tuple[int, int], Finding]
     """The event about the batch of a step, by the start of the training and the step."""
-    norms: tuple[Curve, ...]
-    """The gradient norms of the whole model, one a start of the training."""
+    norms: tuple[Curve, ...]  # the gradient norms of the whole model, one a start of the training
     explosions: tuple[Finding, ...]
     """The findings about such a norm that exploded; all that belongs to one of them names its usual norm."""
     has_temperature: bool

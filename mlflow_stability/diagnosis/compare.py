@@ -30,12 +30,9 @@ from mlflow_stability.vocabulary.result import (
 )
 from mlflow_stability.vocabulary.text.phrases import capitalised, counted, some_of
 
-MIN_RUNS = 2
-"""Minimum number of runs with trouble, and of stable runs, for naming mistakes in the set-up."""
-MIN_SHARE = 0.5
-"""Share of the runs with trouble that a named mistake was found in."""
-MAX_MISTAKES = 3
-"""Maximum number of mistakes in the set-up that a comparison names."""
+MIN_RUNS = 2  # minimum number of runs with trouble, and of stable runs, for naming mistakes in the set-up
+MIN_SHARE = 0.5  # share of the runs with trouble that a named mistake was found in
+MAX_MISTAKES = 3  # maximum number of mistakes in the set-up that a comparison names
 
 
 def comparison_of(
@@ -131,26 +128,18 @@ def _mistakes(card: RunCard) -> set[str]:
     return {mark.kind for mark in card.troubles if mark.kind in OF_SETUP}
 
 
-MAX_P = 0.01
-"""A difference is beyond noise if chance makes it in any of the runs less often than this."""
-LOSS_DEVIATIONS = 4.0
-"""A final loss is higher beyond noise by this number of standard deviations of the noise of both."""
+MAX_P = 0.01  # a difference is beyond noise if chance makes it in any of the runs less often than this
+LOSS_DEVIATIONS = 4.0  # a final loss is higher beyond noise by this number of standard deviations of the noise of both
 MIN_LOSS_SHARE = 0.02
 """A final loss less than this share above the baseline's is not worse: two seeds of one training differ by as much."""
-MIN_LENGTH = 0.9
-"""Of a run with less than this share of the baseline's steps, later steps are reported as not compared."""
-MIN_SEEDS = 3
-"""With this number of repetitions of the baseline, itself included, their spread is the noise."""
-LAST_LEVELS = 5
-"""Levels at the end of the coarser course that its final level is taken from."""
-READ_PLACES = 100
-"""A stretch of a course is read at this number of places."""
+MIN_LENGTH = 0.9  # of a run with less than this share of the baseline's steps, later steps are reported as not compared
+MIN_SEEDS = 3  # with this number of repetitions of the baseline, itself included, their spread is the noise
+LAST_LEVELS = 5  # levels at the end of the coarser course that its final level is taken from
+READ_PLACES = 100  # a stretch of a course is read at this number of places
 EARLIER_STRETCHES = 8
 """Stretches of the same length before the last one that show how far the difference of two courses drifts."""
-RATE_STEPS = 10_000
-"""Spikes are counted per this number of steps."""
-RATE_CONFIDENCE = 0.95
-"""Confidence of the interval of a rate of spikes."""
+RATE_STEPS = 10_000  # spikes are counted per this number of steps
+RATE_CONFIDENCE = 0.95  # confidence of the interval of a rate of spikes
 
 
 def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> BaselineGate:
@@ -303,16 +292,12 @@ def _names(cards: Sequence[RunCard]) -> str:
 class Gap:
     """Two courses at their last common steps, read over the same stretch even where one was logged less often."""
 
-    since: int
-    """The last stretch begins after this step."""
-    step: int
-    """Where it ends."""
+    since: int  # the last stretch begins after this step
+    step: int  # where it ends
     level: float
     baseline: float
-    difference: float
-    """In nats where `logarithmic`, else in units of the loss."""
-    noise: float
-    """Standard deviation of the difference by chance: the noise of both curves, and how far they drift."""
+    difference: float  # in nats where `logarithmic`, else in units of the loss
+    noise: float  # standard deviation of the difference by chance: the noise of both curves, and how far they drift
     logarithmic: bool
 
 

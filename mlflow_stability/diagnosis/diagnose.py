@@ -53,10 +53,8 @@ GRADIENT_KINDS = frozenset(
 )
 MIN_LATER_POINTS, MIN_LATER_SHARE = 10, 0.05
 """The loss has stopped if another metric has this number and this share of its points after the last loss."""
-MIN_COMMON_SHARE = 0.5
-"""A metric is logged together with the loss if it has a value at this share of the loss's steps."""
-MAX_GAPS = 5
-"""Maximum number of gaps that are listed."""
+MIN_COMMON_SHARE = 0.5  # a metric is logged together with the loss if it has a value at this share of the loss's steps
+MAX_GAPS = 5  # maximum number of gaps that are listed
 
 
 def loss_that_stopped(history: RunHistory) -> str:

@@ -50,14 +50,10 @@ TYPE_PARAMETERS = ("precision", "mixed_precision", "dtype", "torch_dtype", "amp_
 @dataclass(frozen=True, slots=True)
 class RecordedSettings:
     half_precision: bool | None
-    weight_decay: float | None
-    """The highest of all parameter groups."""
-    max_norm: float | None
-    """The norm that gradients are clipped to."""
-    adam: bool | None
-    """Whether any of its optimizers is of the Adam family."""
-    sgd: bool = False
-    """Whether all of its optimizers are known to be SGD."""
+    weight_decay: float | None  # the highest of all parameter groups
+    max_norm: float | None  # the norm that gradients are clipped to
+    adam: bool | None  # whether any of its optimizers is of the Adam family
+    sgd: bool = False  # whether all of its optimizers are known to be SGD
     betas: tuple[tuple[float, float], ...] | None = ()
     """Of all parameter groups, each pair once; empty: not recorded; None: they were changed while it trained."""
     momentum: float | None = None

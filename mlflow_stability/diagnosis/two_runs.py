@@ -45,11 +45,9 @@ MAX_COLUMNS = 384
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    zero: int
-    """The step at which column 0 begins."""
+    zero: int  # the step at which column 0 begins
     width: int
-    begin: int
-    """The number of the first column."""
+    begin: int  # the number of the first column
     columns: int
 
     def places(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -63,8 +61,7 @@ class LayerCourse:
     quantity: str
     layers: tuple[str, ...]
     cells: Cells
-    left_out: int = 0
-    """Number of layers beyond the maximum."""
+    left_out: int = 0  # number of layers beyond the maximum
 
 
 def step_columns_of(first: RunCard, second: RunCard) -> tuple[StepColumns, StepColumns] | None:
@@ -272,10 +269,8 @@ def _broken(layers: Sequence[str], offsets: Sequence[int], cells: Cells) -> Firs
     return FirstNonFinite(int(broken.any(axis=1).sum()), layers[row], offsets[column])
 
 
-MIN_COMMON_STEPS = 8
-"""Minimum number of common steps for a comparison with noise."""
-MIN_IDENTICAL = 3
-"""This number of first values that are equal to the last digit is no coincidence."""
+MIN_COMMON_STEPS = 8  # minimum number of common steps for a comparison with noise
+MIN_IDENTICAL = 3  # this number of first values that are equal to the last digit is no coincidence
 WINDOWS = (1, 8, 64, 512)  # points of a window
 ENTER_DEVIATIONS = 8.0
 """Standard deviations of its noise that a window has to be off."""

@@ -65,16 +65,12 @@ def deciding_of(outcome: str, findings: Sequence[Finding]) -> Finding | None:
     )
 
 
-MAX_CURVES = 12
-"""Maximum number of curves with a reading and a sketch."""
-MIN_POINTS = 8
-"""A run is called healthy only if one of its losses has this number of points."""
+MAX_CURVES = 12  # maximum number of curves with a reading and a sketch
+MIN_POINTS = 8  # a run is called healthy only if one of its losses has this number of points
 MIN_POINTS_OF_LEVELS = 30
 """From this number of points on a verdict names levels of three points or more, else single values."""
-RECOVERED_FACTOR = 1.25
-"""A loss has recovered if it ended at most at this many times its level before the trouble."""
-RISE_FACTOR = 1.1
-"""A loss rose if it ended at this many times the level where it began, or more."""
+RECOVERED_FACTOR = 1.25  # a loss has recovered if it ended at most at this many times its level before the trouble
+RISE_FACTOR = 1.1  # a loss rose if it ended at this many times the level where it began, or more
 STOPPED = "Stopped"  # the title of a run without warnings that a condition of `stop_on` ended
 RECOVERED = "recovered"  # the outcome of a run that was rolled back and trained on well
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")

@@ -87,8 +87,7 @@ Floats = NDArray[np.float64]
 class LayerEntropy:
     layer: str
     heads: tuple[int, ...]
-    curves: tuple[Curve, ...]
-    """One for each of `heads`."""
+    curves: tuple[Curve, ...]  # one for each of `heads`
 
 
 @our_style()

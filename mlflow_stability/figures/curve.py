@@ -28,16 +28,12 @@ class Curve:
     """One signal in stretches of steps, in the order of measurement; arrays of equal length."""
 
     signal: Signal
-    steps: Integers
-    """The first step of each stretch."""
-    low: Floats
-    """The lowest finite value, or NaN, as in `high` and `mean`."""
+    steps: Integers  # the first step of each stretch
+    low: Floats  # the lowest finite value, or NaN, as in `high` and `mean`
     high: Floats
     mean: Floats
-    counts: Integers
-    """Number of finite values."""
-    nonfinite: Integers
-    """Number of other values."""
+    counts: Integers  # number of finite values
+    nonfinite: Integers  # number of other values
     attempts: Integers
 
     def __len__(self) -> int:

@@ -35,19 +35,16 @@ class Mark:
     start: int
     end: int
     count: int = 1
-    target: int | None = None
-    """The step whose state a rollback restored."""
+    target: int | None = None  # the step whose state a rollback restored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DashboardData:
     title: str
     subtitle: str
-    curves: tuple[Curve, ...]
-    """Curves of the quantities in `QUANTITIES` that were measured."""
+    curves: tuple[Curve, ...]  # curves of the quantities in `QUANTITIES` that were measured
     marks: tuple[Mark, ...] = ()
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """By quantity, the number of curves beside these."""
+    left_out: Mapping[str, int] = field(default_factory=dict)  # by quantity, the number of curves beside these
 
     def of(self, quantity: str) -> list[Curve]:
         """Return the curves of a quantity that have a point, that of the whole model first."""
@@ -119,8 +116,7 @@ class Zone:
     low: float
     high: float
     tint: str
-    limits: str
-    """As text: ``0.1 to 10``."""
+    limits: str  # as text: ``0.1 to 10``
 
 
 _HEALTHY, _DANGER, _LOW = "#e3f2ec", "#fbe4d8", "#ece6f3"

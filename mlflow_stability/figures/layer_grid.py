@@ -85,13 +85,10 @@ Values = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerGrid:
     quantity: str
-    layers: tuple[str, ...]
-    """From the input of the model to its output."""
-    steps: NDArray[np.int64]
-    """The first step of each column."""
+    layers: tuple[str, ...]  # from the input of the model to its output
+    steps: NDArray[np.int64]  # the first step of each column
     values: Values
-    measured: int
-    """Number of steps with a measurement."""
+    measured: int  # number of steps with a measurement
     last: int = 0
     left_out: int = 0
 

@@ -33,8 +33,7 @@ _LEFT, _RIGHT, _GAP = 0.75, 0.3, 0.6
 @dataclass(frozen=True, slots=True)
 class LossPair:
     name: str
-    conclusion: str
-    """The findings, in a few words."""
+    conclusion: str  # the findings, in a few words
     healthy: tuple[float, ...]
     failure: tuple[float, ...]
     found_at: int | None

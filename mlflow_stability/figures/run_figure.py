@@ -38,18 +38,12 @@ class FigureData(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFigure:
-    name: str
-    """Of its file, without the ending."""
-    draw: Callable[[FigureData], bytes]
-    """Returns the PNG; imports matplotlib within."""
-    there: Callable[[FigureData], bool] = lambda _: True
-    """Whether there is anything to draw."""
-    by_layer: tuple[str, ...] = ()
-    """The quantities to keep by layer for it."""
-    folder: str = "stability/layers"
-    """Its folder among the artifacts of the run."""
-    order: int = 1000
-    """Lower ones are drawn first."""
+    name: str  # of its file, without the ending
+    draw: Callable[[FigureData], bytes]  # returns the PNG; imports matplotlib within
+    there: Callable[[FigureData], bool] = lambda _: True  # whether there is anything to draw
+    by_layer: tuple[str, ...] = ()  # the quantities to keep by layer for it
+    folder: str = "stability/layers"  # its folder among the artifacts of the run
+    order: int = 1000  # lower ones are drawn first
 
 
 @cache

@@ -165,8 +165,7 @@ class Scale:
     logarithmic: bool
     bottom: float
     top: float
-    cut: float | None = None
-    """The largest value beyond `top`, or None."""
+    cut: float | None = None  # the largest value beyond `top`, or None
 
 
 def scale_of(values: Floats, *, never_negative: bool = False) -> Scale | None:

@@ -44,8 +44,7 @@ OF_SETUP = frozenset(cls.kind for cls in TYPES if cls.of_setup)
 OF_HARDWARE = frozenset(cls.kind for cls in TYPES if cls.of_hardware)
 EXPERIMENTAL = frozenset(cls.kind for cls in TYPES if cls.experimental)
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(cls.kind for cls in TYPES))
-NAMED = {cls.kind: cls for cls in TYPES if cls.noun}
-"""Of several types of a kind, that which has its noun."""
+NAMED = {cls.kind: cls for cls in TYPES if cls.noun}  # of several types of a kind, that which has its noun
 
 RENAMED_THRESHOLDS = {
     "born": ("min_start",),

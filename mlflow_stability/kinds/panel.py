@@ -25,10 +25,8 @@ from mlflow_stability.vocabulary.run import Reset
 
 BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})
 """Quantities whose values by layer are judged apart from those of the whole model."""
-MAX_LAYOUTS = 256
-"""Maximum number of tuples of signals that are remembered."""
-USUAL_Z = 2.0
-"""A loss or gradient norm less than this above its level is usual: outliers are `OUTLIER_Z` above it."""
+MAX_LAYOUTS = 256  # maximum number of tuples of signals that are remembered
+USUAL_Z = 2.0  # a loss or gradient norm less than this above its level is usual: outliers are `OUTLIER_Z` above it
 new_tuple = tuple.__new__
 _Step = Callable[[Any, Point], tuple[Any, Finding | None]]
 

@@ -26,8 +26,7 @@ WHERE_JUDGED_LIVE = tuple(rule for rule in RULES if not rule.only_without_detect
 """The rules for runs that detectors watched: they show what only a whole curve does."""
 OF_VALIDATIONS = tuple(rule for rule in RULES if rule.of_validations)
 """The rules for validation losses of such runs, which the script logs itself and no detector saw."""
-HALVINGS = 6
-"""Number of halvings in the search for a score, which is then known to 7 %."""
+HALVINGS = 6  # number of halvings in the search for a score, which is then known to 7 %
 
 
 def apply_rules(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Finding]:

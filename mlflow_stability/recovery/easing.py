@@ -171,10 +171,8 @@ def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | f
         return factor
 
 
-NORMS_REMEMBERED = 100
-"""Number of gradient norms whose median is the usual one."""
-NORMS_NEEDED = 20
-"""With fewer norms nothing is clipped."""
+NORMS_REMEMBERED = 100  # number of gradient norms whose median is the usual one
+NORMS_NEEDED = 20  # with fewer norms nothing is clipped
 
 
 class EasingClip:
@@ -240,12 +238,9 @@ def reset_moments(optimizer: Optimizer) -> int:
     return count
 
 
-CLIP_SIGMAS = 2.5
-"""A gradient norm this many standard deviations above the mean is clipped."""
-CLIP_MEMORY = 0.97
-"""Decay of mean and variance at each step."""
-CLIP_WARM_UP = 25
-"""Number of norms before anything is clipped."""
+CLIP_SIGMAS = 2.5  # a gradient norm this many standard deviations above the mean is clipped
+CLIP_MEMORY = 0.97  # decay of mean and variance at each step
+CLIP_WARM_UP = 25  # number of norms before anything is clipped
 
 
 class AdaptiveClip:

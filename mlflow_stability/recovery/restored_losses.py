@@ -13,22 +13,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import fmean, median
 
-LOSSES_AROUND = 32
-"""Losses before and after a state that describe it: as many as a baseline needs (`engine.baseline`)."""
+LOSSES_AROUND = 32  # losses before and after a state that describe it: as many as a baseline needs (`engine.baseline`)
 FIRST_LOSSES = 3
 """Losses after a rollback that are compared: the reduced learning rate moves the weights little in them. A single bad
 batch must not look like a change of the data."""
-MIN_LOSSES = 8
-"""Fewer losses around a state say nothing of their spread."""
+MIN_LOSSES = 8  # fewer losses around a state say nothing of their spread
 STANDARD_ERRORS = 5.0
 """Threshold for the median of the first losses: exceeded by chance once in ten million rollbacks with normal noise,
 once in some thousand with Student's t of 3 degrees of freedom."""
-MIN_SHARE_AT_ONCE = 0.5
-"""Share of the rise that the very first loss must show, before any update."""
-MIN_SPREAD = 2e-3
-"""Smallest spread as a share of the level, as in a baseline."""
-LOSSES_REMEMBERED = 4096
-"""Losses kept for each part of a training: more steps than lie between the states in memory."""
+MIN_SHARE_AT_ONCE = 0.5  # share of the rise that the very first loss must show, before any update
+MIN_SPREAD = 2e-3  # smallest spread as a share of the level, as in a baseline
+LOSSES_REMEMBERED = 4096  # losses kept for each part of a training: more steps than lie between the states in memory
 _QUARTILES_TO_SIGMA = 1 / 1.349
 _ERROR_OF_MEDIAN = 1.25  # standard error of a median relative to that of a mean
 

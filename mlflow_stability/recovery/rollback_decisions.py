@@ -45,8 +45,7 @@ from mlflow_stability.vocabulary.text.phrases import counted
 WATCHED_STEPS = 100
 """Steps after a rollback in which the restored state is watched: the detectors are reset there, and would take a high
 loss for the baseline."""
-MAX_REVERTED = 2
-"""Number of reverted rollbacks after which a higher loss triggers no further one."""
+MAX_REVERTED = 2  # number of reverted rollbacks after which a higher loss triggers no further one
 
 
 def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) -> tuple[RollbackHistory, Decision]:

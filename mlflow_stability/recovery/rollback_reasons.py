@@ -30,23 +30,16 @@ from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
-REMEMBERED_ONSETS = 3
-"""Rises of the loss whose distances are compared."""
-SAME_DISTANCE = 0.05
-"""Distances are equal within this share, or within the lag between onset and finding."""
-SHORTEST_PERIOD = 100
-"""Rises that return sooner are the same trouble: the restored state did not hold."""
-JUMP_FACTOR = 10.0
-"""Ratio of a learning rate to its highest value before that makes it suspect."""
-JUMP_STEPS = 200
-"""Number of steps after a learning rate jump in which a rise of the loss belongs to it."""
+REMEMBERED_ONSETS = 3  # rises of the loss whose distances are compared
+SAME_DISTANCE = 0.05  # distances are equal within this share, or within the lag between onset and finding
+SHORTEST_PERIOD = 100  # rises that return sooner are the same trouble: the restored state did not hold
+JUMP_FACTOR = 10.0  # ratio of a learning rate to its highest value before that makes it suspect
+JUMP_STEPS = 200  # number of steps after a learning rate jump in which a rise of the loss belongs to it
 LASTING_STEPS = 64
 """Number of steps that a rise after a learning rate jump has to last if it is only a warning, and for which a loss that
 falls again is left alone."""
-GOING_ON = 0.25
-"""Share of a slow rise that has come in its last 128 steps where it goes on."""
-FALLING = 0.8
-"""Share of a rise that may be left after `recovery_patience` steps where the loss is falling again."""
+GOING_ON = 0.25  # share of a slow rise that has come in its last 128 steps where it goes on
+FALLING = 0.8  # share of a rise that may be left after `recovery_patience` steps where the loss is falling again
 STILL_RISING = 1.25
 """Ratio of the last rises above the level to the first ones of a jump above which the loss is still rising."""
 
@@ -55,8 +48,7 @@ STILL_RISING = 1.25
 class RiseAfterJumpFacts(LossRiseFacts):
     """A loss that rose after a jump of the learning rate and is still high."""
 
-    jump: RateJump
-    """The jump."""
+    jump: RateJump  # the jump
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Learning rate jumped from 0.001 to 0.1 at step 400; the loss rose from 1.2 and is still 9, 64 steps …``"""
@@ -207,8 +199,7 @@ def period_of(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -
     return past.period or round((first + second) / 2)
 
 
-MAX_DOUBLINGS = 16
-"""Rewinding doubles no further: any state is older by then."""
+MAX_DOUBLINGS = 16  # rewinding doubles no further: any state is older by then
 
 
 def choose_target(

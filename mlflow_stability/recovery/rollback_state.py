@@ -44,8 +44,7 @@ class Situation:
     has_level: bool = True  # whether the level of the loss says how good the weights are
 
 
-ABSURD_RISE = 1000.0
-"""Ratio of the loss to its level that always triggers a rollback."""
+ABSURD_RISE = 1000.0  # ratio of the loss to its level that always triggers a rollback
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,7 @@ class Column:
 
     title: str
     text: Callable[[RunCard], str]
-    meaning: str
-    """What the title leaves open."""
+    meaning: str  # what the title leaves open
 
 
 def _length(card: RunCard) -> str:

@@ -21,10 +21,8 @@ def is_from_store(diagnosis: Diagnosis) -> bool:
 class Failure:
     """One input that could not be read."""
 
-    source: str
-    """The run id or path, as it was given."""
-    message: str
-    """Why, and what to do, in one sentence."""
+    source: str  # the run id or path, as it was given
+    message: str  # why, and what to do, in one sentence
     is_path: bool = True
 
 
@@ -32,8 +30,7 @@ class Failure:
 class Report:
     """The result of one call of `diagnose`."""
 
-    diagnoses: tuple[Diagnosis, ...]
-    """In the order of the question."""
+    diagnoses: tuple[Diagnosis, ...]  # in the order of the question
     failures: tuple[Failure, ...] = ()
 
     def issues(self) -> Iterator[tuple[Diagnosis, Finding]]:
@@ -69,13 +66,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportFormat:
-    name: str
-    """As people type it."""
-    run: Callable[[Report], str]
-    """Writes what `diagnose` found in one or more runs."""
-    comparison: Callable[[Comparison], str]
-    """Writes what `compare` found in many."""
-    endings: tuple[str, ...] = ()
-    """File name endings that select it."""
-    order: int = 1000
-    """Its position in help texts."""
+    name: str  # as people type it
+    run: Callable[[Report], str]  # writes what `diagnose` found in one or more runs
+    comparison: Callable[[Comparison], str]  # writes what `compare` found in many
+    endings: tuple[str, ...] = ()  # file name endings that select it
+    order: int = 1000  # its position in help texts

@@ -23,14 +23,11 @@ CURVES_HEAD = ("metric", "first", "last", "best", "shape", "figures")
 @dataclass(frozen=True, slots=True)
 class FindingRow:
     episode: Finding
-    number: int
-    """Its place in the list and beneath the curve."""
+    number: int  # its place in the list and beneath the curve
     where: str
     evidence: str
-    cause: str
-    """Empty where the section on the run's cause states it."""
-    remedies: tuple[str, ...]
-    """Those that no earlier finding of its kind has shown."""
+    cause: str  # empty where the section on the run's cause states it
+    remedies: tuple[str, ...]  # those that no earlier finding of its kind has shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +146,8 @@ class DrawnCurve:
     high: NDArray[np.float64]
     first: int
     last: int
-    final: float
-    """The last value; of a stretch of several, its middle."""
-    bottom: float
-    """The lowest finite value, or NaN, as `top`."""
+    final: float  # the last value; of a stretch of several, its middle
+    bottom: float  # the lowest finite value, or NaN, as `top`
     top: float
     logarithmic: bool
 

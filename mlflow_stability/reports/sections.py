@@ -10,15 +10,12 @@ from mlflow_stability.vocabulary.result import Severity
 
 
 class Sign(Enum):
-    LABEL = ""
-    """Its label alone."""
+    LABEL = ""  # its label alone
     ITEM = "-"
     LEAD = " "
     """The sentence that the rows after it are about; its label begins it."""
-    FOR = "+"
-    """Evidence for a cause."""
-    NUMBER = "1."
-    """Rows are counted."""
+    FOR = "+"  # evidence for a cause
+    NUMBER = "1."  # rows are counted
     WARNING = "!"
     PASSED = "ok"
     FAILED = "worse"
@@ -28,12 +25,10 @@ class Sign(Enum):
 class Row:
     """One sentence, or one row of a table."""
 
-    cells: tuple[str, ...]
-    """Sentences; in a table one for each column beside the label."""
+    cells: tuple[str, ...]  # sentences; in a table one for each column beside the label
     label: str = ""
     sign: Sign = Sign.ITEM
-    note: str = ""
-    """What to type to see more: a run id or a path."""
+    note: str = ""  # what to type to see more: a run id or a path
     severity: Severity | None = None
 
     @property
@@ -47,15 +42,11 @@ class Section:
 
     title: str
     rows: tuple[Row, ...] = ()
-    head: tuple[str, ...] = ()
-    """Titles of the columns, that of the labels first."""
+    head: tuple[str, ...] = ()  # titles of the columns, that of the labels first
     numbers: frozenset[str] = frozenset()
-    few: int | None = None
-    """Number of rows that a terminal shows without --verbose."""
-    most: int | None = None
-    """Number of rows that a page shows."""
-    remarks: tuple[str, ...] = ()
-    """Sentences about the whole section, shown beneath its rows."""
+    few: int | None = None  # number of rows that a terminal shows without --verbose
+    most: int | None = None  # number of rows that a page shows
+    remarks: tuple[str, ...] = ()  # sentences about the whole section, shown beneath its rows
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.remarks)

@@ -32,12 +32,10 @@ _MAX_PORT = 65535
 class Accepts:
     """What one argument accepts."""
 
-    words: str
-    """After "must be": ``a whole number, at least 1``."""
+    words: str  # after "must be": ``a whole number, at least 1``
     read: Callable[[Any], Any]
     """Returns the value in its canonical form; raises ``TypeError`` or ``ValueError`` for any other value."""
-    choices: tuple[str, ...] = ()
-    """The texts among its choices; the most similar one is suggested."""
+    choices: tuple[str, ...] = ()  # the texts among its choices; the most similar one is suggested
 
     def check(self, name: str, given: object) -> Any:
         """Return the value of the argument `name` in its canonical form, or raise `SettingsError`."""

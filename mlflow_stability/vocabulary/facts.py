@@ -82,8 +82,7 @@ class Facts(ABC):
     added later has a default, so that earlier recordings can be read.
     """
 
-    kind: ClassVar[str] = ""
-    """Name in the JSON: the type of finding, where they are about one type."""
+    kind: ClassVar[str] = ""  # name in the JSON: the type of finding, where they are about one type
 
     metrics: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
     """The fields that are metrics of the finding, or name and field of each metric; empty: all numbers."""

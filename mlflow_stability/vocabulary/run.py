@@ -30,8 +30,7 @@ RUN_STATUS = {
 class Opening:
     """A recording begins: which process trains, and for which run."""
 
-    recording: str
-    """Globally unique name of this recording."""
+    recording: str  # globally unique name of this recording
     pid: int
     process_started: float
     """Start of the training process by the wall clock, in journals of older versions; 0 where the session's folder
@@ -40,35 +39,25 @@ class Opening:
     time: float
     tracking_uri: str | None = None
     """Tracking store of the run, without credentials; None: MLflow's default, seen from ``directory``."""
-    directory: str = ""
-    """Working directory of the training, to which relative tracking URIs refer."""
-    run_id: str | None = None
-    """The active run when the recording began; None: the courier starts one."""
+    directory: str = ""  # working directory of the training, to which relative tracking URIs refer
+    run_id: str | None = None  # The active run when the recording began; None: the courier starts one.
     resumed: bool = False
     """Whether ``MLFLOW_RUN_ID`` named the run: the courier resumes it, and ends it like a run that it started."""
-    experiment_id: str | None = None
-    """Where the courier starts its run; None: MLflow's default."""
-    first_step: int = 1
-    """First step of this recording; above 1 where the run has steps already."""
+    experiment_id: str | None = None  # Where the courier starts its run; None: MLflow's default.
+    first_step: int = 1  # first step of this recording; above 1 where the run has steps already
     earlier: list[str] = field(default_factory=list)
     """Recordings of the same process in the same run that ended before, at least the newest of them. Their steps come
     before those of this one; it is not a second process that trains beside them."""
     log_every_n_steps: int = 10
-    tags: dict[str, str] = field(default_factory=dict)
-    """The user's ``extra_tags``."""
+    tags: dict[str, str] = field(default_factory=dict)  # the user's ``extra_tags``
     world_size: int = 1
-    job: str = ""
-    """The launcher's job that this training is an attempt of; empty where nothing would restart it."""
-    restarts: int = 0
-    """Number of earlier attempts of the job."""
-    interactive: bool = False
-    """Whether a person types the training, so that a pause is no stall."""
+    job: str = ""  # the launcher's job that this training is an attempt of; empty where nothing would restart it
+    restarts: int = 0  # number of earlier attempts of the job
+    interactive: bool = False  # whether a person types the training, so that a pause is no stall
     layer_metrics: Literal["", "blocks", "parameters"] = ""
     """Which signals of layers become metrics: none, one for each block of the model, or all."""
-    system_metrics: bool = False
-    """Whether to enable MLflow's system metrics."""
-    detectors: str = ""
-    """Detectors with all thresholds, as `catalog.describe` wrote them; replay builds the same ones."""
+    system_metrics: bool = False  # whether to enable MLflow's system metrics
+    detectors: str = ""  # detectors with all thresholds, as `catalog.describe` wrote them; replay builds the same ones
     schema: int = 1
 
 
@@ -187,8 +176,7 @@ class RunHead:
 
     run_id: str
     name: str = ""
-    finished: bool = False
-    """Whether nothing more is expected of it."""
+    finished: bool = False  # whether nothing more is expected of it
     state: str = ""
     """Digest of its store, how and when it ended, its parameters and tags, and the last point of every metric."""
 
@@ -216,34 +204,25 @@ class RunHistory:
     within an attempt a series is a function of its step.
     """
 
-    source: str
-    """The run id or path, as it was asked for; `source` in the JSON."""
-    name: str
-    """The run's name, or the file's name."""
-    format: str
-    """``recorded``, ``mlflow``, or the name of the file format: ``lightning_csv``."""
-    basis: str
-    """What was read, in words: "the full record (12,000 steps)"."""
+    source: str  # the run id or path, as it was asked for; `source` in the JSON
+    name: str  # the run's name, or the file's name
+    format: str  # ``recorded``, ``mlflow``, or the name of the file format: ``lightning_csv``
+    basis: str  # what was read, in words: "the full record (12,000 steps)"
     metrics: tuple[Metric, ...] = ()
     events: tuple[Finding, ...] | None = None
     """Findings of the detectors during training; None for a run that was not recorded."""
     gaps: tuple[Gap, ...] = ()
-    outcome: str = ""
-    """A key of `RUN_STATUS`; ``running``; empty where it is unknown."""
-    outcome_detail: str = ""
-    """The exception, the signal, the exit status."""
+    outcome: str = ""  # a key of `RUN_STATUS`; ``running``; empty where it is unknown
+    outcome_detail: str = ""  # the exception, the signal, the exit status
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What is odd about the source: "5 runs in one file", "every step is 0, points are numbered instead"."""
-    ordinal_steps: bool = False
-    """Whether steps only number the points, because the source has none."""
-    step_unit: str = "step"
-    """What the source calls a step: ``epoch`` where it counts nothing else."""
+    ordinal_steps: bool = False  # whether steps only number the points, because the source has none
+    step_unit: str = "step"  # what the source calls a step: ``epoch`` where it counts nothing else
     choice: tuple[str, ...] = ()
     """Why these metrics are its loss and its validation loss, where the names alone do not decide."""
-    reported: tuple[Finding, ...] = ()
-    """Findings that the log itself states, such as ``step_skipped``."""
+    reported: tuple[Finding, ...] = ()  # findings that the log itself states, such as ``step_skipped``
     complete: bool = True
     """Whether every measured value is here; False: thinned points, suitable only for rules made for them."""
 

@@ -34,7 +34,6 @@ FOREIGN = ("importers",)
 """Rooms that read sentences of other people's programs."""
 DISPLAYED = {
     ("courier/conclusion.py", "partition"): "shows the first sentence in bold",
-    ("diagnosis/verdict.py", "partition"): "adds the last step of a NaN to the first sentence",
     ("vocabulary/result/action.py", "removesuffix"): "adds numbers before the full stop",
     ("reports/comparison_sections.py", "compare"): "shows a cause once, where the verdict repeats it as it is",
     ("reports/run_phrases.py", "removeprefix"): "takes the outcome off the verdict, which stands beside it",

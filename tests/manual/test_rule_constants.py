@@ -21,7 +21,7 @@ def test_every_number_of_a_rule_is_explained_and_read_as_it_is() -> None:
     for file, constants in rule_constants():
         module = import_module(f"mlflow_stability.{file.removesuffix('.py').replace('/', '.')}")
         for constant in constants:
-            assert constant.meaning, f"{file}: {constant.name} has no sentence below it"
+            assert constant.meaning, f"{file}: {constant.name} has no note behind it or sentence below it"
             assert constant.value in values_of(module, constant.name), f"{file}: {constant.name}"
 
 

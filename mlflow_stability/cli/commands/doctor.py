@@ -37,11 +37,9 @@ FINE = Severity.INFO
 @dataclass(frozen=True, slots=True)
 class Check:
     subject: str
-    severity: Severity
-    """INFO: fine. WARNING: worth a look. CRITICAL: it will not work."""
+    severity: Severity  # INFO: fine. WARNING: worth a look. CRITICAL: it will not work.
     state: str
-    advice: str = ""
-    """What to do; empty for a good state."""
+    advice: str = ""  # what to do; empty for a good state
 
 
 def check_python() -> Iterator[Check]:

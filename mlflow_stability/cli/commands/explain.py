@@ -35,6 +35,7 @@ from mlflow_stability.manual.pages import (
 )
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.presets import PRESETS
+from mlflow_stability.vocabulary.text.phrases import sentence
 
 FOLDERS = ("curves", "detectors", "diagnosis", "kinds", "recovery")
 CONFIGS = ("Limits", "Lookback")  # ends of the names of classes whose fields are such numbers
@@ -51,45 +52,49 @@ def rule_constants() -> Iterator[tuple[str, list[Threshold]]]:
     """Yield each file that has any, and its constants."""
     for folder in FOLDERS:
         for path in sorted((_PACKAGE / folder).rglob("*.py")):
-            constants = list(_constants(ast.parse(path.read_text(encoding="utf-8")).body))
+            text = path.read_text(encoding="utf-8")
+            constants = list(_constants(ast.parse(text).body, text.splitlines()))
             if constants:
                 yield path.relative_to(_PACKAGE).as_posix(), constants
 
 
-def _constants(body: list[ast.stmt]) -> Iterator[Threshold]:
+def _constants(body: list[ast.stmt], lines: list[str]) -> Iterator[Threshold]:
     for place, statement in enumerate(body):
         if isinstance(statement, ast.ClassDef) and statement.name.endswith(CONFIGS):
-            yield from _fields(statement.body)
+            yield from _fields(statement.body, lines)
         if not isinstance(statement, ast.Assign):
             continue
         names = [target.id for target in _parts(statement.targets[0]) if isinstance(target, ast.Name)]
         values = [_number(value) for value in _parts(statement.value)]
         if len(names) != len(values) or not all(name.isupper() and name[0] != "_" for name in names):
             continue
-        meaning = _meaning(body[place + 1 :])
+        meaning = _meaning(body[place:], lines)
         for name, value in zip(names, values, strict=True):
             if value is not None:
                 yield Threshold(name, value, meaning)
 
 
-def _fields(body: list[ast.stmt]) -> Iterator[Threshold]:
+def _fields(body: list[ast.stmt], lines: list[str]) -> Iterator[Threshold]:
     for place, statement in enumerate(body):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
             value = _number(statement.value)
             if value is not None:
-                yield Threshold(statement.target.id, value, _meaning(body[place + 1 :]))
+                yield Threshold(statement.target.id, value, _meaning(body[place:], lines))
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
-def _meaning(following: list[ast.stmt]) -> str:
-    """Return the text below a constant; constants in a row share the text below the last of them."""
-    for node in following:
+def _meaning(statements: list[ast.stmt], lines: list[str]) -> str:
+    """Return the text behind the first of these constants, or below it; those in a row share that of the last."""
+    for place, node in enumerate(statements):
+        text = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+        if text:
+            return sentence(text)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return " ".join(node.value.value.split())
-        if not isinstance(node, ast.Assign):
+        if place and not isinstance(node, ast.Assign):
             return ""
     return ""
 

@@ -37,8 +37,7 @@ _FAILED, _COULD_NOT, _INTERRUPTED = 1, 2, 130
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    target: str
-    """A path; with `is_module`, the name of a module or package."""
+    target: str  # a path; with `is_module`, the name of a module or package
     arguments: tuple[str, ...]
     settings: Mapping[str, Any]
     is_module: bool = False

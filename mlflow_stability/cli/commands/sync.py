@@ -58,8 +58,7 @@ class SessionState:
     size: int
     training_lives: bool
     courier_lives: bool
-    problem: str
-    """The courier's last error; empty while the store answers."""
+    problem: str  # the courier's last error; empty while the store answers
 
     @property
     def left_behind(self) -> bool:

@@ -24,30 +24,21 @@ class CheckResult:
     """Result of one check: at most one field is filled; none means that the check has nothing to report."""
 
     cause: Cause | None = None
-    ruled_out: str = ""
-    """Why it is not the cause, with numbers: "gradient norm: 0.9 to 1.2 just before, usually 1"."""
-    not_checked: str = ""
-    """Which data are missing or do not decide."""
+    ruled_out: str = ""  # why it is not the cause, with numbers: "gradient norm: 0.9 to 1.2 just before, usually 1"
+    not_checked: str = ""  # which data are missing or do not decide
 
 
 @dataclass(frozen=True, slots=True)
 class CauseType:
-    name: str
-    """Its name in programs, as in `Cause.name`."""
-    meaning: str
-    """What has happened, in one sentence."""
-    evidence: str
-    """How it is detected; ``{LIMITS.cuts}`` is a threshold of its file."""
-    wrong: str
-    """When another cause looks the same."""
-    remedies: tuple[Remedy, ...]
-    """Most useful first."""
-    helped_by_smaller_updates: bool = True
-    """Whether a lower learning rate or clipping helps."""
+    name: str  # its name in programs, as in `Cause.name`
+    meaning: str  # what has happened, in one sentence
+    evidence: str  # how it is detected; ``{LIMITS.cuts}`` is a threshold of its file
+    wrong: str  # when another cause looks the same
+    remedies: tuple[Remedy, ...]  # most useful first
+    helped_by_smaller_updates: bool = True  # whether a lower learning rate or clipping helps
     excluded_by: Callable[[RecordedSettings], str] | None = None
     """Return the recorded setting that excludes it, as a sentence; empty if none does."""
-    phrase: str = ""
-    """Its name in sentences; empty: the words of `name`."""
+    phrase: str = ""  # its name in sentences; empty: the words of `name`
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 SHARE_OF_RUN = 0.05
 """Two findings are the same trouble if the earlier one began within this share of the run before the later one, ..."""
-POINTS = 64
-"""... and within this number of logged points."""
+POINTS = 64  # ... and within this number of logged points
 RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 """Where one of these lasted until another finding began, it led to that finding, however long before it began."""
 

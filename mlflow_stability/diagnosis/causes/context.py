@@ -29,22 +29,16 @@ from mlflow_stability.vocabulary.run import RunHistory
 class Lookback:
     """How far back checks look, and what counts as early."""
 
-    just_before: int = 50
-    """Number of logged points that count as just before an episode."""
-    early: float = 0.05
-    """Share of the run within which an episode is early."""
-    clearly: int = 5
-    """A divergence has begun when most of this number of losses exceed all losses just before."""
-    early_in_plateau: float = 1 / 3
-    """Share of a plateau within which what is measured came with it."""
+    just_before: int = 50  # number of logged points that count as just before an episode
+    early: float = 0.05  # share of the run within which an episode is early
+    clearly: int = 5  # a divergence has begun when most of this number of losses exceed all losses just before
+    early_in_plateau: float = 1 / 3  # share of a plateau within which what is measured came with it
     between_looks: int = 10
     """Number of steps between two looks at settings and weights: a change began at most this many steps before."""
     unusual_write: float = 5.0
     """Minimum ratio of a change of the weights by other code to the median of those just before."""
-    points: int = 200
-    """Number of points before an episode that are compared with it."""
-    recent: int = 10
-    """Number of points just before an episode that are not in the baseline of the gradient norm."""
+    points: int = 200  # number of points before an episode that are compared with it
+    recent: int = 10  # number of points just before an episode that are not in the baseline of the gradient norm
 
 
 LOOKBACK = Lookback()
@@ -54,12 +48,9 @@ LOOKBACK = Lookback()
 class ForeignWrite:
     """A change of the weights between two steps that the optimizer did not make."""
 
-    step: int
-    """The first step with the changed weights."""
-    share: float | None
-    """Size of the change as a share of the weight norm; None if only the write was detected."""
-    steps: tuple[int, ...]
-    """All steps of the run that have one."""
+    step: int  # the first step with the changed weights
+    share: float | None  # Size of the change as a share of the weight norm; None if only the write was detected.
+    steps: tuple[int, ...]  # all steps of the run that have one
 
     @property
     def period(self) -> int | None:
@@ -82,8 +73,7 @@ class EpisodeContext:
     episode: Finding
     history: RunHistory
     loss: Curve | None
-    norm: Curve | None
-    """Gradient norm of the whole model, or of the episode's own place."""
+    norm: Curve | None  # gradient norm of the whole model, or of the episode's own place
     rates: tuple[Curve, ...]
     scale: Curve | None
     attempts: RunAttempts

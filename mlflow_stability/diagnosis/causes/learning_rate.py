@@ -38,45 +38,30 @@ from mlflow_stability.vocabulary.text.phrases import counted
 class RateLimits:
     """Thresholds of the causes in the learning rate."""
 
-    across_resume: float = 1.5
-    """Minimum ratio of a learning rate to that before a resume to be a jump."""
-    high_for_adam: float = 0.01
-    """Optimizers of the Adam family rarely tolerate a higher learning rate."""
-    high: float = 0.1
-    """Unknown optimizers rarely tolerate a higher learning rate."""
+    across_resume: float = 1.5  # minimum ratio of a learning rate to that before a resume to be a jump
+    high_for_adam: float = 0.01  # optimizers of the Adam family rarely tolerate a higher learning rate
+    high: float = 0.1  # unknown optimizers rarely tolerate a higher learning rate
     far_too_high: float = 10.0
     """Factor on what an optimizer tolerates above which a learning rate is too high whatever the schedule."""
-    above_default: float = 10.0
-    """Factor on its default learning rate that a known optimizer tolerates."""
+    above_default: float = 10.0  # factor on its default learning rate that a known optimizer tolerates
     usual_momentum: float = 0.9
     """Momentum of SGD that these rates are for. A constant gradient moves a weight by 1 / (1 - momentum) times the
     learning rate, so that with more momentum a lower one is tolerated."""
     high_for_any: float = 1.0
     """Learning rate of SGD or an unknown optimizer from ten times which on first steps are far too large."""
-    too_low: float = 1e-08
-    """Learning rate up to which no weight moves."""
-    almost_nothing: float = 0.001
-    """Share of its highest value below which a learning rate is almost nothing."""
-    low_share: float = 0.5
-    """Minimum share of the run at such a rate for it to be the reason."""
-    constant: float = 0.001
-    """Share of its change just before up to which a learning rate is constant."""
-    risen: float = 1.05
-    """Minimum ratio of a learning rate to the start of its rise for the rise to be a reason."""
+    too_low: float = 1e-08  # learning rate up to which no weight moves
+    almost_nothing: float = 0.001  # share of its highest value below which a learning rate is almost nothing
+    low_share: float = 0.5  # minimum share of the run at such a rate for it to be the reason
+    constant: float = 0.001  # share of its change just before up to which a learning rate is constant
+    risen: float = 1.05  # minimum ratio of a learning rate to the start of its rise for the rise to be a reason
     tolerated_later: float = 1.4
     """A learning rate that later rose by this factor while the training went well was not too high."""
-    recent_points: int = 100
-    """Number of points before an episode whose learning rate is compared with all before them."""
-    raised: float = 2.0
-    """Minimum factor on the highest learning rate before them."""
-    tolerated: float = 0.95
-    """Minimum share of the present learning rate at which an earlier one was as high."""
-    learned: float = 0.9
-    """Share of its first value to which a loss must fall to have learned."""
-    min_losses: int = 16
-    """Minimum number of losses at a learning rate that show whether it was tolerated."""
-    ends: int = 5
-    """Number of points at either end whose median is compared."""
+    recent_points: int = 100  # number of points before an episode whose learning rate is compared with all before them
+    raised: float = 2.0  # minimum factor on the highest learning rate before them
+    tolerated: float = 0.95  # minimum share of the present learning rate at which an earlier one was as high
+    learned: float = 0.9  # share of its first value to which a loss must fall to have learned
+    min_losses: int = 16  # minimum number of losses at a learning rate that show whether it was tolerated
+    ends: int = 5  # number of points at either end whose median is compared
     in_rise: float = 0.25
     """Share of the way from its baseline to its value when found above which a loss is part of a rise."""
 
@@ -89,11 +74,9 @@ Values = NDArray[np.float64]
 class Tolerance:
     """How high a learning rate an optimizer tolerates."""
 
-    optimizer: str
-    """As in sentences: ``SGD with momentum 0.99``."""
+    optimizer: str  # as in sentences: ``SGD with momentum 0.99``
     rate: float
-    far_too_high: float
-    """Above this it is too high whatever the schedule."""
+    far_too_high: float  # above this it is too high whatever the schedule
     memory: float = 0.0
     """Over how many steps unusual momentum adds up gradients; a loss that fell for fewer shows nothing."""
 

@@ -38,26 +38,19 @@ BROKEN_BATCH = "broken_batch"
 class OriginLimits:
     """Thresholds of the causes of the first non-finite value."""
 
-    near: int = 2
-    """Maximum number of steps between a break and a finding of the same."""
-    absurd: float = 1e15
-    """Magnitude that one step of a normal training does not reach."""
-    modest: float = 10.0
-    """Magnitude that overflows in no type: an infinity from it comes from an undefined operation."""
+    near: int = 2  # maximum number of steps between a break and a finding of the same
+    absurd: float = 1e15  # magnitude that one step of a normal training does not reach
+    modest: float = 10.0  # magnitude that overflows in no type: an infinity from it comes from an undefined operation
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleLimits:
     """Thresholds of the causes in the loss scale."""
 
-    cuts: int = 3
-    """Minimum number of reductions of the loss scale just before."""
-    raised: float = 8.0
-    """Minimum ratio of a scale to its lowest just before; doubling every 2000 steps is usual."""
-    in_a_row: int = 3
-    """Number of broken steps in a row that do not depend on their batches."""
-    usual_gradient: float = 3.0
-    """Maximum ratio of a gradient norm of usual size to its baseline."""
+    cuts: int = 3  # minimum number of reductions of the loss scale just before
+    raised: float = 8.0  # minimum ratio of a scale to its lowest just before; doubling every 2000 steps is usual
+    in_a_row: int = 3  # number of broken steps in a row that do not depend on their batches
+    usual_gradient: float = 3.0  # maximum ratio of a gradient norm of usual size to its baseline
 
 
 ORIGIN_LIMITS, LIMITS = OriginLimits(), ScaleLimits()

@@ -32,10 +32,8 @@ class LargeInput:
 
     step: int
     module: str
-    size: float
-    """Its magnitude."""
-    was_finite: bool
-    """Whether the loss was finite nevertheless: the first layer does not compute in fp16."""
+    size: float  # its magnitude
+    was_finite: bool  # whether the loss was finite nevertheless: the first layer does not compute in fp16
 
     @property
     def words(self) -> str:

@@ -26,34 +26,21 @@ from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
 class StepLimits:
     """Thresholds of the causes in the size of updates, as shares of the weight norm where not noted otherwise."""
 
-    absurd: float = 0.1
-    """Size of an update that overwrites much of the weights; 0.001 is usual."""
-    usual: float = 0.001
-    """Size of the updates of a training that learns well."""
-    most_raised: float = 1000.0
-    """By how many times a learning rate is raised at most."""
-    usual_first: float = 0.01
-    """Size up to which the first updates of a training are normal."""
-    usual_later: float = 0.003
-    """Size up to which updates of a transformer that learns well are normal."""
+    absurd: float = 0.1  # size of an update that overwrites much of the weights; 0.001 is usual
+    usual: float = 0.001  # size of the updates of a training that learns well
+    most_raised: float = 1000.0  # by how many times a learning rate is raised at most
+    usual_first: float = 0.01  # size up to which the first updates of a training are normal
+    usual_later: float = 0.003  # size up to which updates of a transformer that learns well are normal
     first_points: int = 32
     """Number of points, or a twentieth of the run, within which an episode begins in the first steps."""
-    left_start: float = 3.0
-    """Ratio of a loss to its first value above which updates follow from the rise."""
-    learned: float = 0.8
-    """Share of its first value below which a loss tolerated the updates until then."""
-    first_steps: int = 4
-    """Number of steps whose updates are first ones."""
-    large: float = 0.02
-    """Minimum size of a first update that is too large."""
-    no_warm_up: float = 0.9
-    """Minimum share of its highest value of a first learning rate that was not warmed up."""
-    usual_rate: float = 1e-3
-    """Learning rate above which small updates have another reason."""
-    moved: float = 0.03
-    """Sum of all update ratios of a plateau up to which steps were too small to learn anything."""
-    rose: float = 1.05
-    """Minimum ratio of the loss after the first two updates to that before them."""
+    left_start: float = 3.0  # ratio of a loss to its first value above which updates follow from the rise
+    learned: float = 0.8  # share of its first value below which a loss tolerated the updates until then
+    first_steps: int = 4  # number of steps whose updates are first ones
+    large: float = 0.02  # minimum size of a first update that is too large
+    no_warm_up: float = 0.9  # minimum share of its highest value of a first learning rate that was not warmed up
+    usual_rate: float = 1e-3  # learning rate above which small updates have another reason
+    moved: float = 0.03  # sum of all update ratios of a plateau up to which steps were too small to learn anything
+    rose: float = 1.05  # minimum ratio of the loss after the first two updates to that before them
 
 
 LIMITS = StepLimits()

@@ -31,8 +31,7 @@ from mlflow_stability.vocabulary.result import (
 )
 from mlflow_stability.vocabulary.run import RunHistory
 
-RATE_FACTOR = 3.0
-"""Factor by which a learning rate is lowered or raised if nothing shows to which value."""
+RATE_FACTOR = 3.0  # factor by which a learning rate is lowered or raised if nothing shows to which value
 
 
 RESTART = Action.RESTART_BEFORE_STEP
@@ -55,14 +54,10 @@ class Choice:
 
     when: str
     actions: tuple[Action | Remedy, ...]
-    causes: str = ""
-    """Where one of these is the cause."""
-    bad: str = ""
-    """Where one of these questions has a bad answer."""
-    if_recovered: bool = False
-    """Where the trouble passed by itself."""
-    unless_found: str = ""
-    """Where no finding of these kinds began at the same time or later."""
+    causes: str = ""  # where one of these is the cause
+    bad: str = ""  # where one of these questions has a bad answer
+    if_recovered: bool = False  # where the trouble passed by itself
+    unless_found: str = ""  # where no finding of these kinds began at the same time or later
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -193,8 +188,7 @@ CHOICES: dict[str, Choice] = {
 class Order:
     """One checklist; keys of `QUESTIONS` and `CHOICES`, separated by spaces."""
 
-    kinds: str
-    """The kinds of finding that it is for."""
+    kinds: str  # the kinds of finding that it is for
     questions: str
     choices: str
 
@@ -310,16 +304,14 @@ ORDERS: dict[str, Order] = {
 @dataclass(frozen=True, slots=True)
 class ChecklistItem:
     question: str
-    finding: str = ""
-    """What this run shows; empty where no run was given."""
+    finding: str = ""  # what this run shows; empty where no run was given
     state: State = "unknown"
     how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    when: str
-    """On what it depends; of a run, what was found."""
+    when: str  # on what it depends; of a run, what was found
     remedies: tuple[Remedy, ...]
 
     @property
@@ -329,11 +321,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Checklist:
-    kind: str
-    """The type of finding it is for; empty for the general one."""
+    kind: str  # the type of finding it is for; empty for the general one
     items: tuple[ChecklistItem, ...]
-    decisions: tuple[Decision, ...]
-    """Of a run, the one that applies; else all, each with its condition."""
+    decisions: tuple[Decision, ...]  # of a run, the one that applies; else all, each with its condition
     note: str = ""
     """What to know of it: that this type has no checklist of its own, or that the run has no such finding."""
 

@@ -32,24 +32,15 @@ from mlflow_stability.vocabulary.text.phrases import capitalised, counted, how_p
 NON_FINITE = ("nan_detected", "inf_detected")
 BATCHES: dict[str, State] = {"broken_batch": "bad", "batch_discarded": "bad", "spike_batch": "unknown"}
 """Events about a batch, and what they show: that of a spike is only described."""
-LEARNED_SHARE = 0.9
-"""A loss below this share of its first values has learned."""
-END_POINTS = 5
-"""Number of first and of last points that are compared for it."""
-HEALTHY_FLOW = 0.9
-"""Minimum share of layers in the band for gradients that flow."""
-MIN_RATE_SHARE = 0.01
-"""Minimum share of its peak for a learning rate with which a training still learns."""
-PEAK_SHARE = 0.99
-"""Minimum share of the highest learning rate at which a warm-up has ended."""
-MAX_MEMORY_RISE = 1.5
-"""Maximum ratio of the last to the first memory reading."""
-EVEN_SPREAD = 0.1
-"""Maximum spread of the distances between spikes at even distances, as a share of their mean."""
-MAX_TENSORS = 4
-"""Maximum number of tensors of a batch that an answer names."""
-MAX_SPIKES = 5
-"""Maximum number of spikes whose steps an answer names."""
+LEARNED_SHARE = 0.9  # a loss below this share of its first values has learned
+END_POINTS = 5  # number of first and of last points that are compared for it
+HEALTHY_FLOW = 0.9  # minimum share of layers in the band for gradients that flow
+MIN_RATE_SHARE = 0.01  # minimum share of its peak for a learning rate with which a training still learns
+PEAK_SHARE = 0.99  # minimum share of the highest learning rate at which a warm-up has ended
+MAX_MEMORY_RISE = 1.5  # maximum ratio of the last to the first memory reading
+EVEN_SPREAD = 0.1  # maximum spread of the distances between spikes at even distances, as a share of their mean
+MAX_TENSORS = 4  # maximum number of tensors of a batch that an answer names
+MAX_SPIKES = 5  # maximum number of spikes whose steps an answer names
 NO_LOSS = no_data("no loss was logged")
 NO_RATE = no_data("the learning rate was not logged")
 

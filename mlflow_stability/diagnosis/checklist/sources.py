@@ -17,10 +17,8 @@ from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import capitalised, counted, sentence
 
-ALWAYS_LOGGED = frozenset({"loss", "learning_rate"})
-"""Quantities that do not show whether a detector had its data."""
-MAX_SETTINGS = 4
-"""Maximum number of settings that an answer names."""
+ALWAYS_LOGGED = frozenset({"loss", "learning_rate"})  # quantities that do not show whether a detector had its data
+MAX_SETTINGS = 4  # maximum number of settings that an answer names
 State = Literal["ok", "bad", "unknown"]
 
 
@@ -28,8 +26,7 @@ State = Literal["ok", "bad", "unknown"]
 class Answer:
     text: str
     state: State
-    has_data: bool = True
-    """Whether the run has data on it; if not, the next source is asked."""
+    has_data: bool = True  # whether the run has data on it; if not, the next source is asked
 
 
 def no_data(missing: str) -> Answer:
@@ -58,8 +55,7 @@ Source = Callable[[Case], Answer | None]  # looks for the answer in one place; N
 @dataclass(frozen=True, slots=True)
 class Question:
     text: str
-    sources: tuple[Source, ...]
-    """Asked in this order; empty if a run does not show it."""
+    sources: tuple[Source, ...]  # asked in this order; empty if a run does not show it
     check_by_hand: str = ""
 
     def by_hand(self, check: str) -> Question:

@@ -25,23 +25,17 @@ from mlflow_stability.diagnosis.cohort.features import MOST_LEVELS, Exposure, Fe
 class PermutationConfig:
     """How exactly the p-values are computed."""
 
-    min_runs: int = 3
-    """Runs on each side of a comparison below which there is no p-value."""
+    min_runs: int = 3  # runs on each side of a comparison below which there is no p-value
     usual_permutations: int = 2000
     max_permutations: int = 20_000
-    permutations_per_test: int = 200
-    """For rare values: permutations for each test that is corrected for."""
+    permutations_per_test: int = 200  # for rare values: permutations for each test that is corrected for
     max_values_at_once: int = 2_000_000
     max_values: int = 20_000_000
-    unremarkable_p: float = 0.1
-    """From this asymptotic p-value on, nothing is permuted."""
-    rare: int = 10
-    """Values with fewer runs are always judged by permutations."""
-    common: int = 100
-    """From this many runs on, the asymptotic p-value is exact enough."""
+    unremarkable_p: float = 0.1  # from this asymptotic p-value on, nothing is permuted
+    rare: int = 10  # values with fewer runs are always judged by permutations
+    common: int = 100  # from this many runs on, the asymptotic p-value is exact enough
     seed: int = 1975
-    stratum_settings: int = 12
-    """About the number of settings in each stratum."""
+    stratum_settings: int = 12  # about the number of settings in each stratum
 
 
 CONFIG = PermutationConfig()

@@ -31,17 +31,14 @@ from mlflow_stability.vocabulary.text.phrases import capitalised
 
 @dataclass(frozen=True, slots=True)
 class AssociationConfig:
-    min_runs: int = 10
-    """Runs below which nothing is tested."""
-    max_p: float = 0.01
-    """p-value over runs, after Holm's correction, below which a parameter is named."""
+    min_runs: int = 10  # runs below which nothing is tested
+    max_p: float = 0.01  # p-value over runs, after Holm's correction, below which a parameter is named
     max_p_of_settings: float = 0.04
     """The same where each setting counts once: the false positive rate, however alike repetitions are."""
     max_named: int = 4
     similar_shares: float = 0.1
     """If the shares of unstable runs differ by less than this, the median start of trouble is given too."""
-    min_correlation: float = 0.9
-    """Rank correlation of two numbers above which a warning is given."""
+    min_correlation: float = 0.9  # rank correlation of two numbers above which a warning is given
     max_warnings: int = 5
 
 
@@ -53,10 +50,8 @@ class AssociationResult:
     """What was tested, and what of it is associated with instability."""
 
     associations: tuple[Association, ...] = ()
-    features: tuple[Feature, ...] = ()
-    """Of the judged runs."""
-    judged: tuple[RunCard, ...] = ()
-    """The runs whose stability was judged."""
+    features: tuple[Feature, ...] = ()  # of the judged runs
+    judged: tuple[RunCard, ...] = ()  # the runs whose stability was judged
     undecided: bool = False
     """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
     warnings: tuple[str, ...] = ()

@@ -135,10 +135,8 @@ def _sensitivity(name: str, sweeps: Sequence[list[RatedRun]]) -> Sensitivity:
     )
 
 
-MIN_RUNS_A_SIDE = 3
-"""Runs on either side of a test."""
-MAX_PARTS = 6
-"""Parts that are drawn: those that lost the smallest and the largest shares of their runs."""
+MIN_RUNS_A_SIDE = 3  # runs on either side of a test
+MAX_PARTS = 6  # parts that are drawn: those that lost the smallest and the largest shares of their runs
 
 
 def survival_of(cards: Sequence[RunCard], parts: Mapping[str, Sequence[RunCard]]) -> tuple[SurvivalCurve, ...]:
@@ -216,10 +214,8 @@ def _p_value(part: Sequence[RunCard], observed: Sequence[RunCard]) -> float | No
     return p_value_of(feature, Exposure(steps, lost, np.arange(len(observed))), tests=MAX_PARTS)
 
 
-MIN_RUNS = 3
-"""Fewer runs are compared one by one."""
-MAX_PLOTS = 6
-"""Parameters that are drawn, unless more are associated with instability."""
+MIN_RUNS = 3  # fewer runs are compared one by one
+MAX_PLOTS = 6  # parameters that are drawn, unless more are associated with instability
 
 
 def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:

@@ -18,16 +18,14 @@ from mlflow_stability.diagnosis.parameters import number_of, place_of, setting_o
 from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
 from mlflow_stability.vocabulary.text.phrases import some_of
 
-MIN_NUMBERS = 3
-"""A parameter with fewer different numbers is read as levels."""
+MIN_NUMBERS = 3  # a parameter with fewer different numbers is read as levels
 MOST_LEVELS = 10
 MAX_SENTENCES, MAX_NAMES = 2, 6
 """About parameters that are left out."""
 NOT_SET = "not set"
 MIN_SIDE = 3
 """Runs on either side of a split."""
-MOST_LIMITS = 200
-"""Limits of a number that are tried."""
+MOST_LIMITS = 200  # limits of a number that are tried
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +33,8 @@ class Feature:
     """One parameter, for every run."""
 
     name: str
-    values: NDArray[np.float64]
-    """The numbers, NaN where it is not set; for levels their place in `levels`."""
-    levels: tuple[str, ...] = ()
-    """Empty for numbers."""
+    values: NDArray[np.float64]  # the numbers, NaN where it is not set; for levels their place in `levels`
+    levels: tuple[str, ...] = ()  # empty for numbers
 
     @property
     def numeric(self) -> bool:
@@ -95,8 +91,7 @@ class Exposure:
     """Until trouble began; all steps of a run without trouble. All are 1 where every run without trouble is longer than
     it took any trouble to begin: then time has no information beyond the outcome."""
     troubled: NDArray[np.bool_]
-    settings: NDArray[np.int64]
-    """Runs with the same number have equal parameters except for the seed."""
+    settings: NDArray[np.int64]  # runs with the same number have equal parameters except for the seed
 
     @property
     def repeated(self) -> bool:
@@ -122,13 +117,10 @@ def _steps_observed(card: RunCard) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    worse: NDArray[np.bool_]
-    """The runs on the side that is unstable more often."""
-    words: str
-    """That side: ``lr > 0.003``."""
+    worse: NDArray[np.bool_]  # the runs on the side that is unstable more often
+    words: str  # that side: ``lr > 0.003``
     other_words: str
-    limit: float | None = None
-    """For a number that is split by its size."""
+    limit: float | None = None  # for a number that is split by its size
 
 
 def best_split(feature: Feature, outcome: NDArray[np.bool_], among: NDArray[np.bool_] | None = None) -> Split | None:

@@ -28,8 +28,7 @@ from mlflow_stability.diagnosis.cohort.features import NOT_SET
 from mlflow_stability.diagnosis.parameters import place_of, seeds_of, setting_of, settings_of
 from mlflow_stability.vocabulary.result import Interval, RunCard, SeedGroup
 
-MIN_SEEDS = 3
-"""Runs of a group below which there is no interval and no p-value."""
+MIN_SEEDS = 3  # runs of a group below which there is no interval and no p-value
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ class SeedGroupConfig:
     permutations: int = 4000
     min_permutations: int = 500
     max_values_at_once: int = 2_000_000
-    max_values: int = 40_000_000
-    """Values that are permuted at most; very many runs are permuted less often."""
+    max_values: int = 40_000_000  # values that are permuted at most; very many runs are permuted less often
     seed: int = 20211
     min_length: float = 0.9
     """A run without trouble that is shorter than this share of the longest of its group was stopped early."""

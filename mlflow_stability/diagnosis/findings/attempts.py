@@ -26,8 +26,7 @@ BATCH_KINDS = frozenset({"broken_batch", "spike_batch"})
 class AttemptSpan:
     first: int
     last: int
-    begins_training: bool
-    """Whether the training was started in it; otherwise a rollback began it."""
+    begins_training: bool  # whether the training was started in it; otherwise a rollback began it
 
     def __contains__(self, step: int) -> bool:
         return self.first <= step <= self.last
@@ -43,10 +42,8 @@ class AttemptSpan:
 
 @dataclass(frozen=True, slots=True)
 class RunAttempts:
-    starts: Mapping[int, int]
-    """For each attempt the first attempt of its training."""
-    spans: Mapping[int, tuple[int, int]]
-    """For each attempt its first step and its last."""
+    starts: Mapping[int, int]  # for each attempt the first attempt of its training
+    spans: Mapping[int, tuple[int, int]]  # for each attempt its first step and its last
     begun_after: Mapping[int, tuple[int, ...]]
     """For each attempt the steps at which rollbacks say that the next one begins, also where points are thinned."""
 
@@ -92,10 +89,8 @@ def finite_again(event: Finding | None) -> str:
     return facts.rerun_words
 
 
-MIN_POINTS_SINCE = 3
-"""Points since a rollback that show how the training continued; with fewer, nothing is left out."""
-POINTS_OF_STATE = 16
-"""Values up to the restored state that show its level."""
+MIN_POINTS_SINCE = 3  # points since a rollback that show how the training continued; with fewer, nothing is left out
+POINTS_OF_STATE = 16  # values up to the restored state that show its level
 LEARNT_SHARE = 0.1
 """Share of its first level that the loss must have fallen by: a rollback to an untrained state is a restart, which has
 recovered only when the loss is back where it was."""

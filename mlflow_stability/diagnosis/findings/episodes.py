@@ -30,14 +30,10 @@ from mlflow_stability.vocabulary.facts import Facts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Statement, Where
 from mlflow_stability.vocabulary.run import RunHistory
 
-NEIGHBOURS = 16
-"""Events of one kind that are at most this number of logged points apart are one finding."""
-BASELINE_POINTS = 32
-"""Values before an event that show what was normal."""
-LEFT_PLATEAU = 0.05
-"""A loss that ended this share below a plateau has left it."""
-RETURN_POINTS = 3
-"""Consecutive points below the limit after which a curve is back."""
+NEIGHBOURS = 16  # events of one kind that are at most this number of logged points apart are one finding
+BASELINE_POINTS = 32  # values before an event that show what was normal
+LEFT_PLATEAU = 0.05  # a loss that ended this share below a plateau has left it
+RETURN_POINTS = 3  # consecutive points below the limit after which a curve is back
 NON_FINITE = ("nan_detected", "inf_detected")
 REMARKS = frozenset({"model_lint", "not_measured", "configuration_changed", "give_up"})
 """Kinds whose facts differ in subject, so that several at one step stay several."""
@@ -185,12 +181,9 @@ def persists(finding: Finding) -> bool:
     return finding.kind == MissingZeroGrad.kind and finding.recovered is False
 
 
-MIN_SKIPPED_SHARE = 0.5
-"""Share of the last steps, up to the end of the run, that must have been skipped."""
-SCALE_SEARCH_STEPS = 20
-"""Before this step a loss scale is still being searched: skipping steps is how it is found."""
-MAX_ROLLBACKS = 1000
-"""Of more rises of a count only the last ones are reported."""
+MIN_SKIPPED_SHARE = 0.5  # share of the last steps, up to the end of the run, that must have been skipped
+SCALE_SEARCH_STEPS = 20  # before this step a loss scale is still being searched: skipping steps is how it is found
+MAX_ROLLBACKS = 1000  # of more rises of a count only the last ones are reported
 BAD_ENDS = ("crashed", "killed", "out_of_memory")
 REMEDIES = {kind.kind: kind.remedies for kind in (NanDetected, InfDetected, StepSkipped, SdrCollapse, *WAYS_TO_END)}
 

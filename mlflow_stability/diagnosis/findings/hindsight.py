@@ -25,30 +25,20 @@ from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 
-BASELINE_POINTS = 32
-"""Values before a finding that show what was normal."""
-RESPONSE_SHARE = 0.1
-"""A loss that rises by less than this share did not respond to a jump of the gradient."""
-ONSET_POINTS = 32
-"""Maximum number of points between the rise of a loss and the step at which a detector was sure of it."""
-SHORT_SPIKE_POINTS = 3
-"""A spike of more points is no chance of a single batch."""
-RIPPLE_SHARE = 0.10
-"""A rise by less than this share that passed is a ripple."""
-RIPPLE_SHARE_BELOW = 0.25
-"""So is one by less than this, if the loss ended below where it had risen from."""
-MIN_RIPPLES = 3
-"""From this number on, ripples are one finding."""
+BASELINE_POINTS = 32  # values before a finding that show what was normal
+RESPONSE_SHARE = 0.1  # a loss that rises by less than this share did not respond to a jump of the gradient
+ONSET_POINTS = 32  # maximum number of points between the rise of a loss and the step at which a detector was sure of it
+SHORT_SPIKE_POINTS = 3  # a spike of more points is no chance of a single batch
+RIPPLE_SHARE = 0.10  # a rise by less than this share that passed is a ripple
+RIPPLE_SHARE_BELOW = 0.25  # so is one by less than this, if the loss ended below where it had risen from
+MIN_RIPPLES = 3  # from this number on, ripples are one finding
 LAST_RIPPLE_FACTOR = 1.5
 """A rise at the end that is at most this many times as large as the ripples before it is one of them."""
-RECOVERED_SHARE = 0.5
-"""A loss that lost this share of its rise again, in nats, is on its way down."""
+RECOVERED_SHARE = 0.5  # a loss that lost this share of its rise again, in nats, is on its way down
 KINDS_OF_RANGE_TESTS = ("gradient_explosion", "update_ratio_high")
 """What a learning-rate range test brings about before it ends."""
-MANY_STARTS = 8
-"""Minimum number of trainings in a log for findings of few of them to be left to chance."""
-USUAL_SHARE = 0.25
-"""A kind of finding is usual from this share of the trainings on."""
+MANY_STARTS = 8  # minimum number of trainings in a log for findings of few of them to be left to chance
+USUAL_SHARE = 0.25  # a kind of finding is usual from this share of the trainings on
 JUMP_LEVELS = 10
 """A loss whose maximum is within this many levels of the rise, of about a hundred, jumped and has fallen since."""
 

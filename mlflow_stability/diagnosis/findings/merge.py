@@ -21,16 +21,12 @@ from mlflow_stability.kinds.reported.rollback import Rollback, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement, Text
 
-NEAR_SHARE = 0.02
-"""Findings that begin within this share of the run from each other are about the same trouble."""
+NEAR_SHARE = 0.02  # findings that begin within this share of the run from each other are about the same trouble
 REPEATED_STEPS = StepSkipped().of_steps
 """What comes again within this number of steps is the same trouble, as the detector of skipped steps counts it."""
-HELD_STEPS = 2
-"""What was done about a trouble, or found of it, is reported at most this number of steps away."""
-OF_SWING = ("loss_spike", "divergence", "oscillation", "plateau")
-"""What the swing of a periodic loss may look like."""
-SWING_ROOM = 1.25
-"""How far, as a factor, a value that belongs to the swing may lie above its 90th percentile."""
+HELD_STEPS = 2  # what was done about a trouble, or found of it, is reported at most this number of steps away
+OF_SWING = ("loss_spike", "divergence", "oscillation", "plateau")  # what the swing of a periodic loss may look like
+SWING_ROOM = 1.25  # how far, as a factor, a value that belongs to the swing may lie above its 90th percentile
 KNOWS_END = LossEndFacts | LastLevelFacts | StandstillFacts | LastBelowBestFacts | GradientRiseFacts
 """Facts that say how the curve ended."""
 

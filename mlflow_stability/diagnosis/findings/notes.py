@@ -30,8 +30,7 @@ from mlflow_stability.vocabulary.result import Finding, Statement
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text.phrases import counted, some_of
 
-NAMED_LAYERS = 5
-"""Number of layers that a sentence names; the evidence holds all."""
+NAMED_LAYERS = 5  # number of layers that a sentence names; the evidence holds all
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,8 @@ class RipplesNote(Facts):
     signal: str
     count: int
     last_step: int
-    smallest: float
-    """Smallest rise, as a share of the level before."""
-    largest: float
-    """Largest rise, as a share of the level before."""
+    smallest: float  # smallest rise, as a share of the level before
+    largest: float  # largest rise, as a share of the level before
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss rose slowly and recovered 4 times between step 100 and step 900, by 3% to 8%.``"""
@@ -117,8 +114,7 @@ class NanAfterInf(Facts):
 
 @dataclass(frozen=True, slots=True)
 class GradientFlowFacts(Facts):
-    gradient_flow: float
-    """Share of layers whose gradient norm lies in a healthy band."""
+    gradient_flow: float  # share of layers whose gradient norm lies in a healthy band
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``gradient flow 83%``."""
@@ -127,10 +123,8 @@ class GradientFlowFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class OtherLayersNote(Facts):
-    layers: tuple[tuple[str, float], ...]
-    """Name and value of each."""
-    beside_one: bool
-    """Whether the finding itself names one."""
+    layers: tuple[tuple[str, float], ...]  # name and value of each
+    beside_one: bool  # whether the finding itself names one
 
     def numbers(self) -> dict[str, float]:
         """The values, as ``layer.NAME``."""
@@ -170,8 +164,7 @@ def _with_line(finding: Finding, metric: Metric | None, starts: Mapping[int, int
     return replace(finding, line=lines[0]) if lines else finding
 
 
-MIN_EARLIER_VALUES = 3
-"""With fewer values before, the usual value of a layer is not known."""
+MIN_EARLIER_VALUES = 3  # with fewer values before, the usual value of a layer is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,7 @@ class LossBroadcastFacts(Facts):
 
     kind: ClassVar[str] = "loss_broadcast"
 
-    rows: int
-    """Number of predictions in the batch."""
+    rows: int  # number of predictions in the batch
     is_column: bool
     """Whether the prediction has a second dimension of size 1, which the target lacks; else the target has it."""
 

@@ -17,8 +17,7 @@ from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
 from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
-RECENT_LOSSES = 10
-"""Number of last losses whose median is the present loss."""
+RECENT_LOSSES = 10  # number of last losses whose median is the present loss
 _HEAD = ".head_"
 
 

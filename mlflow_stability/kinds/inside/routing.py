@@ -143,13 +143,11 @@ class DeadExpertFacts(Facts):
 @dataclass(slots=True)
 class DeadExpertState:
     round: LayerRound = field(default_factory=LayerRound)
-    routers: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The last quantities of each router, by name."""
+    routers: dict[str, dict[str, float]] = field(default_factory=dict)  # the last quantities of each router, by name
     loads: dict[str, deque[tuple[int, float, float]]] = field(default_factory=dict)
     """Of each expert the last measurements: step, tokens, and tokens of an even share."""
     dead: set[str] = field(default_factory=set)
-    reported: int = 0
-    """Number of dead experts in the last finding."""
+    reported: int = 0  # number of dead experts in the last finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,8 +388,7 @@ class ReturnFallRule(Rule):
         return None
 
 
-PARTS = 8
-"""Number of parts of a run whose medians are compared."""
+PARTS = 8  # number of parts of a run whose medians are compared
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,18 +29,12 @@ class NonFiniteFacts(Facts):
 
     kind = "non_finite"
 
-    signal: str
-    """What is not finite, by the name that the log gives it."""
-    value: float
-    """Its first value that is not finite."""
-    last_finite: float | None
-    """Its last finite value before, if there was one."""
-    nan_from: int | None = None
-    """The step at which an infinity became NaN; None where it did not."""
-    count: int | None = None
-    """Number of values that are not finite; None while the training runs."""
-    last_step: int | None = None
-    """The step of the last of several."""
+    signal: str  # what is not finite, by the name that the log gives it
+    value: float  # its first value that is not finite
+    last_finite: float | None  # its last finite value before, if there was one
+    nan_from: int | None = None  # The step at which an infinity became NaN; None where it did not.
+    count: int | None = None  # Number of values that are not finite; None while the training runs.
+    last_step: int | None = None  # the step of the last of several
     finite_afterwards: bool | None = None
     """Whether finite values follow; None where the log ends with the only value, and while the training runs."""
     loss_step: int | None = None

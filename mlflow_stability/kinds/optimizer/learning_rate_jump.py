@@ -55,24 +55,17 @@ class Rate:
     highest: float
     first: float = 0.0
     last_step: int = 0
-    changed_at: int = 0
-    """The step of its last change."""
-    stage: float = 0.0
-    """Rise of the last stage of a warm-up that rises once an epoch; 0 without a stage."""
-    warm_up_is_over: bool = False
-    """Whether it has decreased, or has been constant for long."""
+    changed_at: int = 0  # the step of its last change
+    stage: float = 0.0  # rise of the last stage of a warm-up that rises once an epoch; 0 without a stage
+    warm_up_is_over: bool = False  # whether it has decreased, or has been constant for long
     pending_jump: tuple[Point, float, float] | None = None
     """A jump that may be the first step of a linear warm-up, the rate before it, and the highest rate before it."""
-    jumped_at: int | None = None
-    """The step of the last jump."""
+    jumped_at: int | None = None  # the step of the last jump
     highest_before_jump: float = 0.0
-    rises: bool = True
-    """Whether its last change was a rise."""
+    rises: bool = True  # whether its last change was a rise
     changes: int = 0
-    turns: int = 0
-    """Number of changes that go the other way than the change before."""
-    is_barred: bool = False
-    """Whether a rollback undid the present rate, which does not count until it has decreased."""
+    turns: int = 0  # number of changes that go the other way than the change before
+    is_barred: bool = False  # whether a rollback undid the present rate, which does not count until it has decreased
 
     def after_rollback(self) -> Rate:
         rate = replace(self, pending_jump=None, jumped_at=None, highest_before_jump=0.0, is_barred=False)
@@ -101,8 +94,7 @@ class LearningRateJumpState:
 
 TURNS_SHARE = 0.25
 """Minimum share of the changes of a rate that goes up and down which go the other way than the change before."""
-FEWEST_TURNS = 6
-"""Minimum number of these."""
+FEWEST_TURNS = 6  # minimum number of these
 
 
 @dataclass(frozen=True, slots=True)

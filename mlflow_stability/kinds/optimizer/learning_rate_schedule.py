@@ -50,10 +50,8 @@ class ZeroRateFacts(Facts):
 class GroupRate:
     last: float = 0.0
     highest: float = 0.0
-    smallest: float = math.inf
-    """The smallest rate above zero."""
-    last_decimal: int = 0
-    """The place of the last digit of any rate above zero: -6 of 0.000125."""
+    smallest: float = math.inf  # the smallest rate above zero
+    last_decimal: int = 0  # the place of the last digit of any rate above zero: -6 of 0.000125
     changes: int = 0
     is_held: bool = False
     """Whether the smallest rate stayed for several steps: a schedule that reaches zero in equal steps does not."""
@@ -86,10 +84,8 @@ def _group_of(rates: NDArray[np.float64]) -> GroupRate:
     return group
 
 
-MIN_RATES = 4
-"""Number of rates from which their decimals show how a log rounds."""
-FINEST_DECIMAL = -9
-"""The last decimal to which a log may round its rates."""
+MIN_RATES = 4  # number of rates from which their decimals show how a log rounds
+FINEST_DECIMAL = -9  # the last decimal to which a log may round its rates
 
 
 def _last_decimal(rate: float) -> int:

@@ -25,12 +25,9 @@ from mlflow_stability.vocabulary.text.phrases import above
 
 @dataclass(slots=True)
 class OverfittingState:
-    total: float = 0.0
-    """Sum of the training losses since the last validation."""
-    count: int = 0
-    """Number of these losses."""
-    last: deque[float] = field(default_factory=deque)
-    """The last validation losses."""
+    total: float = 0.0  # sum of the training losses since the last validation
+    count: int = 0  # number of these losses
+    last: deque[float] = field(default_factory=deque)  # the last validation losses
     last_two: tuple[float, float] | None = None
     bends: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     """Distances of validation losses from the straight line through the two before: their noise."""

@@ -14,8 +14,7 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
-LAST_BENDS = 64
-"""Number of differences between two changes that are kept, more than are compared."""
+LAST_BENDS = 64  # number of differences between two changes that are kept, more than are compared
 
 
 @dataclass(slots=True)
@@ -82,10 +81,8 @@ class ConstantOutput(FindingType):
     remedies = (Remedy(Action.COMPARE_OUTPUTS), Remedy(Action.CHECK_CONSTANT_OUTPUT))
 
 
-BENDS_BEFORE = 32
-"""Number of differences before the smooth steps that show whether the noise ended at once."""
-ABRUPT = 0.5
-"""Minimum median of these differences, as a share of the usual one: less is an oscillation that died away."""
+BENDS_BEFORE = 32  # number of differences before the smooth steps that show whether the noise ended at once
+ABRUPT = 0.5  # minimum median of these differences, as a share of the usual one: less is an oscillation that died away
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,27 +78,19 @@ class NanOriginFacts(Facts):
 
     kind = "nan_origin"
 
-    source: NanSource
-    """Where it comes from."""
-    module: str = ""
-    """The innermost module that was being run, or that owns the weight; empty for the loss function."""
+    source: NanSource  # where it comes from
+    module: str = ""  # the innermost module that was being run, or that owns the weight; empty for the loss function
     operations: tuple[str, ...] = ()
     """The operation; in the backward pass that of the forward pass; for the loss function each possible one."""
-    line: str = ""
-    """The user's own line: ``model.py:41 in Block.forward``."""
+    line: str = ""  # the user's own line: ``model.py:41 in Block.forward``
     name: str = ""
     """Of the input, weight or buffer; of the optimizer's state; ``loss`` or ``gradient`` for the loss function,
     ``hook`` where the script hooks the model's output."""
-    inputs: tuple[TensorFacts, ...] = ()
-    """What went into the operation."""
-    output: TensorFacts | None = None
-    """What came out of it."""
-    nan_by: str = ""
-    """The later operation that made NaN of an infinity."""
-    overflowed: bool | None = None
-    """Whether large finite numbers exceeded the type; None where that was not asked."""
-    text: str = ""
-    """The sentence of an earlier version, which recorded nothing else of the operation."""
+    inputs: tuple[TensorFacts, ...] = ()  # what went into the operation
+    output: TensorFacts | None = None  # what came out of it
+    nan_by: str = ""  # the later operation that made NaN of an infinity
+    overflowed: bool | None = None  # Whether large finite numbers exceeded the type; None where that was not asked.
+    text: str = ""  # the sentence of an earlier version, which recorded nothing else of the operation
 
     @property
     def operation(self) -> str:
@@ -220,8 +212,7 @@ class NanOrigin(FindingType):
     remedies = (Remedy(Action.KEEP_INPUTS_IN_RANGE), Remedy(Action.OPEN_SAVED_BATCH))
 
 
-MAX_TENSORS = 8
-"""Number of tensors that the sentence describes."""
+MAX_TENSORS = 8  # number of tensors that the sentence describes
 
 
 class Rerun(TextEnum):

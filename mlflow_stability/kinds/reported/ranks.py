@@ -12,10 +12,8 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import CLIP_GRADIENTS, Action, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
-SPIKE_THRESHOLD = LossSpike().threshold
-"""σ from which a rank's own loss is a spike."""
-MAX_NAMED = 8
-"""Number of ranks that a sentence names."""
+SPIKE_THRESHOLD = LossSpike().threshold  # σ from which a rank's own loss is a spike
+MAX_NAMED = 8  # number of ranks that a sentence names
 
 
 @dataclass(frozen=True, slots=True)

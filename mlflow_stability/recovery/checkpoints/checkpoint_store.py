@@ -241,8 +241,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-WRITE_MINUTES = 30.0
-"""How long ranks wait for the slowest writer."""
+WRITE_MINUTES = 30.0  # how long ranks wait for the slowest writer
 
 
 class CheckpointRanks:

@@ -47,8 +47,7 @@ from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 Fetch = Callable[[str, Which], Path]
 """Downloads checkpoints of a run into a local directory, given the run's id and which one is wanted."""
-AGREE_SECONDS = 60.0
-"""How long a rank waits for rank 0 to say where the checkpoints are."""
+AGREE_SECONDS = 60.0  # how long a rank waits for rank 0 to say where the checkpoints are
 _restore_calls = count()  # numbers the calls of `restore` in this process, so that each asks rank 0 again
 _NAMED = ("last_good", "best", "newest")
 
@@ -74,8 +73,7 @@ _WHICH = Accepts(or_list([*map(repr, _NAMED), "the number of a step"]), _read_wh
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    step: int
-    """The last step that the restored state has seen."""
+    step: int  # the last step that the restored state has seen
     loss: float
     folder: Path
     messages: tuple[str, ...]

@@ -28,8 +28,7 @@ from mlflow_stability.journal.process_identity import (
 )
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER
 
-SCHEMA = 1
-"""Version of the metadata of a checkpoint."""
+SCHEMA = 1  # version of the metadata of a checkpoint
 PREFIX = "rollback_ckpt-"
 STATE, META = "state.pt", "meta.json"
 METADATA = ".metadata"  # index of shards, written by `torch.distributed.checkpoint`

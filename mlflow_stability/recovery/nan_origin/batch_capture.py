@@ -24,8 +24,7 @@ from mlflow_stability.probes.forward.forward_passes import ForwardObserver
 from mlflow_stability.probes.forward.forward_rerun import version_of
 from mlflow_stability.probes.hooks import torch_api
 
-DEEPEST = 16
-"""Deeper nesting is skipped: it may contain itself."""
+DEEPEST = 16  # deeper nesting is skipped: it may contain itself
 
 _EMPTY_IS_FALSE = (dict, tuple, list, type(None))
 
@@ -83,14 +82,10 @@ def _is_record(value: Any) -> bool:
     return hasattr(value, "__dataclass_fields__") and not isinstance(value, type)
 
 
-MOST_BYTES = 256 * 2**20
-"""Larger inputs are not held."""
-MOST_OUTPUT_BYTES = 64 * 2**20
-"""Larger outputs are not held."""
-MOST_EARLIER_BYTES = 32 * 2**20
-"""Limit for earlier passes of a step, beside the last one."""
-MOST_PASSES = 32
-"""Limit for passes of a step."""
+MOST_BYTES = 256 * 2**20  # larger inputs are not held
+MOST_OUTPUT_BYTES = 64 * 2**20  # larger outputs are not held
+MOST_EARLIER_BYTES = 32 * 2**20  # limit for earlier passes of a step, beside the last one
+MOST_PASSES = 32  # limit for passes of a step
 
 
 class CapturedBatch:
@@ -359,8 +354,7 @@ def _device_random(device: torch.device) -> Tensor | None:
     return state
 
 
-MOST_VALUES = 2**22
-"""Maximum number of values among which tokens are counted."""
+MOST_VALUES = 2**22  # maximum number of values among which tokens are counted
 
 
 def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:

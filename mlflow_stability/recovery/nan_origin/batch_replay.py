@@ -50,8 +50,7 @@ from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, nonfinite_weight, suspects
 from mlflow_stability.recovery.state.host_copy import is_finite
 
-MOST_REPLAYS = 4
-"""Limit of passes run again where none is known to have broken."""
+MOST_REPLAYS = 4  # limit of passes run again where none is known to have broken
 MOVED_ON = (
     "but the model keeps state between calls or draws its own random numbers, which may have differed the first time"
 )

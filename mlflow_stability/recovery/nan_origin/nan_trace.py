@@ -117,8 +117,7 @@ class NanOrigin:
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
 """Results of these are arbitrary until written to."""
-MOST_INPUTS = 4
-"""Inputs of an operation that are described."""
+MOST_INPUTS = 4  # inputs of an operation that are described
 
 
 class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]

@@ -23,8 +23,7 @@ from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, word_of
 from mlflow_stability.recovery.state.host_copy import is_finite
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
-MOST_BYTES = 64 * 2**20
-"""Updates of larger weights are not tried."""
+MOST_BYTES = 64 * 2**20  # updates of larger weights are not tried
 
 
 def nonfinite_weight(
@@ -71,8 +70,7 @@ def _would_break(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor)
     return bool((~trial.detach().isfinite() & ~parameter.detach().isfinite()).any())
 
 
-MOST_NODES = 4096
-"""Nodes of the autograd graph that are visited between the loss and the outputs."""
+MOST_NODES = 4096  # nodes of the autograd graph that are visited between the loss and the outputs
 BREAKING = frozenset(
     {
         "acos", "acosh", "asin", "atanh", "binary_cross_entropy", "div", "exp", "expm1", "lgamma", "linalg_vector_norm",

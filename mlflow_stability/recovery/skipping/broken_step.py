@@ -82,17 +82,13 @@ def _has_state(optimizer: Optimizer, group: dict[str, object], parameter: Tensor
     return bool(state)
 
 
-NORMS_REMEMBERED = 256
-"""Number of gradient norms whose median is the usual one."""
-NORMS_NEEDED = 50
-"""With fewer norms no step is skipped for its norm."""
+NORMS_REMEMBERED = 256  # number of gradient norms whose median is the usual one
+NORMS_NEEDED = 50  # with fewer norms no step is skipped for its norm
 TIMES_LARGEST = 10.0
 """Multiple of the largest norm ever taken, and of the largest loss: lets heavy tails through, and the one hard sample
 of a training that has nearly learnt the others."""
-TIMES_AT_NORMAL_LOSS = 10.0
-"""Factor of both limits where the loss is normal."""
-MAX_SKIPPED = 3
-"""Number of extreme norms that are skipped before the next of their size is accepted."""
+TIMES_AT_NORMAL_LOSS = 10.0  # factor of both limits where the loss is normal
+MAX_SKIPPED = 3  # number of extreme norms that are skipped before the next of their size is accepted
 FORGET_AFTER_STEPS = 1000
 """Steps without an extreme norm after which those before are forgotten. A rare task or reward comes more often; a
 corrupted batch that comes less often is always skipped."""

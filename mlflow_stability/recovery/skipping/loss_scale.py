@@ -9,12 +9,9 @@ from torch.amp import GradScaler
 
 from mlflow_stability.vocabulary.argument import check_arguments
 
-INIT_SCALE = 2.0**10
-"""The first scale; torch starts with 2**16, and skips the first steps of many models."""
-GROWTH_FACTOR = 1.5
-"""Growth factor of the scale; torch doubles it."""
-GROWTH_INTERVAL = 200
-"""Steps without an overflow after which the scale grows; torch waits for 2000."""
+INIT_SCALE = 2.0**10  # the first scale; torch starts with 2**16, and skips the first steps of many models
+GROWTH_FACTOR = 1.5  # growth factor of the scale; torch doubles it
+GROWTH_INTERVAL = 200  # steps without an overflow after which the scale grows; torch waits for 2000
 
 
 @check_arguments

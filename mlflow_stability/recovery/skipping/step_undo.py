@@ -27,8 +27,7 @@ from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_discovery import state_of
 
-BUDGET = 64 * 2**20
-"""Limit of device memory for the copy."""
+BUDGET = 64 * 2**20  # limit of device memory for the copy
 
 
 @dataclass(slots=True)

@@ -83,8 +83,7 @@ def _living(references: Sequence[weakref.ref[Any]]) -> tuple[Any, ...]:
     return tuple(target for reference in references if (target := reference()) is not None)
 
 
-_SPLITTING = ("FullyShardedDataParallel", ZERO)
-"""Modules and optimizers that split their state without marking tensors."""
+_SPLITTING = ("FullyShardedDataParallel", ZERO)  # modules and optimizers that split their state without marking tensors
 
 
 class SplitBy(Enum):

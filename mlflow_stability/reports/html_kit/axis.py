@@ -18,8 +18,7 @@ MIN_LOG_RATIO = 10.0  # from this ratio of the highest to the lowest value on, a
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    at: float
-    """Percent from the left, or from the top."""
+    at: float  # percent from the left, or from the top
     label: str
 
 

@@ -34,8 +34,7 @@ _Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 @dataclass(frozen=True, slots=True)
 class Line:
     name: str
-    kind: str
-    """The run's state, ``lost`` or ``stable``; of two runs ``one`` and ``other``."""
+    kind: str  # the run's state, ``lost`` or ``stable``; of two runs ``one`` and ``other``
     path: str
 
 
@@ -44,16 +43,13 @@ class Overlay:
     """The losses of several runs, aligned at the onset of their trouble."""
 
     lines: tuple[Line, ...]
-    zero: float | None
-    """Percent from the left where the onset is; None where nothing was aligned."""
+    zero: float | None  # Percent from the left where the onset is; None where nothing was aligned.
     steps: tuple[Tick, ...]
     values: tuple[Tick, ...]
     left_out: int = 0
     logarithmic: bool = False
-    borrowed: bool = False
-    """Whether runs without trouble are aligned by the onsets of others."""
-    cut: bool = False
-    """Whether some losses are higher than the picture shows."""
+    borrowed: bool = False  # whether runs without trouble are aligned by the onsets of others
+    cut: bool = False  # whether some losses are higher than the picture shows
 
 
 def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
@@ -198,8 +194,7 @@ class StepCurve:
     label: str
     number: int
     path: str
-    band: str
-    """Path around its confidence band; empty for none."""
+    band: str  # path around its confidence band; empty for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +248,11 @@ class DotPlot:
     """The final loss of each run over one parameter; lost runs are at the upper edge."""
 
     param: str
-    named: bool
-    """Whether the parameter is associated with instability."""
+    named: bool  # whether the parameter is associated with instability
     dots: tuple[Dot, ...]
     across: tuple[Tick, ...]
     upward: tuple[Tick, ...]
-    logarithmic: bool
-    """Of the axis across."""
+    logarithmic: bool  # of the axis across
 
 
 def dots_of(plot: ParamPlot) -> DotPlot:

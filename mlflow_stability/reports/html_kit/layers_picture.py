@@ -68,39 +68,28 @@ MAX_NAME_CHARACTERS = 26  # of longer names beside a row the end is kept
 @dataclass(frozen=True, slots=True)
 class LayerHeat:
     name: str
-    address: str
-    """Its picture, only the columns that have steps of the run."""
+    address: str  # its picture, only the columns that have steps of the run
     left: float
-    width: float
-    """Percent of the width of the plane."""
-    counted_from: str
-    """``the onset, step 120``."""
+    width: float  # percent of the width of the plane
+    counted_from: str  # ``the onset, step 120``
 
 
 @dataclass(frozen=True, slots=True)
 class LayersPicture:
     title: str
-    text: str
-    """A sentence about where they are farthest apart."""
+    text: str  # a sentence about where they are farthest apart
     columns: str
-    height: float
-    """In rem."""
+    height: float  # in rem
     heats: tuple[LayerHeat, LayerHeat]
-    rows: tuple[Tick, ...]
-    """Names of layers, in percent from the top."""
+    rows: tuple[Tick, ...]  # names of layers, in percent from the top
     letters: int
-    common: str
-    """The common beginning of all names, left out beside the rows."""
+    common: str  # the common beginning of all names, left out beside the rows
     steps: tuple[Tick, ...]
-    zero: float | None
-    """Percent from the left where the onset is; None where nothing was aligned."""
-    bar: tuple[str, ...]
-    """The colours, from the lowest value to the highest."""
+    zero: float | None  # Percent from the left where the onset is; None where nothing was aligned.
+    bar: tuple[str, ...]  # the colours, from the lowest value to the highest
     values: tuple[Tick, ...]
-    special: tuple[str, ...]
-    """Which of ``not finite``, ``zero``, ``absent layer``, ... there are."""
-    measure: str
-    """The quantity shown by colour: ``gradient norm``."""
+    special: tuple[str, ...]  # which of ``not finite``, ``zero``, ``absent layer``, ... there are
+    measure: str  # the quantity shown by colour: ``gradient norm``
 
 
 def layers_picture_of(beside: LayerComparison, names: tuple[str, str]) -> LayersPicture:

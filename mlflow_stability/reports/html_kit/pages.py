@@ -130,10 +130,8 @@ class Chart:
     """
 
     curve: DrawnCurve
-    line: str
-    """SVG path through the middle of every stretch."""
-    envelope: str
-    """SVG path around lowest and highest values."""
+    line: str  # SVG path through the middle of every stretch
+    envelope: str  # SVG path around lowest and highest values
     values: tuple[Tick, ...]
     steps: tuple[Tick, ...]
     bands: tuple[Band, ...]

@@ -27,15 +27,12 @@ class LayerTable:
 
     step: int
     attempt: int
-    what: str
-    """``gradient`` or ``weight``."""
+    what: str  # ``gradient`` or ``weight``
     layers: tuple[str, ...]
-    statistics: NDArray[np.float64]
-    """A column for each of `STATISTICS`."""
+    statistics: NDArray[np.float64]  # a column for each of `STATISTICS`
     percentiles: NDArray[np.float64]
     """A column for each of `PERCENTILES`; no columns where only the statistics were measured."""
-    edges: NDArray[np.float64]
-    """Edges of the bins of each layer's histogram: one column more than `counts`, or none."""
+    edges: NDArray[np.float64]  # edges of the bins of each layer's histogram: one column more than `counts`, or none
     counts: NDArray[np.int64]
     """Number of values in each bin. The first and the last bin also hold the values beyond them."""
 
@@ -80,12 +77,9 @@ class ShapeLimits:
     with two degrees of freedom: 8.5."""
     max_shift: float = 1.0
     """Shifted: the median is more than this many standard deviations from zero, estimated from the quartiles."""
-    min_peak_share: float = 0.1
-    """Multi-modal: each of two peaks holds at least this share of the values, ..."""
-    max_valley_share: float = 0.7
-    """... the valley between them is lower than this share of the lower peak, ..."""
-    min_valley_sigmas: float = 4.0
-    """... by more than this many standard deviations of the counts."""
+    min_peak_share: float = 0.1  # Multi-modal: each of two peaks holds at least this share of the values, ...
+    max_valley_share: float = 0.7  # ... the valley between them is lower than this share of the lower peak, ...
+    min_valley_sigmas: float = 4.0  # ... by more than this many standard deviations of the counts
 
 
 def distribution_shape(table: LayerTable, layer: int, limits: ShapeLimits | None = None) -> Shape:

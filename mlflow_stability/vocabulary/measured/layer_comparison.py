@@ -65,28 +65,22 @@ class FirstNonFinite:
 class LayerComparison:
     """One quantity of two runs."""
 
-    quantity: str
-    """``grad_norm``, ``attention_entropy``."""
+    quantity: str  # ``grad_norm``, ``attention_entropy``
     layers: tuple[str, ...]
     """From the input of the model to its output; for attention a name for each head. The layers of both models."""
-    begin: int
-    """The first step of the first column, counted from the zero of either run."""
-    width: int
-    """Number of steps in a column."""
+    begin: int  # the first step of the first column, counted from the zero of either run
+    width: int  # number of steps in a column
     zeros: tuple[int, int]
     """For each run the step that counts as zero: its onset, or that of the other run where only that had trouble."""
-    aligned: bool
-    """Whether zero is an onset; False: no run had trouble, and columns count from step 0."""
+    aligned: bool  # Whether zero is an onset; False: no run had trouble, and columns count from step 0.
     first: Cells
     second: Cells
     smallest: bool = False
     """Whether a cell holds the smallest value of its steps, as for an entropy, which collapses; else the largest."""
-    farthest: LargestGap | None = None
-    """None where no cell is finite in both."""
+    farthest: LargestGap | None = None  # None where no cell is finite in both
     broken: tuple[FirstNonFinite | None, FirstNonFinite | None] = (None, None)
     """For each run where it was first not finite; None where it always was finite."""
-    onsets: tuple[int | None, int | None] = (None, None)
-    """For each run the step of its onset; None without trouble."""
+    onsets: tuple[int | None, int | None] = (None, None)  # For each run the step of its onset; None without trouble.
     spans: tuple[tuple[int, int], tuple[int, int]] = (EVERYWHERE, EVERYWHERE)
     """For each run its first and last step, counted from its zero."""
     absent: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())

@@ -39,8 +39,7 @@ class Signal:
         return cls(quantity, place)
 
 
-MAX_LAYOUTS = 1024
-"""A training has a handful of layouts. Beyond this number they are forgotten, and get new objects."""
+MAX_LAYOUTS = 1024  # A training has a handful of layouts. Beyond this number they are forgotten, and get new objects.
 
 LAYOUTS: dict[tuple[int, ...], tuple[Signal, ...]] = {}
 """Tuples that `shared_layout` returned, by the ids of the signals in them."""

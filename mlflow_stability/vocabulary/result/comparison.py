@@ -16,16 +16,14 @@ class Interval:
 
     value: float
     low: float | None = None
-    high: float | None = None
-    """95 %; None where there are too few values for it."""
+    high: float | None = None  # 95 %; None where there are too few values for it.
 
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
     """Runs whose parameters are equal but for the seed."""
 
-    label: str
-    """Parameters that distinguish it from the other groups: ``lr=0.003, warmup=0``."""
+    label: str  # parameters that distinguish it from the other groups: ``lr=0.003, warmup=0``
     sources: tuple[str, ...]
     unstable: int
     lost: int
@@ -45,15 +43,11 @@ class SurvivalCurve:
     label: str
     runs: int
     lost: int
-    steps: tuple[int, ...] = ()
-    """After how many steps the share falls."""
-    shares: tuple[float, ...] = ()
-    """From there on."""
+    steps: tuple[int, ...] = ()  # after how many steps the share falls
+    shares: tuple[float, ...] = ()  # from there on
     low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    """95 %."""
-    last_step: int = 0
-    """Steps of its longest run."""
+    high: tuple[float, ...] = ()  # 95 %
+    last_step: int = 0  # steps of its longest run
     p_value: float | None = None
     """Log-rank test against all other runs, corrected for multiple tests; None below three runs on either side."""
 
@@ -62,38 +56,28 @@ class SurvivalCurve:
 class Sensitivity:
     """How the final loss depends on the learning rate."""
 
-    param: str
-    """Where the rate was read."""
-    rates: tuple[float, ...]
-    """In rising order."""
-    losses: tuple[float, ...]
-    """For each the mean final loss; a lost run counts with the loss that it began with."""
-    unstable: tuple[float, ...]
-    """For each the share of runs that were unstable."""
+    param: str  # where the rate was read
+    rates: tuple[float, ...]  # in rising order
+    losses: tuple[float, ...]  # for each the mean final loss; a lost run counts with the loss that it began with
+    unstable: tuple[float, ...]  # for each the share of runs that were unstable
     runs: tuple[int, ...]
     best_rate: float
     highest_stable: float | None
     """The highest rate up to which no run was unstable; None where even the lowest has one."""
-    sensitivity: float
-    """Mean over rates of the loss above the best one (arXiv:2309.14322, section 2.2)."""
+    sensitivity: float  # mean over rates of the loss above the best one (arXiv:2309.14322, section 2.2)
 
 
 @dataclass(frozen=True, slots=True)
 class Association:
     """A parameter that is associated with instability, which does not show that it is the cause."""
 
-    params: tuple[str, ...]
-    """Several where the runs cannot tell them apart."""
-    statement: str
-    """The association in words, with counts."""
-    p_value: float
-    """Corrected for many tests."""
-    correlation: float | None = None
-    """Spearman's, for a number."""
+    params: tuple[str, ...]  # several where the runs cannot tell them apart
+    statement: str  # the association in words, with counts
+    p_value: float  # corrected for many tests
+    correlation: float | None = None  # Spearman's, for a number
     given: tuple[str, ...] = ()
     """Parameters that were held constant: the association is among runs that are equal in these."""
-    split: float | None = None
-    """The value that separates its runs best, for a number."""
+    split: float | None = None  # the value that separates its runs best, for a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +86,10 @@ class ParamPlot:
 
     param: str
     values: tuple[float, ...]
-    labels: tuple[str, ...]
-    """Words that the values stand for; empty for numbers."""
+    labels: tuple[str, ...]  # words that the values stand for; empty for numbers
     unstable: tuple[bool, ...]
     losses: tuple[float | None, ...]
-    named: bool = False
-    """Whether it is associated with instability."""
+    named: bool = False  # whether it is associated with instability
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +103,11 @@ class Cohort:
     sensitivity: Sensitivity | None = None
     associations: tuple[Association, ...] = ()
     plots: tuple[ParamPlot, ...] = ()
-    tested: tuple[str, ...] = ()
-    """The parameters that were tested."""
+    tested: tuple[str, ...] = ()  # the parameters that were tested
     undecided: bool = False
     """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
-    confounded: tuple[str, ...] = ()
-    """Warnings about parameters that move together."""
-    cannot_tell: tuple[str, ...] = ()
-    """What could not be determined, and why: mostly too few runs."""
+    confounded: tuple[str, ...] = ()  # warnings about parameters that move together
+    cannot_tell: tuple[str, ...] = ()  # what could not be determined, and why: mostly too few runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +116,9 @@ class Rate:
 
     count: int
     steps: int
-    per_10k: float
-    """Per 10,000 steps."""
+    per_10k: float  # per 10,000 steps
     low: float
-    high: float
-    """The exact 95 % interval of a Poisson rate, per 10,000 steps."""
+    high: float  # the exact 95 % interval of a Poisson rate, per 10,000 steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +126,7 @@ class Compared:
     """One run of a comparison."""
 
     card: RunCard
-    spike_rate: Rate | None = None
-    """Of loss spikes; None for a run without steps or without a loss."""
+    spike_rate: Rate | None = None  # Of loss spikes; None for a run without steps or without a loss.
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +134,7 @@ class Difference:
     """A parameter or a tag that is not the same in all runs."""
 
     name: str
-    values: tuple[str | None, ...]
-    """For each run in the order of the comparison; None where it is not set."""
+    values: tuple[str | None, ...]  # For each run in the order of the comparison; None where it is not set.
     is_tag: bool = False
 
 
@@ -168,26 +143,18 @@ class FirstDifference:
     """Where two runs begin to differ."""
 
     first: str
-    second: str
-    """The sources of the two, the stabler first."""
-    metric: str
-    """The metric that is compared; empty where they have none in common."""
-    common: int = 0
-    """Number of steps with a value in both."""
-    same_seed: bool | None = None
-    """Whether both name the same seed; None where one names none."""
+    second: str  # the sources of the two, the stabler first
+    metric: str  # the metric that is compared; empty where they have none in common
+    common: int = 0  # number of steps with a value in both
+    same_seed: bool | None = None  # Whether both name the same seed; None where one names none.
     identical_until: int | None = None
     """The last step up to which every value is identical; None where not even the first few are."""
-    differs_at: int | None = None
-    """The first step at which they differ at all; None where they never do."""
+    differs_at: int | None = None  # The first step at which they differ at all; None where they never do.
     parts_at: int | None = None
     """The first step at which they differ by more than their noise; None where they never do."""
-    gap: float | None = None
-    """Share by which the second is above the first, from there to the last compared step."""
-    meets_at: int | None = None
-    """Where they meet again, if they are together at the end."""
-    sentence: str = ""
-    """The same in words."""
+    gap: float | None = None  # share by which the second is above the first, from there to the last compared step
+    meets_at: int | None = None  # where they meet again, if they are together at the end
+    sentence: str = ""  # the same in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +164,17 @@ class GateVerdict:
     source: str
     name: str
     passed: bool
-    reasons: tuple[str, ...]
-    """Why it fails, each a sentence with numbers; where it passes, what was compared."""
+    reasons: tuple[str, ...]  # why it fails, each a sentence with numbers; where it passes, what was compared
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineGate:
     """All runs against one."""
 
-    baseline: str
-    """Its source."""
+    baseline: str  # its source
     name: str
     verdicts: tuple[GateVerdict, ...]
-    cannot_tell: tuple[str, ...] = ()
-    """What could not be compared with it, and why."""
+    cannot_tell: tuple[str, ...] = ()  # what could not be compared with it, and why
 
     @property
     def passed(self) -> bool:

@@ -47,10 +47,8 @@ class JudgedCurves:
     losses: tuple[str, ...] = ()
     """The main one first; several where several models train, or several losses follow one another."""
     validations: tuple[str, ...] = ()
-    others: int = 0
-    """How many other curves the run has, without clocks, counters and the layers of a recorded run."""
-    reasons: tuple[str, ...] = ()
-    """Why these, where the names alone do not decide."""
+    others: int = 0  # how many other curves the run has, without clocks, counters and the layers of a recorded run
+    reasons: tuple[str, ...] = ()  # why these, where the names alone do not decide
 
 
 JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
@@ -70,30 +68,20 @@ class CurveReading:
     last: float
     best: float
     best_step: int
-    trend: str = ""
-    """``strong``, ``steady``, ``marginal``, ``flat``, ``rising``."""
+    trend: str = ""  # ``strong``, ``steady``, ``marginal``, ``flat``, ``rising``
     change: float | None = None
     """From the first level to the last, as a share of the first: -0.62 is a loss that lost 62 %."""
-    first_level: float | None = None
-    """Median of the first tenth, or of the part of it before the curve left that level."""
-    last_level: float | None = None
-    """Median of the last tenth."""
-    stability: str = ""
-    """``smooth``, ``noisy``, ``very noisy``."""
-    volatility: float | None = None
-    """Spread of the last tenth around its trend, as a share of its level."""
-    pattern: str = ""
-    """``monotone``, ``not monotone``, ``oscillating``; empty for a curve that does not move."""
-    shape: str = ""
-    """``decay``, ``u-shape``, ``plateau``, ``explosion``."""
-    health: str = ""
-    """``ok``, ``broken``, ``exploding``, ``converged``."""
-    expected_final: float | None = None
-    """Where the fitted decay ends; None where no fit holds."""
+    first_level: float | None = None  # median of the first tenth, or of the part of it before the curve left that level
+    last_level: float | None = None  # median of the last tenth
+    stability: str = ""  # ``smooth``, ``noisy``, ``very noisy``
+    volatility: float | None = None  # spread of the last tenth around its trend, as a share of its level
+    pattern: str = ""  # ``monotone``, ``not monotone``, ``oscillating``; empty for a curve that does not move
+    shape: str = ""  # ``decay``, ``u-shape``, ``plateau``, ``explosion``
+    health: str = ""  # ``ok``, ``broken``, ``exploding``, ``converged``
+    expected_final: float | None = None  # Where the fitted decay ends; None where no fit holds.
     spike_score: float | None = None
     """Share of values 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
-    unit: str = "step"
-    """What the log calls a step: ``epoch`` where it counts nothing else."""
+    unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +91,7 @@ class Sketch:
     metric: str
     steps: tuple[int, ...]
     low: tuple[float, ...]
-    high: tuple[float, ...]
-    """Non-finite values are left out of both; a stretch that has no other is NaN."""
+    high: tuple[float, ...]  # Non-finite values are left out of both; a stretch that has no other is NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +99,7 @@ class NotJudged:
     """Something that could not be judged, and why."""
 
     sentence: str
-    kinds: frozenset[str] = frozenset()
-    """The kinds of findings that it is about; empty: all."""
+    kinds: frozenset[str] = frozenset()  # the kinds of findings that it is about; empty: all
 
     def __str__(self) -> str:
         return self.sentence

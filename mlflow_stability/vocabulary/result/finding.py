@@ -37,32 +37,24 @@ def most_severe(score: float) -> Severity:
 class Cause:
     """Why a finding came about, as far as the run shows."""
 
-    name: str
-    """A word for programs: ``learning_rate_too_high``, ``bad_batch``, ``overflow``."""
-    statement: str
-    """A sentence for people, with numbers."""
-    evidence: tuple[str, ...] = ()
-    """What speaks for it, each with numbers."""
+    name: str  # a word for programs: ``learning_rate_too_high``, ``bad_batch``, ``overflow``
+    statement: str  # a sentence for people, with numbers
+    evidence: tuple[str, ...] = ()  # what speaks for it, each with numbers
     ruled_out: tuple[str, ...] = ()
     """What was shown not to be it, and how: "learning rate: constant at 3e-4, the loss fell at it"."""
-    not_checked: tuple[str, ...] = ()
-    """What may be it all the same, for want of data: "gradient norm: not logged"."""
+    not_checked: tuple[str, ...] = ()  # what may be it all the same, for want of data: "gradient norm: not logged"
     certainty: str = "likely"
     """``certain``: seen directly; ``likely``: what came before it points there, and what would look the same was ruled
     out; ``possible``: other causes would look like this too."""
-    place: str = ""
-    """The module where it began, where that is known."""
-    kind: str = ""
-    """The kind of the finding that it explains: ``nan_detected``."""
-    step: int | None = None
-    """The first step of that finding."""
+    place: str = ""  # the module where it began, where that is known
+    kind: str = ""  # the kind of the finding that it explains: ``nan_detected``
+    step: int | None = None  # the first step of that finding
     since: int | None = None
     """From which step on its evidence is seen: never after what it explains began, of a plateau within its first third;
     None for what has no step of its own."""
     remedies: tuple[Remedy, ...] = ()
     """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
-    ruled_out_causes: tuple[str, ...] = ()
-    """The names of the causes that were shown not to be it."""
+    ruled_out_causes: tuple[str, ...] = ()  # the names of the causes that were shown not to be it
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the statement or the evidence."""
 
@@ -101,8 +93,7 @@ class Statement:
     """One part of a finding's message."""
 
     facts: Facts
-    step: int
-    """The step that the facts are about."""
+    step: int  # the step that the facts are about
 
     def sentence(self, unit: str) -> str:
         """Return the sentence, where the log counts in this unit."""

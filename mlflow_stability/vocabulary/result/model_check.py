@@ -52,42 +52,27 @@ class ModelFinding:
 class LayerCheck:
     """The numbers of one parameter."""
 
-    name: str
-    """By its path in the model."""
-    shape: tuple[int, ...]
-    """Its dimensions."""
-    dtype: str
-    """``float32``, ``bfloat16``, ..."""
-    trainable: bool
-    """Whether it requires a gradient."""
-    rms: float
-    """Root of the mean square of its values."""
-    largest: float
-    """Largest absolute value."""
-    nonfinite: int
-    """How many values are NaN or infinite."""
-    grad_norm: float | None = None
-    """L2 norm of its gradient for the batch; None: it has none, or no batch was given."""
+    name: str  # by its path in the model
+    shape: tuple[int, ...]  # its dimensions
+    dtype: str  # ``float32``, ``bfloat16``, ...
+    trainable: bool  # whether it requires a gradient
+    rms: float  # root of the mean square of its values
+    largest: float  # largest absolute value
+    nonfinite: int  # how many values are NaN or infinite
+    grad_norm: float | None = None  # L2 norm of its gradient for the batch; None: it has none, or no batch was given.
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheck:
     """The numbers of what one module puts out for the batch, of at most 16,384 of its values."""
 
-    name: str
-    """By its path in the model; the class of the model for the model itself."""
-    mean: float
-    """Mean of its values."""
-    std: float
-    """Standard deviation of its values."""
-    min: float
-    """Smallest value."""
-    max: float
-    """Largest value."""
-    zero_share: float
-    """Share of values that are exactly zero."""
-    nonfinite_share: float
-    """Share of values that are NaN or infinite."""
+    name: str  # by its path in the model; the class of the model for the model itself
+    mean: float  # mean of its values
+    std: float  # standard deviation of its values
+    min: float  # smallest value
+    max: float  # largest value
+    zero_share: float  # share of values that are exactly zero
+    nonfinite_share: float  # share of values that are NaN or infinite
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,47 +45,35 @@ class LossLevels:
 class RunCard:
     """One run of a comparison."""
 
-    source: str
-    """The run id or path, as it was asked for."""
+    source: str  # the run id or path, as it was asked for
     name: str = ""
     format: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    outcome: str = "cannot_tell"
-    """In the words of `Diagnosis.outcome`."""
+    outcome: str = "cannot_tell"  # in the words of `Diagnosis.outcome`
     verdict: str = ""
     severity: Severity = Severity.INFO
-    cause: str = ""
-    """Name of the cause of the outcome; empty where it is unknown."""
-    cause_statement: str = ""
-    """The same in a sentence."""
+    cause: str = ""  # name of the cause of the outcome; empty where it is unknown
+    cause_statement: str = ""  # the same in a sentence
     cause_explains: str = ""
     """The finding that the cause explains, where that is not the first one: ``the NaN at step 600``."""
-    ended: str = ""
-    """How its process ended; empty where that is unknown."""
+    ended: str = ""  # how its process ended; empty where that is unknown
     first_step: int | None = None
     last_step: int | None = None
-    every: int = 1
-    """Distance in steps between the values of its loss."""
-    marks: tuple[Mark, ...] = ()
-    """Its episodes in order of time, INFO included."""
+    every: int = 1  # distance in steps between the values of its loss
+    marks: tuple[Mark, ...] = ()  # its episodes in order of time, INFO included
     onset: int | None = None
     """First step of the first episode above INFO that is about the training, not about its process."""
     divergence: int | None = None
     """First step of the trouble from which it never recovered; None for a run that was not lost."""
     spikes_in_divergence: tuple[int, ...] = ()
     """Steps of loss spikes that are part of a divergence, not episodes of their own."""
-    rolled_back: int = 0
-    """Number of steps that rollbacks undid."""
-    skipped: int = 0
-    """Number of skipped steps."""
-    loss: str = ""
-    """The metric of its curve, first, final and best loss."""
-    finite_share: float = 1.0
-    """Share of finite loss values: a loss that is NaN cannot spike."""
+    rolled_back: int = 0  # number of steps that rollbacks undid
+    skipped: int = 0  # number of skipped steps
+    loss: str = ""  # the metric of its curve, first, final and best loss
+    finite_share: float = 1.0  # share of finite loss values: a loss that is NaN cannot spike
     first_loss: float | None = None
-    final_loss: float | None = None
-    """Median of the last 5 %; not finite where the run ended so; None without a loss."""
+    final_loss: float | None = None  # Median of the last 5 %; not finite where the run ended so; None without a loss.
     best_loss: float | None = None
     """Lowest level of any 5 % of the run, so that one lucky batch does not count; where a divergence states a lower
     level that was held for a shorter time, that one."""
@@ -94,15 +82,12 @@ class RunCard:
     steps_per_second: float | None = None
     overhead: float | None = None
     """Share of the training's time spent by this package; None for runs that were not recorded."""
-    peak_learning_rate: float | None = None
-    """Highest measured learning rate of the first parameter group."""
+    peak_learning_rate: float | None = None  # highest measured learning rate of the first parameter group
     course: LossLevels | None = None
-    sketch: Sketch | None = None
-    """Its loss, small enough to plot."""
+    sketch: Sketch | None = None  # its loss, small enough to plot
     notes: tuple[str, ...] = ()
     cannot_tell: tuple[str, ...] = ()
-    error: str = ""
-    """Why the run could not be read; then only `source` and `name` are set."""
+    error: str = ""  # why the run could not be read; then only `source` and `name` are set
 
     @property
     def readable(self) -> bool:

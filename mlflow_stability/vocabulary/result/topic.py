@@ -44,8 +44,7 @@ class Topic(Enum):
         return frozenset({Topic.RAISE_RATE}) if self in Topic.RAISE_RATE.contradicts else frozenset()
 
 
-RATE_TOPICS = frozenset({Topic.LOWER_RATE, Topic.WARM_UP})
-"""What helps only where the learning rate is the cause."""
+RATE_TOPICS = frozenset({Topic.LOWER_RATE, Topic.WARM_UP})  # what helps only where the learning rate is the cause
 SMALLER_UPDATE_TOPICS = RATE_TOPICS | {Topic.CLIP_GRADIENTS}
 """What helps only where the size of the optimizer steps is the cause."""
 
