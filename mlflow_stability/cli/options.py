@@ -93,5 +93,4 @@ def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
 
 
 def journal_root() -> Path:
-    """Return where `autolog()` keeps journals if it is called here."""
     return Settings().journal_root()

@@ -45,8 +45,6 @@ def negligible_level(first: Sequence[float], level: float | None = None, noise: 
 
 @dataclass(slots=True)
 class FirstValues:
-    """The first values of one curve."""
-
     first: list[float] = field(default_factory=list)
     count: int = FIRST_VALUES  # number of values that are kept
 
@@ -61,8 +59,6 @@ class FirstValues:
 
 @dataclass(slots=True)
 class LossFall:
-    """The first and the last losses of one training."""
-
     begun: FirstValues = field(default_factory=FirstValues)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_VALUES))
 
@@ -106,8 +102,6 @@ class LossFall:
 
 @dataclass(slots=True)
 class LossFalls:
-    """The losses of all trainings of one recording."""
-
     by_place: dict[str, LossFall] = field(default_factory=dict)
 
     def take(self, place: str, value: float) -> None:

@@ -19,8 +19,6 @@ number is the usual one at once."""
 
 
 class UsualCount:
-    """The usual number of micro-batches of a training."""
-
     __slots__ = ("_others", "_steps", "usual")
 
     def __init__(self) -> None:

@@ -30,8 +30,6 @@ _MAD_TO_SIGMA = 1 / 0.6745
 
 @dataclass(slots=True)
 class SlowRise:
-    """The running means of one signal."""
-
     means: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY + 2 * STRETCHES_PER_MEAN))
     stretches: deque[float] = field(default_factory=lambda: deque(maxlen=STRETCHES_PER_MEAN))
     total: float = 0.0

@@ -25,8 +25,6 @@ OVER_AFTER = 10  # number of good values in a row, at the place of a finding, th
 
 @dataclass(slots=True)
 class Streak:
-    """Number of bad values in a row."""
-
     length: int = 0
     is_found: bool = False  # whether the streak was reported
 
@@ -52,8 +50,6 @@ class Once(Streak):
 
 @dataclass(slots=True)
 class StreakByPlace:
-    """Number of bad values in a row, by place."""
-
     lengths: dict[str, int] = field(default_factory=dict)  # of places whose last value was bad
     found_at: str | None = None  # the place of the finding that is not over
     calm: int = 0  # number of good values in a row at that place

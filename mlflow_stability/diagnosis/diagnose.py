@@ -111,7 +111,6 @@ def growth_without_level(curve: Curve, reading: CurveReading) -> str:
 
 
 def limits_of(history: RunHistory, curves: RunCurves) -> tuple[NotJudged, ...]:
-    """Return what could not be judged."""
     limits: list[NotJudged] = []
     losses = [curve for curve in curves.losses if not curve.part]
     if not losses:

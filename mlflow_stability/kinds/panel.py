@@ -37,8 +37,6 @@ def is_wanted(places: str, signal: Signal) -> bool:
 
 
 class _DetectorState:
-    """A detector and its state for one place."""
-
     __slots__ = ("detector", "state", "step")
 
     def __init__(self, detector: Detector, losses: Losses) -> None:
@@ -80,8 +78,6 @@ class _Layout(NamedTuple):
 
 
 class Panel:
-    """The detectors of one recording."""
-
     def __init__(self, detectors: Sequence[Detector] | None = None, *, level: LossLevel | None = None) -> None:
         self.detectors = tuple(default_detectors() if detectors is None else detectors)
         self._compared = frozenset(quantity for detector in self.detectors for quantity in detector.compared)

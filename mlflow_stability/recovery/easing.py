@@ -26,8 +26,6 @@ Rate = float | Tensor
 
 @dataclass(frozen=True, slots=True)
 class EasingPlan:
-    """A temporary reduction of the learning rate."""
-
     start: int  # first step of it
     factor: float = 0.5  # learning rate factor at the first step
     steps: int = 200  # number of steps until it ends
@@ -67,8 +65,6 @@ class _Written:
 
 
 class Easing:
-    """A reduction of the learning rate in progress."""
-
     def __init__(self, plan: EasingPlan) -> None:
         self.plan = plan
         self._held = {number: list(rates) for number, rates in plan.held.items()}

@@ -63,7 +63,6 @@ class LossHistory:
         )
 
     def last(self, step: int, count: int, place: str) -> tuple[float, ...]:
-        """Return the last `count` losses up to this step."""
         return self._between(step - count + 1, step, place)
 
     def from_step(self, step: int) -> float:

@@ -113,8 +113,6 @@ class PastRollback:
 
 @dataclass(frozen=True, slots=True)
 class RateJump:
-    """A jump of the learning rate that a finding reported."""
-
     step: int
     before: float
     after: float

@@ -19,8 +19,6 @@ def is_from_store(diagnosis: Diagnosis) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One input that could not be read."""
-
     source: str  # the run id or path, as it was given
     message: str  # why, and what to do, in one sentence
     is_path: bool = True
@@ -28,8 +26,6 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one call of `diagnose`."""
-
     diagnoses: tuple[Diagnosis, ...]  # in the order of the question
     failures: tuple[Failure, ...] = ()
 

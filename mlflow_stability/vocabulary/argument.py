@@ -30,8 +30,6 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """What one argument accepts."""
-
     words: str  # after "must be": ``a whole number, at least 1``
     read: Callable[[Any], Any]
     """Returns the value in its canonical form; raises ``TypeError`` or ``ValueError`` for any other value."""

@@ -55,7 +55,6 @@ def check_python() -> Iterator[Check]:
 
 
 def check_torch() -> Iterator[Check]:
-    """Check PyTorch and every symbol in it that recording uses."""
     if find_spec("torch") is None:
         advice = f"Runs can be read without it. To train here, autolog() {TORCH_IS_MISSING}"
         yield Check("torch", Severity.WARNING, "not installed", advice)
@@ -76,7 +75,6 @@ def check_torch() -> Iterator[Check]:
 
 
 def check_mlflow(uri: str | None) -> Iterator[Check]:
-    """Check MLflow, and the store that runs would go to."""
     yield Check("mlflow", FINE, mlflow_version())
     store = check_store(uri)
     if not store.answers:

@@ -43,8 +43,6 @@ class CauseType:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A function that looks for causes."""
-
     run: Callable[[EpisodeContext], CheckResult]
     order: Mapping[Symptom, int]
     """Symptoms that it is run for, and its position among their checks: of causes of the same certainty the first is
@@ -87,7 +85,6 @@ def ruled_out(sentence: str) -> CheckResult:
 
 
 def not_checked(sentence: str) -> CheckResult:
-    """Return a result for missing or undecided data."""
     return CheckResult(not_checked=sentence)
 
 

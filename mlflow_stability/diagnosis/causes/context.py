@@ -27,8 +27,6 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 @dataclass(frozen=True, slots=True)
 class Lookback:
-    """How far back checks look, and what counts as early."""
-
     just_before: int = 50  # number of logged points that count as just before an episode
     early: float = 0.05  # share of the run within which an episode is early
     clearly: int = 5  # a divergence has begun when most of this number of losses exceed all losses just before
@@ -88,7 +86,6 @@ class EpisodeContext:
         return self.history.step_unit
 
     def curves(self, quantity: str) -> tuple[Curve, ...]:
-        """Return the curves of one quantity: the whole model first, then layers in the order of the record."""
         measured = {metric.name for metric in self.history.of(quantity)}  # without sums of them
         curves = curves_of(self.history, quantity, self.attempts.starts) if measured else ()
         cut = (self.span.cut(curve) for curve in curves if self._is_own(curve) and curve.name in measured)
@@ -205,7 +202,6 @@ class EpisodeContext:
         return {step: value for step, value in points.items() if step in self.span}
 
     def before(self, curve: Curve, points: int = LOOKBACK.just_before) -> NDArray[np.float64]:
-        """Return the finite values just before the episode."""
         end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
         values = curve.values[max(0, end - points) : end]
         return values[np.isfinite(values)]
@@ -265,13 +261,11 @@ def listed_steps(steps: Sequence[int], unit: str, most: int) -> str:
 
 
 def value_at(curve: Curve, step: int) -> float | None:
-    """Return the value of a curve at a step, or None."""
     place = int(np.searchsorted(curve.steps, step, side="left"))
     return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
 
 
 def norms_before(context: EpisodeContext) -> NDArray[np.float64]:
-    """Return the positive gradient norms before an episode."""
     norms = np.zeros(0) if context.norm is None else context.before(context.norm, LOOKBACK.points)
     return norms[norms > 0]
 
@@ -284,7 +278,6 @@ def norm_baseline(norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], floa
 
 
 def usual_norm(context: EpisodeContext) -> float | None:
-    """Return the baseline of the gradient norm before an episode, or None."""
     norms = norms_before(context)
     return norm_baseline(norms)[1] if len(norms) else None
 

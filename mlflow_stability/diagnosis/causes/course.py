@@ -192,7 +192,6 @@ def overfitting_check(context: EpisodeContext) -> CheckResult:
 
 
 def end_check(context: EpisodeContext) -> CheckResult:
-    """Return how the process ended, which is recorded."""
     kind, detail = context.episode.kind, context.history.outcome_detail
     name, statement = {
         "out_of_memory": ("out_of_memory", "The process ran out of memory."),

@@ -33,8 +33,6 @@ from mlflow_stability.vocabulary.result import (
 
 @dataclass(frozen=True, slots=True)
 class InsideLimits:
-    """Thresholds of the causes inside the model that no detector has."""
-
     same_weights: float = 0.1
     """Share up to which a change of the weight norm leaves weights the same, so that codes collapsed first."""
     bits_used: float = 0.3  # share of bits that were ever on below which sparse codes have collapsed, ...

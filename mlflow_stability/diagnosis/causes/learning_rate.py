@@ -36,8 +36,6 @@ from mlflow_stability.vocabulary.text.phrases import counted
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Thresholds of the causes in the learning rate."""
-
     across_resume: float = 1.5  # minimum ratio of a learning rate to that before a resume to be a jump
     high_for_adam: float = 0.01  # optimizers of the Adam family rarely tolerate a higher learning rate
     high: float = 0.1  # unknown optimizers rarely tolerate a higher learning rate

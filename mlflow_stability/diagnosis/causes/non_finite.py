@@ -36,8 +36,6 @@ BROKEN_BATCH = "broken_batch"
 
 @dataclass(frozen=True, slots=True)
 class OriginLimits:
-    """Thresholds of the causes of the first non-finite value."""
-
     near: int = 2  # maximum number of steps between a break and a finding of the same
     absurd: float = 1e15  # magnitude that one step of a normal training does not reach
     modest: float = 10.0  # magnitude that overflows in no type: an infinity from it comes from an undefined operation
@@ -45,8 +43,6 @@ class OriginLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScaleLimits:
-    """Thresholds of the causes in the loss scale."""
-
     cuts: int = 3  # minimum number of reductions of the loss scale just before
     raised: float = 8.0  # minimum ratio of a scale to its lowest just before; doubling every 2000 steps is usual
     in_a_row: int = 3  # number of broken steps in a row that do not depend on their batches
@@ -74,7 +70,6 @@ def origin_near(context: EpisodeContext) -> Finding | None:
 
 
 def origin_of(finding: Finding) -> NanOriginFacts:
-    """Return the facts of a `nan_origin`."""
     facts = finding.facts
     return facts if isinstance(facts, NanOriginFacts) else NanOriginFacts(NanSource.ELSEWHERE, text=finding.message)
 
@@ -100,7 +95,6 @@ def overflowed(origin: NanOriginFacts) -> bool:
 
 
 def origin_check(context: EpisodeContext) -> CheckResult:
-    """Return the origin of the first non-finite value."""
     event = origin_near(context)
     if event is None:
         return _nan_in_batch(context) or not_checked("origin of the NaN: the non-finite step was not run again")

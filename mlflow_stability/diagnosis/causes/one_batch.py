@@ -29,8 +29,6 @@ from mlflow_stability.vocabulary.result import Action, Remedy
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Thresholds of the causes in one batch, or in all batches from a step on."""
-
     with_it: float = 3.0  # minimum ratio of a gradient norm that jumps with the loss to its baseline
     short: int = 3  # maximum number of logged points of a spike of one batch
     min_points: int = 50  # minimum number of points of a curve; one with fewer may log an epoch in each

@@ -40,7 +40,6 @@ OWN_PARAMS = "stability."  # prefix of the parameters that a recording writes in
 
 
 def decay_check(context: EpisodeContext) -> CheckResult:
-    """Check whether weight decay shrank the weights."""
     norms, unit = context.model_curve("param_norm"), context.unit
     if norms is None or len(norms.steps) < 2:
         return not_checked("weight norm: not measured")
@@ -67,7 +66,6 @@ def decay_check(context: EpisodeContext) -> CheckResult:
 
 
 def setting_check(context: EpisodeContext) -> CheckResult:
-    """Check whether a setting of the training was changed just before."""
     if context.history.events is None:
         return not_checked("changed settings: not recorded")
     changes, start, unit = _recent_changes(context), context.episode.start, context.unit

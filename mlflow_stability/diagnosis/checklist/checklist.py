@@ -61,7 +61,6 @@ class Choice:
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What to do, in this order."""
         return tuple(Remedy(action) if isinstance(action, Action) else action for action in self.actions)
 
     @property

@@ -23,8 +23,6 @@ from mlflow_stability.diagnosis.cohort.features import MOST_LEVELS, Exposure, Fe
 
 @dataclass(frozen=True, slots=True)
 class PermutationConfig:
-    """How exactly the p-values are computed."""
-
     min_runs: int = 3  # runs on each side of a comparison below which there is no p-value
     usual_permutations: int = 2000
     max_permutations: int = 20_000

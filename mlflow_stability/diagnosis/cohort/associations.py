@@ -47,8 +47,6 @@ CONFIG = AssociationConfig()
 
 @dataclass(frozen=True, slots=True)
 class AssociationResult:
-    """What was tested, and what of it is associated with instability."""
-
     associations: tuple[Association, ...] = ()
     features: tuple[Feature, ...] = ()  # of the judged runs
     judged: tuple[RunCard, ...] = ()  # the runs whose stability was judged

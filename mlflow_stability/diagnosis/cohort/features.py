@@ -30,8 +30,6 @@ MOST_LIMITS = 200  # limits of a number that are tried
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feature:
-    """One parameter, for every run."""
-
     name: str
     values: NDArray[np.float64]  # the numbers, NaN where it is not set; for levels their place in `levels`
     levels: tuple[str, ...] = ()  # empty for numbers

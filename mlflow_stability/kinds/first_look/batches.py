@@ -13,8 +13,6 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 @dataclass(frozen=True, slots=True)
 class InputScaleFacts(Facts):
-    """The size of the inputs of the first layer."""
-
     kind: ClassVar[str] = "input_scale"
 
     module: str  # The first layer
@@ -97,8 +95,6 @@ class InputScale(Detector):
 
 @dataclass(frozen=True, slots=True)
 class SameInputFacts(Facts):
-    """Inputs that are the same for each row."""
-
     kind: ClassVar[str] = "same_input"
 
     module: str  # The first layer
@@ -148,8 +144,6 @@ class SameInput(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class OneClassFacts(Facts):
-    """Batches whose targets are all of one class."""
-
     kind: ClassVar[str] = "one_class"
 
     batches: int  # Number of these batches
@@ -292,8 +286,6 @@ class TargetsIgnored(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class LabelRangeFacts(Facts):
-    """A target outside the range of its loss."""
-
     kind: ClassVar[str] = "label_range"
 
     value: float  # The target

@@ -105,8 +105,6 @@ class AttentionDim(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class SameOutputFacts(Facts):
-    """Outputs that are the same for each row."""
-
     kind: ClassVar[str] = "same_output"
 
     looks: int  # Number of steps in a row in which they were

@@ -93,8 +93,6 @@ class TargetsInInput(Detector):
 
 @dataclass(frozen=True, slots=True)
 class TargetsInViewFacts(Facts):
-    """Targets that attention sees in the input."""
-
     kind: ClassVar[str] = "targets_in_view"
 
     share: float  # Their share
@@ -145,8 +143,6 @@ class TargetsInView(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class PaddingFacts(Facts):
-    """Targets that are padding, and that the loss does not leave out."""
-
     kind: ClassVar[str] = "padding_in_loss"
 
     share: float  # Their share

@@ -37,8 +37,6 @@ class Activation(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossInputFacts(Facts):
-    """What goes into a loss function."""
-
     kind: ClassVar[str] = "loss_input"
 
     function: LossFunction  # The loss function
@@ -148,8 +146,6 @@ class LossBroadcast(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class LossSumFacts(Facts):
-    """A loss that is a sum over a batch."""
-
     kind: ClassVar[str] = "loss_sum"
 
     values: int  # Number of values in the sum

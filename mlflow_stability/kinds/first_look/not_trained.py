@@ -14,8 +14,6 @@ from mlflow_stability.vocabulary.text.phrases import counted
 
 @dataclass(frozen=True, slots=True)
 class NotTrainedFacts(Facts):
-    """Parameters that no step changes."""
-
     metrics: ClassVar[tuple[str, ...]] = ("tensors", "share")
 
     tensors: int  # Number of these parameters
@@ -32,8 +30,6 @@ class NotTrainedFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class NotOptimizedFacts(NotTrainedFacts):
-    """Parameters that have a gradient and are in no optimizer."""
-
     kind: ClassVar[str] = "not_optimized"
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
@@ -53,8 +49,6 @@ class Reached(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class NoGradientFacts(NotTrainedFacts):
-    """Parameters that are in an optimizer and never had a gradient."""
-
     kind: ClassVar[str] = "no_gradient"
 
     steps: int  # Number of steps
@@ -152,8 +146,6 @@ class Holder(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnregisteredFacts(Facts):
-    """What is not registered."""
-
     kind: ClassVar[str] = "unregistered_module"
 
     holder: Holder  # What holds them

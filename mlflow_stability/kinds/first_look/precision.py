@@ -13,8 +13,6 @@ from mlflow_stability.vocabulary.result import Action, Remedy
 
 @dataclass(frozen=True, slots=True)
 class EpsilonFacts(Facts):
-    """Gradients beside Adam's epsilon."""
-
     kind: ClassVar[str] = "epsilon_large"
 
     ratio: float  # Root mean square of the gradients over epsilon
@@ -65,8 +63,6 @@ class EpsilonLarge(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class UnderflowFacts(Facts):
-    """Gradients in fp16 that are too small for it."""
-
     kind: ClassVar[str] = "gradient_underflow"
 
     largest: float  # The largest one
@@ -118,8 +114,6 @@ class GradientUnderflow(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class UpdatesLostFacts(Facts):
-    """Steps that do not change weights in half precision."""
-
     kind: ClassVar[str] = "updates_lost"
 
     share: float  # Share of weights with a gradient that the step left as they were

@@ -15,8 +15,6 @@ from mlflow_stability.vocabulary.text.phrases import counted
 
 @dataclass(frozen=True, slots=True)
 class StrongDropoutFacts(Facts):
-    """A dropout that leaves hardly any value."""
-
     kind: ClassVar[str] = "dropout_strong"
 
     module: str  # The dropout module
@@ -59,8 +57,6 @@ class StrongDropout(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class OptimizedTwiceFacts(Facts):
-    """Parameters that two optimizers change in the same step."""
-
     kind: ClassVar[str] = "optimized_twice"
 
     tensors: int  # Number of parameters that both have
@@ -152,8 +148,6 @@ class AccumulationSum(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class RepeatedBackwardFacts(Facts):
-    """Several backward passes from one loss."""
-
     kind: ClassVar[str] = "repeated_backward"
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
@@ -194,8 +188,6 @@ class RepeatedBackward(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class EqualWeightsFacts(Facts):
-    """Weights without any difference."""
-
     kind: ClassVar[str] = "equal_weights"
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
@@ -235,8 +227,6 @@ class EqualWeights(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class UntiedWeightsFacts(Facts):
-    """A layer whose weight is a copy of an embedding's."""
-
     kind: ClassVar[str] = "untied_weights"
 
     module: str  # The output layer
@@ -283,8 +273,6 @@ class UntiedWeights(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class LateClippingFacts(Facts):
-    """Gradients that are clipped when they have been used."""
-
     kind: ClassVar[str] = "clipping_late"
 
     steps: int  # Number of steps in a row
@@ -325,8 +313,6 @@ class LateClipping(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class RecreatedFacts(Facts):
-    """An optimizer that is made again for each step."""
-
     kind: ClassVar[str] = "optimizer_recreated"
 
     name: str  # Its class

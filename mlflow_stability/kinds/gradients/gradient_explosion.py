@@ -36,8 +36,6 @@ from mlflow_stability.vocabulary.text.phrases import factor, sigmas
 
 @dataclass(frozen=True, slots=True)
 class GradientSpikeFacts(FollowedFacts):
-    """A gradient norm that jumped above what was normal."""
-
     kind = "gradient_explosion"
     metrics: ClassVar = {"grad_norm": "value", "level": "baseline", "z": "sigmas", "limit": "threshold"}
 
@@ -300,8 +298,6 @@ class GradientExplosionClassic(ClassicDetector):
 
 @dataclass(frozen=True, slots=True)
 class GradientRiseFacts(Facts):
-    """A gradient norm that kept growing while the loss rose."""
-
     kind = "gradient_rise"
 
     signal: str  # The gradient norm, by the name that the log gives it

@@ -18,8 +18,6 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 @dataclass(frozen=True, slots=True)
 class GradientVanishingFacts(LimitFacts):
-    """A gradient norm that is close to zero, in several steps in a row."""
-
     kind = "gradient_vanishing"
     metrics: ClassVar = {
         "grad_norm": "value",
@@ -147,8 +145,6 @@ class GradientVanishing(Detector):
 
 @dataclass(frozen=True, slots=True)
 class VanishingLayerFacts(Facts):
-    """A layer that gets almost no gradient, in several measurements in a row."""
-
     kind = "vanishing_layer"
     metrics = ("grad_norm", "last", "share_of_loss")
 
@@ -174,8 +170,6 @@ class VanishingLayerFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class LostGradientFacts(Facts):
-    """First layers whose gradient is almost nothing beside the largest one."""
-
     kind = "lost_gradient"
     metrics = ("grad_norm", "greatest", "share_of_loss")
 

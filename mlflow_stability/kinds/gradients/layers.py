@@ -20,8 +20,6 @@ from mlflow_stability.vocabulary.text.phrases import factor
 
 @dataclass(frozen=True, slots=True)
 class DeadLayerFacts(Facts):
-    """A layer that gets no gradient."""
-
     kind = "dead_layer"
     metrics = ("grad_norm", "measurements")
 
@@ -257,8 +255,6 @@ class LayerExplosion(Detector):
 
 @dataclass(frozen=True, slots=True)
 class ImbalanceFacts(Facts):
-    """Layers whose norms differ too much."""
-
     metrics: ClassVar = {"largest": "largest", "smallest": "smallest", "layers": "layers"}
     of_what: ClassVar[str]  # ``gradient`` or ``weight``
 
@@ -280,16 +276,12 @@ class ImbalanceFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class GradientImbalanceFacts(ImbalanceFacts, FollowedFacts):
-    """Gradient norms of layers that differ too much."""
-
     kind = "gradient_imbalance"
     of_what: ClassVar[str] = "gradient"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightImbalanceFacts(ImbalanceFacts):
-    """Weight norms of layers that differ too much."""
-
     kind = "weight_imbalance"
     of_what: ClassVar[str] = "weight"
 

@@ -187,8 +187,6 @@ class SaturatedActivation(StreakWithLossDetector):
 
 @dataclass(frozen=True, slots=True)
 class ActivationNonfiniteFacts(Facts):
-    """A module whose outputs were finite and are not any more."""
-
     kind: ClassVar[str] = "activation_nonfinite"
     metrics: ClassVar = ("nonfinite_values",)
 
@@ -249,8 +247,6 @@ class ActivationNonfinite(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class RepresentationCollapseFacts(Facts):
-    """Representations that span few directions, or are nearly identical."""
-
     kind: ClassVar[str] = "representation_collapse"
     metrics: ClassVar = ("effective_rank", "first", "mean_cosine")
 

@@ -68,8 +68,6 @@ def _number_of(head: Point) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCollapseFacts(Facts):
-    """A layer whose attention heads attend to a single position."""
-
     kind: ClassVar[str] = "attention_collapse"
 
     place: str  # The layer
@@ -232,8 +230,6 @@ class AttentionCollapse(Detector):
 
 @dataclass(frozen=True, slots=True)
 class AttentionLogitGrowthFacts(FollowedFacts):
-    """A layer whose attention logits have grown too large."""
-
     kind: ClassVar[str] = "attention_logit_growth"
     metrics: ClassVar = {"attention_max_logit": "value", "start": "first", "layers": "layers"}
 

@@ -114,8 +114,6 @@ _EXPERT = ".expert_"
 
 @dataclass(frozen=True, slots=True)
 class DeadExpertFacts(Facts):
-    """Experts of a router that get no tokens."""
-
     kind: ClassVar[str] = "dead_expert"
 
     place: str  # The router

@@ -252,8 +252,6 @@ class SdrLowDiversity(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class SdrBitUsageFacts(Facts):
-    """Sparse codes of which most bits are unused, or used unevenly."""
-
     kind: ClassVar[str] = "sdr_bit_usage"
     metrics: ClassVar = ("sdr_bit_usage", "unevenness")
 
@@ -337,8 +335,6 @@ class SdrBitUsage(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class SdrTemperatureFacts(Facts):
-    """A temperature of sparse codes that is out of range."""
-
     kind: ClassVar[str] = "sdr_temperature"
     metrics: ClassVar = ("temperature", "first")
 

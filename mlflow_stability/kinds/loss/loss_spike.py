@@ -34,8 +34,6 @@ class LossSpikeState:
 
 @dataclass(frozen=True, slots=True)
 class SpikeFacts(LossRiseFacts):
-    """A loss that jumped above what was normal."""
-
     kind = "loss_spike"
     metrics: ClassVar = {
         "loss": "value",

@@ -25,8 +25,6 @@ from mlflow_stability.vocabulary.text.phrases import infinite
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteFacts(Facts):
-    """A loss or a gradient norm that is NaN or infinite."""
-
     kind = "non_finite"
 
     signal: str  # what is not finite, by the name that the log gives it

@@ -17,8 +17,6 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 @dataclass(frozen=True, slots=True)
 class StrongClippingFacts(Facts):
-    """What clipping does to the gradients of a run."""
-
     kind = "clipping_strong"
 
     before: float  # Median gradient norm before clipping
@@ -122,8 +120,6 @@ def _at_common_steps(first: Curve, second: Curve) -> tuple[NDArray[np.int64], ND
 
 @dataclass(frozen=True, slots=True)
 class StrongDecayFacts(Facts):
-    """What a weight decay does in each step."""
-
     kind = "weight_decay_strong"
 
     weight_decay: float  # The weight decay of the parameter group

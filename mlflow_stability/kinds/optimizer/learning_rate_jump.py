@@ -18,8 +18,6 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 @dataclass(frozen=True, slots=True)
 class LearningRateJumpFacts(Facts):
-    """A learning rate that jumped above its highest value so far."""
-
     kind = "learning_rate_jump"
     metrics: ClassVar = {
         "learning_rate": "learning_rate",
@@ -49,8 +47,6 @@ class LearningRateJumpFacts(Facts):
 
 @dataclass(slots=True)
 class Rate:
-    """The learning rate of one parameter group."""
-
     last: float
     highest: float
     first: float = 0.0

@@ -220,8 +220,6 @@ class LearningRateZeroRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class RateRiseFacts(Facts):
-    """A learning rate that rose again after it had fallen."""
-
     kind = "learning_rate_rise"
 
     learning_rate: float  # The learning rate now, or at the end
@@ -364,8 +362,6 @@ class LearningRateRiseRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class LearningRateRangeFacts(LimitFacts):
-    """A learning rate that is outside the usual range."""
-
     kind = "learning_rate_out_of_range"
     metrics: ClassVar = {"learning_rate": "value", "limit": "threshold"}
 

@@ -116,8 +116,6 @@ class LossScaleCollapse(Detector):
 
 @dataclass(frozen=True, slots=True)
 class SkippedStepsFacts(Facts):
-    """Optimizer steps that were skipped, among the last ones."""
-
     kind = "step_skipped"
     metrics: ClassVar = {"skipped_of_recent": "recent", "skipped_steps": "skipped_steps"}
 

@@ -58,8 +58,6 @@ class UpdateRatioFacts(FollowedFacts, LimitFacts):
 
 @dataclass(frozen=True, slots=True)
 class LargeUpdateFacts(UpdateRatioFacts):
-    """Updates that are a large share of the weight norm."""
-
     kind = "update_ratio_high"
 
     phase: Phase  # The phase of the training, which sets the threshold
@@ -71,8 +69,6 @@ class LargeUpdateFacts(UpdateRatioFacts):
 
 @dataclass(frozen=True, slots=True)
 class TinyUpdateFacts(UpdateRatioFacts):
-    """Updates that are too small a share of the weight norm."""
-
     kind = "update_ratio_low"
 
 
@@ -246,8 +242,6 @@ class UpdateRatioLow(StreakWithLossDetector):
 
 @dataclass(frozen=True, slots=True)
 class WeightSpikeFacts(RiseFacts):
-    """A norm of weights that jumped."""
-
     kind = "weight_spike"
     metrics: ClassVar = {"param_norm": "value", "level": "baseline"}
 

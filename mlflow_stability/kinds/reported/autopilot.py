@@ -31,8 +31,6 @@ class DataChangedFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopFacts(Facts):
-    """A condition of `stop_on` ended the training."""
-
     kind = "early_stopping"
 
     condition: str  # The condition, as it was written: ``loss>50``
@@ -117,8 +115,6 @@ class Smaller(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class SmallerStepsFacts(Facts):
-    """The autopilot made the next steps smaller without a rollback."""
-
     kind = "smaller_steps"
 
     how: Smaller  # The option that asked for it
@@ -149,8 +145,6 @@ class SmallerStepsFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailedFacts(Facts):
-    """A checkpoint could not be written."""
-
     kind = "checkpoint_failed"
 
     reason: str = ""  # The error of the system; empty where the state is split over processes
@@ -173,8 +167,6 @@ class CheckpointFailedFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNotFiniteFacts(Facts):
-    """A checkpoint was not written because the state is not finite."""
-
     kind = "checkpoint_not_finite"
 
     tensors: int  # Number of tensors that are not finite

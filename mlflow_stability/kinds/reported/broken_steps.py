@@ -27,8 +27,6 @@ class TokenFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What is in one tensor."""
-
     name: str  # Such as ``args[0]``
     shape: tuple[int, ...]  # Its length in each dimension
     dtype: str  # Such as ``float32``; empty where it was not recorded
@@ -60,8 +58,6 @@ class TensorFacts:
 
 
 class NanSource(TextEnum):
-    """Where a first value that is not finite comes from."""
-
     INPUT = "input"  # the batch held it
     WEIGHT = "weight"  # a weight held it, and the optimizer did not write it
     BUFFER = "buffer"  # a buffer held it
@@ -74,8 +70,6 @@ class NanSource(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class NanOriginFacts(Facts):
-    """Where the first value of a step that is not finite comes from."""
-
     kind = "nan_origin"
 
     source: NanSource  # where it comes from
@@ -216,8 +210,6 @@ MAX_TENSORS = 8  # number of tensors that the sentence describes
 
 
 class Rerun(TextEnum):
-    """What running a broken batch again has shown."""
-
     DATA_OR_NUMERICS = "data or numerics"  # it was non-finite again
     WEIGHTS = "weights"  # the weights were already non-finite
     HARDWARE = "hardware"  # it was finite with the same weights and random numbers
@@ -284,8 +276,6 @@ class BrokenBatchFacts(BatchFacts):
 
 @dataclass(frozen=True, slots=True)
 class SpikeBatchFacts(BatchFacts):
-    """The batch of a spike of the loss or the gradient norm."""
-
     kind = "spike_batch"
 
     spike: str = "loss_spike"  # The type of the finding whose batch it is

@@ -35,8 +35,6 @@ class StallEnd(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class StallFacts(Facts):
-    """No step for a long time."""
-
     kind = "stall"
     metrics = ("seconds",)
 
@@ -56,8 +54,6 @@ class StallFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class RestartFacts(Facts):
-    """A launcher started the job again."""
-
     kind = "job_restarted"
     metrics = ("attempt",)
 

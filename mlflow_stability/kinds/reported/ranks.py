@@ -45,8 +45,6 @@ class FirstRanksFacts(RankFacts):
 
 @dataclass(frozen=True, slots=True)
 class RankNonfiniteFacts(FirstRanksFacts):
-    """The loss became non-finite on some ranks first."""
-
     kind = "rank_nonfinite"
     metrics = ("ranks", "first_rank")
 
@@ -60,8 +58,6 @@ class RankNonfiniteFacts(FirstRanksFacts):
 
 @dataclass(frozen=True, slots=True)
 class RankSpikeFacts(FirstRanksFacts):
-    """The loss jumped on some ranks first."""
-
     kind = "rank_spike"
     metrics = ("ranks", "first_rank", "loss", "level", "z", "limit")
 
@@ -102,8 +98,6 @@ class WaitFacts(RankFacts):
 
 @dataclass(frozen=True, slots=True)
 class RankSlowStepFacts(WaitFacts):
-    """One rank made all others wait at one step."""
-
     kind = "rank_slow_step"
 
     def heading(self, step: int, /) -> str:
@@ -118,8 +112,6 @@ class RankSlowStepFacts(WaitFacts):
 
 @dataclass(frozen=True, slots=True)
 class StragglerFacts(WaitFacts):
-    """One rank is slower than the others."""
-
     kind = "straggler"
 
     in_a_row: int  # Threshold: number of comparisons in a row
@@ -137,8 +129,6 @@ class StragglerFacts(WaitFacts):
 
 @dataclass(frozen=True, slots=True)
 class RankDiedFacts(Facts):
-    """The processes of other ranks ended before this one."""
-
     kind = "rank_died"
     metrics = ("seconds_before", "ranks")
 

@@ -99,8 +99,6 @@ def rollbacks_kept(facts: Iterable[Facts | None]) -> int:
 
 
 class GaveUp(TextEnum):
-    """How the autopilot stopped rolling back."""
-
     NO_ROLLBACK = "no rollback"  # a trouble is not answered
     NOT_RESTORED = "not restored"  # a rollback failed
     LEVEL_IGNORED = "level ignored"  # a loss that rises triggers no rollback any more
@@ -108,8 +106,6 @@ class GaveUp(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class GiveUpFacts(Facts):
-    """The autopilot stopped rolling back."""
-
     kind = "give_up"
     metrics = ("onset", "rollbacks")
 

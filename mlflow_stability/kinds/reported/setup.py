@@ -48,8 +48,6 @@ class SettingName:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationFacts(Facts):
-    """A setting changed while the training ran."""
-
     kind = "configuration_changed"
 
     name: SettingName  # Which setting
@@ -108,8 +106,6 @@ class LintFacts(Facts):
 
 
 class Unmeasured(TextEnum):
-    """A part of a training that is not measured."""
-
     HIDDEN_MODEL = "hidden model"  # python does not list the model among its objects
     SPLIT_PARAMETERS = "split parameters"  # no process has all of some parameters
     INSIDE = "inside"  # activations, attention and representations of a model
@@ -118,8 +114,6 @@ class Unmeasured(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class NotMeasuredFacts(Facts):
-    """A part of the training is not measured."""
-
     kind = "not_measured"
     metrics = ("parameters",)
 
@@ -158,8 +152,6 @@ def _are(count: int, noun: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationModeFacts(Facts):
-    """The model is trained in evaluation mode."""
-
     kind = "evaluation_mode"
 
     norms: int  # Number of batch normalisations that do not update their running statistics
@@ -177,8 +169,6 @@ class EvaluationModeFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class DiscardedBatchFacts(Facts):
-    """The script discarded the gradients of a batch with a non-finite loss."""
-
     kind = "batch_discarded"
 
     losses: tuple[float, ...]  # The first losses that were discarded before the step

@@ -38,8 +38,6 @@ _NAME = re.compile(re.escape(PREFIX) + r"(\d{6,})-(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
-    """Content of `meta.json`."""
-
     step: int
     loss: float  # NaN if unknown
     sha256: str
@@ -139,8 +137,6 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """The checkpoint to use, and messages about the choice."""
-
     checkpoint: StoredCheckpoint
     messages: tuple[str, ...]
 

@@ -197,8 +197,6 @@ def _stand_in(own: Tensor, with_gradient: bool) -> Tensor:
 
 
 class _OwnTensors:
-    """Parameters and buffers of one module."""
-
     def __init__(self, module: Module) -> None:
         self._parameters = dict(module._parameters)
         self._buffers = dict(module._buffers)
@@ -237,8 +235,6 @@ Conclusion = Literal["data or numerics", "weights", "hardware", "after the model
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of the second run."""
-
     conclusion: Conclusion
     message: str
     first_broken: str = ""  # first module whose output is not finite this time

@@ -97,8 +97,6 @@ Source: TypeAlias = Literal["input", "weight", "buffer", "optimizer", "forward",
 
 @dataclass(frozen=True, slots=True)
 class NanOrigin:
-    """Where a non-finite value comes from."""
-
     source: Source
     module: str = ""  # innermost running module, or owner of the weight; empty: the model itself
     operation: str = ""  # such as ``log``; in the backward pass, the operation whose gradient it is

@@ -95,8 +95,6 @@ corrupted batch that comes less often is always skipped."""
 
 
 class GradientLimit:
-    """The largest gradient norm that is let through."""
-
     def __init__(self, times: float | None) -> None:
         self._times = times
         self._norms: deque[float] = deque()

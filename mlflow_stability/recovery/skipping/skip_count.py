@@ -101,7 +101,6 @@ class SkipCount:
         return SkipRow(row, (event,), cut, calm)
 
     def forget_row(self) -> None:
-        """Start a new row after a rollback."""
         self._row = 0
         self._recent.clear()
         self._often_reported = False

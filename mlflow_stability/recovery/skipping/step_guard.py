@@ -38,8 +38,6 @@ Vote = Callable[[Tensor], Tensor]  # combines the flags of all ranks; called at 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Facts about a capture before its step."""
-
     broken: bool | None  # whether its steps are skipped; None: only the device knows, and acts on it
     flag: Tensor | None  # 1.0 on the device where broken; None where nothing was checked
     asked_for: bool = False  # not broken: the script asked to skip it

@@ -33,8 +33,6 @@ WITH_STREAMS = frozenset({"cuda", "xpu"})
 
 
 class HostCopies:
-    """Copies of tensors, looked up by the original tensor."""
-
     def __init__(self, tensors: Iterable[Tensor], device_budget: int | None = None) -> None:
         self.nbytes = 0
         self._copies: dict[_Key, Tensor] = {}

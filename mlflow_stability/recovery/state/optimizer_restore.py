@@ -26,8 +26,6 @@ LEARNED = ("d", "d_denom", "d_max", "d_numerator", "k", "lr_max", "scheduled_lr"
 
 
 class OptimizerPlan:
-    """Changes to one optimizer; `mismatch` says why they are impossible."""
-
     def __init__(self, copy: OptimizerCopy, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         self.pairs: list[tuple[Tensor, Tensor]] = []  # existing tensors, and what they are filled from
         self._copy = copy

@@ -116,7 +116,6 @@ class RestorePlan:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Restore; an error undoes everything and is raised."""
         try:
             for part in self._parts:
                 self._begun.append(part)

@@ -121,8 +121,6 @@ def restore_scaler(scaler: Any, saved: Mapping[str, Any], settings: bool) -> Non
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
-    """State of an optimizer, by names of parameters."""
-
     kind: str  # name of its type
     members: tuple[tuple[str, ...], ...]  # parameters of each group
     state: dict[str, Any]

@@ -199,8 +199,6 @@ class StepCurve:
 
 @dataclass(frozen=True, slots=True)
 class SurvivalPicture:
-    """The share of runs not lost yet, over steps."""
-
     curves: tuple[StepCurve, ...]
     steps: tuple[Tick, ...]
     shares: tuple[Tick, ...]

@@ -64,8 +64,6 @@ NORMAL_IQR = 1.349  # interquartile range of a normal distribution in standard d
 
 @dataclass(frozen=True, slots=True)
 class ShapeLimits:
-    """Thresholds between shapes of distributions."""
-
     min_values: int = 128
     """Fewer values have no shape: their 1st and 99th percentiles are almost the lowest and the highest. Two peaks are
     recognised from about 500 values on."""

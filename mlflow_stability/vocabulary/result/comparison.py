@@ -12,8 +12,6 @@ from mlflow_stability.vocabulary.result.run_card import RunCard
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its confidence interval."""
-
     value: float
     low: float | None = None
     high: float | None = None  # 95 %; None where there are too few values for it.
@@ -112,8 +110,6 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Frequency of an event with its confidence interval."""
-
     count: int
     steps: int
     per_10k: float  # per 10,000 steps
@@ -123,8 +119,6 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One run of a comparison."""
-
     card: RunCard
     spike_rate: Rate | None = None  # Of loss spikes; None for a run without steps or without a loss.
 

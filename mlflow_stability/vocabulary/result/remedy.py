@@ -53,7 +53,6 @@ class Remedy:
 
     @property
     def topic(self) -> Topic | None:
-        """What it is about."""
         return self.action.topic
 
     @property

@@ -43,8 +43,6 @@ class LossLevels:
 
 @dataclass(frozen=True, slots=True)
 class RunCard:
-    """One run of a comparison."""
-
     source: str  # the run id or path, as it was asked for
     name: str = ""
     format: str = ""
@@ -91,12 +89,10 @@ class RunCard:
 
     @property
     def readable(self) -> bool:
-        """Whether the run could be read."""
         return not self.error
 
     @property
     def lost(self) -> bool:
-        """Whether the training never recovered."""
         return self.readable and self.outcome in LOST_OUTCOMES
 
     @property

@@ -28,8 +28,6 @@ _PREFIXES = word_set("perf performance monitor metrics stability system health s
 
 @dataclass(frozen=True, slots=True)
 class MetricWords:
-    """Words in a metric's name that identify a quantity."""
-
     quantity: str
     needed: tuple[frozenset[str], ...]  # the name has one word of each of these
     allowed: frozenset[str] = frozenset()  # words that the name may have besides

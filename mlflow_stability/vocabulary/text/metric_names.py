@@ -104,8 +104,6 @@ _NOT_THE_RATE = word_set("scale decay mult multiplier factor ratio warmup wd min
 
 @dataclass(frozen=True, slots=True)
 class NameReading:
-    """What one name says, without the other names of its run."""
-
     name: str
     quantity: str = ""  # empty where it is not a quantity of this package
     place: str = ""
@@ -213,8 +211,6 @@ _LOSSES = ("loss", "val_loss")
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a metric is taken for."""
-
     quantity: str  # `loss`, `val_loss`, `grad_norm`, `learning_rate`, …; else the name as it was logged
     place: str = ""  # which of several: ``seg``, ``group_1``; a validation loss has that of its training loss
     is_known: bool = False  # whether `quantity` is a quantity of this package
