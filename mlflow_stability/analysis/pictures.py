@@ -20,7 +20,7 @@ from mlflow_stability.figures.curve import Curve, curve_of
 from mlflow_stability.figures.dashboard import dashboard as draw
 from mlflow_stability.figures.dashboard_data import MAX_CURVES, QUANTITIES, ROLLBACK, DashboardData, Mark, MarkSketch
 from mlflow_stability.figures.histogram_ridge import histogram_ridges
-from mlflow_stability.figures.layers_beside import layers_beside
+from mlflow_stability.figures.layer_heatmap import layers_beside
 from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr

@@ -24,21 +24,22 @@ from mlflow_stability.diagnosis.findings.episodes import endings_of, episodes_of
 from mlflow_stability.diagnosis.findings.hindsight import in_hindsight, rare_among_starts, recovered_rises, without_harm
 from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import with_affected_layers, with_lines
-from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
-from mlflow_stability.diagnosis.verdict import MAX_CURVES, MIN_POINTS, outcome_of, verdict_of
-from mlflow_stability.kinds.catalog import RULES, default_detectors
-from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
-from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
-from mlflow_stability.kinds.progress.overfitting import OverfittingRule
-from mlflow_stability.kinds.progress.plateau import PlateauRule
-from mlflow_stability.kinds.rules import (
+from mlflow_stability.diagnosis.findings.replay import (
     OF_VALIDATIONS,
     WHERE_JUDGED_LIVE,
     apply_rules,
     cap_severities,
     changed_kinds,
     of_detectors,
+    replayed,
+    without_unjudged_levels,
 )
+from mlflow_stability.diagnosis.verdict import MAX_CURVES, MIN_POINTS, outcome_of, verdict_of
+from mlflow_stability.kinds.catalog import RULES, default_detectors
+from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
+from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
+from mlflow_stability.kinds.progress.overfitting import OverfittingRule
+from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, CurveReading, Diagnosis, Finding, NotJudged
 from mlflow_stability.vocabulary.run import Metric, RunHistory

@@ -1,4 +1,4 @@
-"""Draw one quantity by layer and step, as colours, for two to a thousand layers and more."""
+"""Draw one quantity by layer and step, as colours, for two to a thousand layers and more: of one run, or of two."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Literal
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.layer_grid import LayerGrid, evened, labels_of
 from mlflow_stability.figures.style import (
     BAD,
     DPI,
+    GRID,
+    SMALL_SIZE,
     WIDTH,
     Picture,
     add_legend,
@@ -30,17 +33,26 @@ from mlflow_stability.figures.style import (
     shown,
     step_axis,
 )
-from mlflow_stability.vocabulary.measured.layer_comparison import logarithmic_limits
+from mlflow_stability.vocabulary.measured.layer_comparison import OUTSIDE, LayerComparison, logarithmic_limits
 from mlflow_stability.vocabulary.text.phrases import counted
 
 _COLOURS = "viridis"
 _NOT_FINITE, _STRIPE, _ZERO, _NOT_MEASURED = BAD, "#ffd9c2", "#000000", "#e6e6e6"
-_ROW, _THIN_ROW = 0.3, 0.17
+_SPECIAL_OF_TWO = {
+    "not finite": BAD,
+    "zero": _ZERO,
+    "absent layer": "#f2e3c9",
+    "absent head": "#f2e3c9",
+    "not measured": "#d9d9d9",
+    OUTSIDE: "#ffffff",
+}
+_ROW, _THIN_ROW, _MAX_HIGH_ROWS = 0.3, 0.17, 24
 _MIN_HEIGHT, _MAX_HEIGHT = 0.9, 8.0
 _LABEL_HEIGHT = 0.17
 _LETTER = 0.078  # inches that a letter of a label takes
 _MAX_NAME = 34
 _TOP, _BOTTOM, _RIGHT = 0.80, 0.9, 1.15
+_TOP_OF_TWO, _BOTTOM_OF_TWO, _RIGHT_OF_TWO, _BETWEEN, _MAX_NAME_OF_TWO = 1.1, 0.95, 1.2, 0.25, 26
 _TITLES = {
     "grad_norm": "Gradient norm",
     "update_ratio": "Update ratio",
@@ -61,18 +73,19 @@ def layer_heatmap(grid: LayerGrid, subtitle: str = "") -> Picture:
     """
     grid = evened(grid)
     count = len(grid.layers)
-    tall = min(_MAX_HEIGHT, max(_MIN_HEIGHT, count * (_ROW if count <= 24 else _THIN_ROW)))
-    common, labels = labels_of(grid.layers, max(1, int(tall / _LABEL_HEIGHT)))
-    names = [shown(label.name, _MAX_NAME) for label in labels]
-    left = 0.35 + _LETTER * max(map(len, names), default=0)
+    tall, left, common, middles, names = _rows(grid.layers, _MAX_NAME)
     total = _TOP + tall + _BOTTOM
     figure = new_figure(total)
     rows = "expert" if grid.quantity == "router_share" else "layer"
     where = f"{count} {rows}{'s' if count != 1 else ''}" + (f" of {shown(common.rstrip('.'), 40)}" if common else "")
-    title = f"{_TITLES.get(grid.quantity, grid.quantity)} by {rows}"
-    entitle(figure, title, " · ".join(filter(None, [where, _columns_in_words(grid), _left_out(grid)])), subtitle)
-    place = (left / WIDTH, _BOTTOM / total, (WIDTH - left - _RIGHT) / WIDTH, tall / total)
-    axes = figure.add_axes(place)
+    facts = [where, f"measured at {counted(grid.measured, 'step')}"]
+    if grid.measured > len(grid.steps):
+        facts[1] += f", each column the largest of about {round(grid.measured / max(1, len(grid.steps))):,}"
+    if grid.left_out:
+        facts.append(f"{grid.left_out:,} more layers left out")
+    entitle(figure, f"{_TITLES.get(grid.quantity, grid.quantity)} by {rows}", " · ".join(facts), subtitle)
+    at = (left / WIDTH, _BOTTOM / total, (WIDTH - left - _RIGHT) / WIDTH, tall / total)
+    axes = figure.add_axes(at)
     if not np.size(grid.values) or np.isnan(grid.values).all():
         axes.set_axis_off()
         say_instead(axes, "not measured")
@@ -81,14 +94,31 @@ def layer_heatmap(grid: LayerGrid, subtitle: str = "") -> Picture:
     first, last = int(grid.steps[0]), max(grid.last, int(grid.steps[-1]))
     step_axis(axes, first, last, labels=True)
     limits = axes.get_xlim()
-    pixels = (round(place[2] * WIDTH * DPI), round(tall * DPI))
+    pixels = (round(at[2] * WIDTH * DPI), round(tall * DPI))
     picture, special = _painted(grid, norm, limits, pixels)
     axes.imshow(picture, extent=(*limits, count - 0.5, -0.5), aspect="auto", interpolation="nearest", zorder=1)
-    axes.set_yticks([label.middle for label in labels], names)
+    axes.set_yticks(middles, names)
     axes.tick_params(axis="y", length=2)
     _colour_bar(figure, axes, norm, grid)
-    _legend(axes, special, tall)
+    patches = {
+        "not finite": Patch(facecolor=_NOT_FINITE, edgecolor=_STRIPE, hatch="////", linewidth=0),
+        "zero": Patch(facecolor=_ZERO),
+        "not measured": Patch(facecolor=_NOT_MEASURED),
+    }
+    patches = {name: patch for name, patch in patches.items() if name in special}
+    if patches:
+        place = (1.0, -0.5 / tall)
+        add_legend(axes, patches, loc="upper right", bbox_to_anchor=place, ncols=3, columnspacing=1.5)
     return figure
+
+
+def _rows(layers: tuple[str, ...], longest: int) -> tuple[float, float, str, list[float], list[str]]:
+    """Return the height of rows and the room to their left, in inches, and their common name, middles and names."""
+    tall = min(_MAX_HEIGHT, max(_MIN_HEIGHT, len(layers) * (_ROW if len(layers) <= _MAX_HIGH_ROWS else _THIN_ROW)))
+    common, labels = labels_of(layers, max(1, int(tall / _LABEL_HEIGHT)))
+    names = [shown(label.name, longest) for label in labels]
+    left = 0.35 + _LETTER * max(map(len, names), default=0)
+    return tall, left, common, [label.middle for label in labels], names
 
 
 def _painted(
@@ -141,32 +171,69 @@ def _colour_bar(figure: Picture, axes: Axes, norm: LogNorm, grid: LayerGrid) -> 
     colours = matplotlib.cm.ScalarMappable(norm, _COLOURS)
     bar = Colorbar(bar_axes, colours, extend=ends, extendfrac=0.04)
     wide = math.log10(norm.vmax / norm.vmin) >= 2
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=8 if wide else 12))
-    bar.ax.yaxis.set_minor_locator(NullLocator())
+    _logarithmic_ticks(bar, wide, numticks=8 if wide else 12)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
     bar.outline.set_visible(False)
 
 
-def _legend(axes: Axes, special: set[str], tall: float) -> None:
-    """Name the colours outside of the bar, beneath the steps."""
+def _logarithmic_ticks(bar: Colorbar, wide: bool, numticks: int) -> None:
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=numticks))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+
+
+@our_style()
+def layers_beside(beside: LayerComparison, names: tuple[str, str]) -> Picture:
+    """Draw both runs with the same rows and columns; what has no value has a colour of its own."""
+    tall, left, common, middles, rows = _rows(beside.layers, _MAX_NAME_OF_TWO)
+    total = _TOP_OF_TWO + tall + _BOTTOM_OF_TWO
+    figure = new_figure(total)
+    extreme = "smallest" if beside.smallest else "largest"
+    facts = [f"all in {shown(common.rstrip('.'), 40)}"] if common else []
+    facts += [f"each column the {extreme} of {beside.width:,} steps"] if beside.width > 1 else []
+    entitle(figure, beside.title, " · ".join(facts))
+    low, high = beside.colour_limits
+    norm = LogNorm(low, high) if beside.logarithmic else Normalize(low, high)
+    wide = (WIDTH - left - _RIGHT_OF_TWO - _BETWEEN) / 2
+    for number, name in enumerate(names):
+        begin = left + number * (wide + _BETWEEN)
+        axes = figure.add_axes((begin / WIDTH, _BOTTOM_OF_TWO / total, wide / WIDTH, tall / total))
+        _draw_run(axes, beside, number, norm, name)
+        axes.set_yticks(middles, rows if number == 0 else [""] * len(rows))
+        axes.tick_params(axis="y", length=2 if number == 0 else 0)
+    box = axes.get_position()
+    bar = Colorbar(figure.add_axes((box.x1 + 0.014, box.y0, 0.014, box.height)), ScalarMappable(norm, _COLOURS))
+    if beside.logarithmic:
+        _logarithmic_ticks(bar, high / low >= 100, numticks=8)
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
+    bar.outline.set_visible(False)
+    bar.set_label(beside.measure, fontsize=SMALL_SIZE)
+    both = [beside.without_colour(number) for number in (0, 1)]
     patches = {
-        "not finite": Patch(facecolor=_NOT_FINITE, edgecolor=_STRIPE, hatch="////", linewidth=0),
-        "zero": Patch(facecolor=_ZERO),
-        "not measured": Patch(facecolor=_NOT_MEASURED),
+        name: Patch(facecolor=colour, edgecolor=GRID)
+        for name, colour in _SPECIAL_OF_TWO.items()
+        if any(cells[name].any() for cells in both if name in cells)
     }
-    patches = {name: patch for name, patch in patches.items() if name in special}
     if patches:
-        place = (1.0, -0.5 / tall)
-        add_legend(axes, patches, loc="upper right", bbox_to_anchor=place, ncols=3, columnspacing=1.5)
+        add_legend(axes, patches, loc="upper right", bbox_to_anchor=(1.0, -0.52 / tall), ncols=5)
+    return figure
 
 
-def _columns_in_words(grid: LayerGrid) -> str:
-    columns = len(grid.steps)
-    if grid.measured <= columns:
-        return f"measured at {counted(grid.measured, 'step')}"
-    width = round(grid.measured / max(1, columns))
-    return f"measured at {grid.measured:,} steps, each column the largest of about {width:,}"
-
-
-def _left_out(grid: LayerGrid) -> str:
-    return f"{grid.left_out:,} more layers left out" if grid.left_out else ""
+def _draw_run(axes: Axes, beside: LayerComparison, number: int, norm: Normalize, name: str) -> None:
+    extent = (beside.begin, beside.begin + beside.columns * beside.width, len(beside.layers) - 0.5, -0.5)
+    cells = (beside.first, beside.second)[number]
+    finite = np.where(np.isfinite(cells), cells, np.nan).astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        picture = np.array(matplotlib.colormaps[_COLOURS](norm(finite))[..., :3], np.float64)
+    for reason, where in beside.without_colour(number).items():
+        picture[where] = to_rgb(_SPECIAL_OF_TWO[reason])
+    axes.imshow(picture, extent=extent, aspect="auto", interpolation="nearest")
+    axes.set_title(shown(name, 44), loc="left", fontsize=SMALL_SIZE)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel(f"steps from {beside.onset_in_words[number]}" if beside.aligned else "step")
+    axes.set_xlim(
+        max(extent[0], min(low for low, _ in beside.spans)), min(extent[1], max(high for _, high in beside.spans) + 1)
+    )
+    if beside.aligned and extent[0] <= 0 <= extent[1]:
+        axes.axvline(0, color="#ffffff", linewidth=1.6)
+        axes.axvline(0, color="#000000", linewidth=1.0, linestyle=(0, (4, 3)))

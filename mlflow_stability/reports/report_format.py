@@ -1,7 +1,8 @@
 """The output formats, and a report in one of them.
 
-Each module of `formats` that has a `FORMAT` adds one: `--output-format`, the endings of files that `--output` knows,
-and `log_report` follow. Notebooks show results as the HTML page, in a frame that loads nothing and runs no script.
+Each module of `formats` that has a `FORMAT` adds one to those here: `--output-format`, the endings of files that
+`--output` knows, and `log_report` follow. Notebooks show results as the HTML page, in a frame that loads nothing and
+runs no script.
 """
 
 from __future__ import annotations
@@ -13,12 +14,37 @@ from mlflow_stability.reports.report import Report, ReportFormat
 from mlflow_stability.vocabulary.discovery import constants_of
 from mlflow_stability.vocabulary.result import Comparison, register_page
 
-FORMATS = {
-    form.name: form
-    for form in sorted(
-        constants_of(f"{__package__}.formats", "FORMAT", ReportFormat), key=lambda form: (form.order, form.name)
-    )
-}
+
+def _run_text(report: Report) -> str:
+    from mlflow_stability.reports.run_terminal import render
+
+    return render(report)
+
+
+def _comparison_text(compared: Comparison) -> str:
+    from mlflow_stability.reports.comparison_terminal import render
+
+    return render(compared)
+
+
+def _run_page(report: Report) -> str:
+    from mlflow_stability.reports.html_kit.pages import run_page
+
+    return run_page(report)
+
+
+def _comparison_page(compared: Comparison) -> str:
+    from mlflow_stability.reports.html_kit.pages import comparison_page
+
+    return comparison_page(compared)
+
+
+_FORMATS = (
+    ReportFormat("rich", _run_text, _comparison_text, (".txt",), order=0),
+    ReportFormat("html", _run_page, _comparison_page, (".html", ".htm"), order=40),
+    *constants_of(f"{__package__}.formats", "FORMAT", ReportFormat),
+)
+FORMATS = {form.name: form for form in sorted(_FORMATS, key=lambda form: (form.order, form.name))}
 """Every format by its name; `rich` is the one for people at a terminal."""
 ENDINGS = {ending: form.name for form in FORMATS.values() for ending in form.endings}
 

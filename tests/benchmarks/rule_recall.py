@@ -25,10 +25,10 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import scale_thresholds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.findings.replay import apply_rules
 from mlflow_stability.kinds.catalog import ON_REQUEST, RULES, choose_detectors, default_detectors, name_of
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.kinds.rules import apply_rules
 from mlflow_stability.vocabulary.judging import CLASSIC, FACTORS
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding

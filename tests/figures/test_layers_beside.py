@@ -7,7 +7,7 @@ from figures.drawings import cut_off
 from matplotlib.figure import Figure
 from reports.comparisons import two_with_layers
 
-from mlflow_stability.figures.layers_beside import layers_beside
+from mlflow_stability.figures.layer_heatmap import layers_beside
 
 
 def drawn(number: int) -> Figure:

@@ -19,8 +19,9 @@ from mlflow_stability.analysis.diagnose import concluded, in_place
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.log_format import formats
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.reports.formats import csv, html, markdown
+from mlflow_stability.reports.formats import csv, markdown
 from mlflow_stability.reports.formats import json as json_format
+from mlflow_stability.reports.html_kit.pages import run_page
 from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -133,7 +134,7 @@ def _diagnose(drawn: Drawn, folder: Path) -> bool:
     """Diagnose what a damaged log still has, and report it."""
     runs = _read(written(drawn, folder))[:2]
     report = Report(tuple(concluded(in_place(run), None) for run in runs))
-    check_page(html.run(report))
+    check_page(run_page(report))
     json.loads(json_format.run(report), parse_constant=_no_constant)
     csv.run(report)
     markdown.run(report)

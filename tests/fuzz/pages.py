@@ -17,8 +17,9 @@ from reports.hostile import HOSTILE
 from reports.run.test_html_page import ATTRIBUTES, TAGS, Page
 from reports.samples import SEVERAL
 
-from mlflow_stability.reports.formats import csv, html, markdown
+from mlflow_stability.reports.formats import csv, markdown
 from mlflow_stability.reports.formats import json as json_format
+from mlflow_stability.reports.html_kit.pages import run_page
 from mlflow_stability.reports.report import Failure, Report
 from mlflow_stability.vocabulary.result import Diagnosis, Finding
 
@@ -65,7 +66,7 @@ def _report(drawn: Drawn, _folder: Path) -> bool:
     rng = Random(int(drawn.content))
     diagnoses: tuple[Diagnosis, ...] = with_hostile_texts(SEVERAL.diagnoses, rng)
     report = Report(diagnoses, (Failure(hostile_text(rng), hostile_text(rng)),))
-    check_page(html.run(report))
+    check_page(run_page(report))
     document = json.loads(json_format.run(report))
     promised(len(document["issues"]) == _findings(diagnoses), "JSON has not every finding")
     for row in spreadsheet.reader(io.StringIO(csv.run(report))):

@@ -1,14 +1,20 @@
-"""Replay a run's history to the detectors, as if it were training now.
+"""Judge a run's history by detectors, as if it were training now, and by the rules for whole curves.
 
 Detectors get the values of each step together and steps in order; where the training was started again they begin
 again. What the rules of whole curves judge better is left to them, and a loss whose level does not measure progress is
 not judged by it. Values that a script logged in its own units are converted to ours.
+
+A rule judges for the detector of its kind: who asks for other kinds, or for another way of finding that kind
+(``loss_spike:classic``), does not get it. The score of a finding is the highest factor for all thresholds of its rule
+at which it is still found.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -16,11 +22,16 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import RunCurves, recorded_level, restore_infinities, start_by_attempt
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.detectors.sensitivity import factor_of, only_scaled, scale_thresholds
+from mlflow_stability.kinds.catalog import EXPERIMENTAL, RULES, SEEN_FROM_OUTSIDE
 from mlflow_stability.kinds.panel import Panel
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.judging import CLASSIC, MAX_SCORE
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, NoLevel
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
-from mlflow_stability.vocabulary.result import Finding
-from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.result import Finding, Severity, most_severe
+from mlflow_stability.vocabulary.run import RUN_STATUS, Metric, RunHistory
 
 BETTER_SEEN_WHOLE = frozenset({"inf_detected", "nan_detected", "overfitting", "plateau"})
 """Kinds that the rules of whole curves judge instead, where nothing was judged during training."""
@@ -33,6 +44,11 @@ LEVEL_KINDS = frozenset({"divergence", "loss_spike", "oscillation", "overfitting
 SHARES = frozenset({"memory_share", "mfu", "sdr_unique_ratio"})  # quantities that are shares, from 0 to 1
 MAX_SHARE, MAX_PERCENT = 1.05, 105.0
 """A larger value is a percentage; one above the second limit is neither, such as memory in megabytes."""
+WHERE_JUDGED_LIVE = tuple(rule for rule in RULES if not rule.only_without_detectors)
+"""The rules for runs that detectors watched: they show what only a whole curve does."""
+OF_VALIDATIONS = tuple(rule for rule in RULES if rule.of_validations)
+"""The rules for validation losses of such runs, which the script logs itself and no detector saw."""
+HALVINGS = 6  # number of halvings in the search for a score, which is then known to 7 %
 
 
 def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector]) -> list[Finding]:
@@ -136,3 +152,72 @@ def without_unjudged_levels(events: Iterable[Finding], history: RunHistory, curv
     series = [metric.series for metric in history.of(LOSS_LEVEL)]
     since = min((int(points.attempts[0]), int(points.steps[0])) for points in series if len(points))
     return [event for event in events if event.kind not in LEVEL_KINDS or (event.attempt, event.step) > since]
+
+
+def apply_rules(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Finding]:
+    """Return what these rules find, of the kinds that were asked for, with scores."""
+    findings: list[Finding] = []
+    for rule_type in rules:
+        rule, factor = rule_type(), 1.0
+        of_kind = (detector for detector in detectors if detector.kind == rule.kind and not detector.rule)
+        # A detector that a user wrote may have the methods of a detector alone.
+        detector = next((detector for detector in of_kind if isinstance(detector, FindingType)), None)
+        if detector is not None:
+            factor = factor_of(detector)
+            rule = scale_thresholds(rule, factor) if only_scaled(detector) else rule.like(detector)
+        findings += _with_scores(of_detectors(rule.find(curves), detectors), rule, factor, curves)
+    return [
+        replace(finding, experimental=True, severity=Severity.INFO) if finding.kind in EXPERIMENTAL else finding
+        for finding in findings
+    ]
+
+
+def of_detectors(findings: Iterable[Finding], detectors: Sequence[Detector]) -> list[Finding]:
+    """Return those of the kinds that detectors look for; what no detector finds, as the end of a process, is kept."""
+    kinds = {detector.kind for detector in detectors if not detector.rule}
+    kinds |= {*RUN_STATUS, *(cls.kind for cls in SEEN_FROM_OUTSIDE)}
+    return [finding for finding in findings if finding.kind in kinds]
+
+
+def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
+    """Return the kinds with a threshold of the user's own, or with a classic rule alone."""
+    own = {
+        detector.kind
+        for detector in detectors
+        if isinstance(detector, FindingType) and not detector.rule and not only_scaled(detector)
+    }
+    classic = {detector.kind for detector in detectors if detector.rule == CLASSIC}
+    return own | (classic - {detector.kind for detector in detectors if detector.rule != CLASSIC})
+
+
+def cap_severities(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, CRITICAL only where their score allows it: they would be found at low sensitivity, too."""
+    return tuple(replace(finding, severity=min(finding.severity, most_severe(finding.score))) for finding in findings)
+
+
+def _with_scores(findings: list[Finding], rule: Rule, factor: float, curves: RunCurves) -> list[Finding]:
+    """Score the findings of a rule whose thresholds were already scaled by a factor."""
+    if not findings or not rule.by_sensitivity:
+        return findings
+
+    @cache
+    def at_factor(beyond: float) -> list[Finding]:
+        return scale_thresholds(rule, beyond).find(curves)
+
+    def highest_factor(finding: Finding) -> float:
+        low, high = 0.0, math.log(MAX_SCORE)
+        if any(_touch(finding, other) for other in at_factor(MAX_SCORE)):
+            return MAX_SCORE
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            still = any(_touch(finding, other) for other in at_factor(math.exp(middle)))
+            low, high = (middle, high) if still else (low, middle)
+        return math.exp(low)
+
+    return [replace(finding, score=round(min(MAX_SCORE, factor * highest_factor(finding)), 2)) for finding in findings]
+
+
+def _touch(finding: Finding, other: Finding) -> bool:
+    """Whether two findings are of one kind and curve, and overlap."""
+    alike = (finding.kind, finding.metric, finding.attempt) == (other.kind, other.metric, other.attempt)
+    return alike and finding.start <= other.end and other.start <= finding.end

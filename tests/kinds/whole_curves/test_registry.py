@@ -14,7 +14,8 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds import rules
+from mlflow_stability.diagnosis.findings import replay
+from mlflow_stability.diagnosis.findings.replay import apply_rules
 from mlflow_stability.kinds.catalog import RULES, detectors_named
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
@@ -24,7 +25,6 @@ from mlflow_stability.kinds.progress.no_progress import ScoreRule
 from mlflow_stability.kinds.progress.overfitting import Overfitting, OverfittingRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.kinds.rules import apply_rules
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run import RunHistory
@@ -318,7 +318,7 @@ def test_a_validation_loss_below_the_threshold_that_was_asked_for_is_no_overfitt
 def test_what_a_rule_finds_of_an_experimental_kind_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = run_curves(run_of(metric_of("loss", np.r_[falling(200), math.nan, math.nan])))
     (certain,) = apply_rules([NonFiniteRule], curves, detectors_named(["nan_detected"]))
-    monkeypatch.setattr(rules, "EXPERIMENTAL", frozenset({"nan_detected"}))
+    monkeypatch.setattr(replay, "EXPERIMENTAL", frozenset({"nan_detected"}))
     (experimental,) = apply_rules([NonFiniteRule], curves, detectors_named(["nan_detected"]))
     assert (certain.severity, certain.experimental) == (Severity.CRITICAL, False)
     assert (experimental.severity, experimental.experimental) == (Severity.INFO, True)

@@ -13,10 +13,10 @@ from zoo.curves.ill import ill_run
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.findings.replay import apply_rules, cap_severities
 from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.kinds.rules import apply_rules, cap_severities
 from mlflow_stability.vocabulary.judging import MAX_SCORE
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
