@@ -44,8 +44,7 @@ QUANTITIES = (*CURVES, "learning_rate", "update_ratio", "eta_seconds", "skipped_
 MERGE_STEPS = 16  # steps between two events of one kind that are merged
 MAX_FINDINGS = 200
 PACE_READINGS = 100  # the newest readings give the pace
-LINE_INTERVAL = 10.0
-"""Seconds between two status lines where there is no terminal; findings are printed at once."""
+LINE_INTERVAL = 10.0  # seconds between two status lines where there is no terminal; findings are printed at once
 STORE_INTERVAL = 10.0  # seconds between two requests to a tracking store
 
 

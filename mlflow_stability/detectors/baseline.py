@@ -21,16 +21,13 @@ WINDOW = 256  # number of accepted values in the baseline
 SHORT_WINDOW = 32  # number of last ones that follow a falling signal
 MINIMUM = 32  # number of accepted values before the first outlier is possible
 OUTLIER_Z = 8.0  # minimum z of an outlier, which is kept out of the baseline; a signal's own heavy tail raises it
-OTHER_LEVEL = 4.0
-"""Minimum z of the first loss under another optimizer that has another level: one in 30,000 values of normal noise."""
-FAR_BELOW = math.log(2)
-"""Distance below the level, in nats, from where values are not usual: values like these soon lower the level."""
+OTHER_LEVEL = 4.0  # minimum z of a first loss under another optimizer that has another level: chance 1 in 30,000
+FAR_BELOW = math.log(2)  # distance below the level, in nats, of values that are unusual; many soon lower the level
 READMIT_AFTER = 200  # number of outliers, less the accepted values in between, after which their level is normal
 MIN_WIDTH = 2e-3  # minimum σ of the noise, as a share of the level: rounding is not noise
 TAIL = 1e-5  # share of the values of a signal's own noise that are beyond its tail
 UNKNOWN_TAIL = 12.0  # minimum tail, in z, before 256 values have been compared
-LEARN_FROM = 128
-"""Number of comparisons before the width is known well enough to learn the tail, and to call values usual."""
+LEARN_FROM = 128  # comparisons before the width is known well enough to learn the tail, and to call values usual
 CLUSTER_ENDS = 4
 """Number of values without excess that end a cluster of excesses. The tail is learnt from it only then, so that trouble
 which lasts does not count as normal."""

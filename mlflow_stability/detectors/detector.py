@@ -38,8 +38,7 @@ class Point(NamedTuple):
     scale: float = 0.0  # σ of the noise: as a share of the level where `logarithmic`, else in the unit of the value
     tail: float = 0.0  # the z that this signal's own noise is expected to reach once in 100,000 values
     logarithmic: bool = True  # whether z compares ratios, as for positive values; else it compares differences
-    has_level: bool = True
-    """Whether the level of the losses measures progress: not in a GAN or in reinforcement learning."""
+    has_level: bool = True  # whether the level of the losses measures progress: not in a GAN, for example
     reason: NoLevel | None = None  # why it does not
 
 

@@ -59,8 +59,7 @@ def changed_between(weights: Sequence[tuple[int, float]], first: int, last: int)
     return (low, high) if abs(high - low) >= LEAST_CHANGE * max(abs(low), abs(high)) > 0 else None
 
 
-STABLE_STEPS = 32
-"""Minimum number of steps with the same number of terms before a change of it: else it follows the batches."""
+STABLE_STEPS = 32  # steps with the same number of terms before a change counts: else it follows the batches
 
 
 @dataclass(slots=True)

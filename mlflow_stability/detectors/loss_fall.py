@@ -13,8 +13,7 @@ from statistics import median
 FIRST_VALUES = 20  # number of first values that define the start of a curve
 RECENT_VALUES = 10  # number of last values that define its present level
 EARLY_VALUES = 3  # number of last values that are compared with the very first one during the first steps
-LEARNT = 0.01
-"""Share of its start below which a loss has been learnt: its gradient is tiny by nature, and jumps are harmless."""
+LEARNT = 0.01  # share of its start below which a loss has been learnt: its gradient is tiny, jumps are harmless
 NOISY_BELOW, NOISY_RISE = 0.05, 0.2
 """A very noisy loss below the first share of its start rises harmlessly up to the second: a single hard example raises
 it a hundredfold. A loss of exactly zero counts as very noisy."""

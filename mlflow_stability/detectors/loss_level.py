@@ -26,10 +26,8 @@ RISE_REPLACED = 1.5  # minimum ratio of a loss and its gradient norm to their fi
 GRADIENT_RISE = 1000.0
 """Minimum ratio of a gradient norm where the loss has no level for another reason: when a DQN copies its target, errors
 and gradients rise for some steps, usually up to fifteenfold, and a hundredfold at a first copy that comes late."""
-LOSS_RISE = 1000.0
-"""Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
-LEAST_SIZE = 10.0
-"""Minimum size of a loss without a level that has diverged: sparse rewards make a loss of 1e-6 grow a thousandfold."""
+LOSS_RISE = 1000.0  # ratio to its size in the first steps from which a loss without a level has diverged
+LEAST_SIZE = 10.0  # minimum size of such a loss: sparse rewards make one of 1e-6 grow a thousandfold
 MIN_RETURNS = 4  # minimum number of times that a loss comes again after another's where trainings alternate
 STRETCH_LOSSES = 12  # number of losses of one sign in a row that make a stretch
 MIN_STRETCHES = 6

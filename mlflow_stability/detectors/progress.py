@@ -24,8 +24,7 @@ FALLEN = 0.9  # share of its start below which a loss has fallen
 RISEN = 1.3  # ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it
 MIN_LOST_SHARE = 0.1  # minimum share of the progress that a rise must undo
 MIN_LOST_SHARE_BELOW_ZERO = 0.5  # the same for a loss that has been below zero, of which no ratio says how far it rose
-CLEAR_FALL = 1.5
-"""Multiple of the mean change from one loss to the next by which the lowest running mean is clearly below the start."""
+CLEAR_FALL = 1.5  # multiple of the mean change between losses by which the lowest mean is clearly below the start
 LOWEST_WITHIN = 10  # number of last losses among which the lowest running mean is the present one
 
 

@@ -18,13 +18,11 @@ STRETCHES_PER_MEAN = 4  # number of stretches in a mean
 REFERENCE_MEANS = 64  # number of last means whose lowest is the reference
 MEMORY = 512  # number of means from which the error of one is estimated
 MIN_MEANS = 40  # number of means before which nothing is judged
-MAX_Z, MIN_Z = 4.0, -8.0
-"""Outliers beyond these are moved to them: a single value is neither a rise nor a level to rise from."""
+MAX_Z, MIN_Z = 4.0, -8.0  # outliers are moved to these: a single value is neither a rise nor a level
 CLIFF_MEANS = 8  # number of means, each 8 values after the last, within which a level falls that falls at once
 CLIFF_RETURN = 0.25
 """Share of such a fall that may be given back: at the start of an epoch the loss of seen data falls, and then rises."""
-LATE_MEANS = 16
-"""Number of last means, each 8 values after the last, in which a rise that goes on has some of its share."""
+LATE_MEANS = 16  # number of last means, 8 values apart, in which a rise that goes on has some of its share
 _MAD_TO_SIGMA = 1 / 0.6745
 
 

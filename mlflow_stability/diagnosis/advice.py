@@ -46,8 +46,7 @@ from mlflow_stability.vocabulary.result import (
 from mlflow_stability.vocabulary.run import RunHistory
 
 CHECKPOINTS_TAG = "stability.checkpoints"  # tag with the folder in which a recording keeps checkpoints
-MIN_STEPS_BEFORE = 10
-"""Minimum number of steps before a trouble for a state worth restoring."""
+MIN_STEPS_BEFORE = 10  # minimum number of steps before a trouble for a state worth restoring
 SEEN_WITHIN = 64  # maximum number of steps from the start of a mistake in the set-up to the check that sees it
 NON_FINITE = frozenset({"nan_detected", "inf_detected"})
 JUDGED_BY_CURVES = frozenset(
@@ -65,8 +64,7 @@ BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_sk
 class Situation:
     settings: RecordedSettings
     attempts: RunAttempts
-    batches: Mapping[tuple[int, int], Finding]
-    """The event about the batch of a step, by the start of the training and the step."""
+    batches: Mapping[tuple[int, int], Finding]  # the event about the batch of a step, by start of the training and step
     norms: tuple[Curve, ...]  # the gradient norms of the whole model, one a start of the training
     explosions: tuple[Finding, ...]
     """The findings about such a norm that exploded; all that belongs to one of them names its usual norm."""

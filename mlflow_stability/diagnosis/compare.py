@@ -130,14 +130,12 @@ def _mistakes(card: RunCard) -> set[str]:
 
 MAX_P = 0.01  # a difference is beyond noise if chance makes it in any of the runs less often than this
 LOSS_DEVIATIONS = 4.0  # a final loss is higher beyond noise by this number of standard deviations of the noise of both
-MIN_LOSS_SHARE = 0.02
-"""A final loss less than this share above the baseline's is not worse: two seeds of one training differ by as much."""
+MIN_LOSS_SHARE = 0.02  # a final loss is worse from this share above the baseline's on: seeds differ by as much
 MIN_LENGTH = 0.9  # of a run with less than this share of the baseline's steps, later steps are reported as not compared
 MIN_SEEDS = 3  # with this number of repetitions of the baseline, itself included, their spread is the noise
 LAST_LEVELS = 5  # levels at the end of the coarser course that its final level is taken from
 READ_PLACES = 100  # a stretch of a course is read at this number of places
-EARLIER_STRETCHES = 8
-"""Stretches of the same length before the last one that show how far the difference of two courses drifts."""
+EARLIER_STRETCHES = 8  # stretches before the last one that show how far the difference of two courses drifts
 RATE_STEPS = 10_000  # spikes are counted per this number of steps
 RATE_CONFIDENCE = 0.95  # confidence of the interval of a rate of spikes
 

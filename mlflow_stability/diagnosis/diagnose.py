@@ -96,8 +96,7 @@ def single_loss(history: RunHistory) -> str:
     return f"{losses[0].name} has a single point, {value:.4g} at {history.step_unit} {step}"
 
 
-GROWN_TIMES = 20.0
-"""Minimum ratio of the last level of a loss to its first for a loss whose level is not judged to have grown."""
+GROWN_TIMES = 20.0  # minimum ratio of the last level to the first of a loss that has grown, and has no judged level
 
 
 def growth_without_level(curve: Curve, reading: CurveReading) -> str:

@@ -90,8 +90,7 @@ DATE_OR_UUID = re.compile(
     r"\d{4}[-_/.]?\d{2}[-_/.]?\d{2}[T _-]+\d{2}[:h_.-]?\d{2}.*|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}.*"
 )
 NOT_SET = frozenset({"none", "null", "nan", "n/a", ""})
-MAX_EXACT_INTEGER = 2.0**53
-"""Up to here a float holds every whole number."""
+MAX_EXACT_INTEGER = 2.0**53  # up to here a float holds every whole number
 
 RATE = "learning_rate"  # the rate of the optimizer, which is always recorded
 TOTAL, TRAINABLE = "parameters_total", "parameters_trainable"

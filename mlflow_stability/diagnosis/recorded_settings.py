@@ -22,8 +22,7 @@ MAX_NORM = frozenset({"max_norm", "max_grad_norm", "gradient_clip_val", "grad_cl
 MOMENTUM = re.compile(r"(?:stability\.)?(?:(?:optim\w*|opt|sgd)(?:_\d+)?[./])?(?:group_\d+[./])?momentum")
 """Momentum of an optimizer: `ema.momentum` and `bn.momentum` are others."""
 OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim", "opt"})
-ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
-"""Optimizers that divide by a running average of squared gradients."""
+ADAM = re.compile(r"adam|lamb", re.IGNORECASE)  # optimizers that divide by a running average of squared gradients
 NOT_ADAM = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|adadelta|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
 BETAS = re.compile(r"[\[(]\s*(?P<first>\d*\.?\d+(?:e-?\d+)?)\s*,\s*(?P<second>\d*\.?\d+(?:e-?\d+)?)\s*[\])]$")
 SCHEDULE_LENGTHS = ("T_max", "total_iters", "total_steps", "milestones")
@@ -56,8 +55,7 @@ class RecordedSettings:
     sgd: bool = False  # whether all of its optimizers are known to be SGD
     betas: tuple[tuple[float, float], ...] | None = ()
     """Of all parameter groups, each pair once; empty: not recorded; None: they were changed while it trained."""
-    momentum: float | None = None
-    """The highest of all parameter groups; None: not recorded, or it was changed while it trained."""
+    momentum: float | None = None  # the highest of all parameter groups; None: not recorded, or it was changed
     schedule: str = ""
     """The learning-rate schedule with its length, ``CosineAnnealingLR, T_max=150``; empty: not recorded, or several."""
 

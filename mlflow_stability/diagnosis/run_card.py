@@ -23,8 +23,7 @@ from mlflow_stability.vocabulary.result import (
 from mlflow_stability.vocabulary.run import RunHistory
 
 OUR_PREFIX = "stability."  # what the names of our own parameters begin with
-FINAL_PARTS, MIN_FINAL_POINTS = 20, 3
-"""A final loss is the median of the last twentieth of the points, and of at least three."""
+FINAL_PARTS, MIN_FINAL_POINTS = 20, 3  # a final loss is the median of this part of the points, and of at least three
 
 
 def run_card_of(history: RunHistory, diagnosis: Diagnosis) -> RunCard:

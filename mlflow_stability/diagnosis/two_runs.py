@@ -36,11 +36,9 @@ from mlflow_stability.vocabulary.result import FirstDifference, RunCard
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 BY_LAYER = tuple(QUANTITY_TITLES)
-SMALLEST = frozenset({"attention_entropy"})
-"""For these a column keeps the smallest value: attention collapses to zero."""
+SMALLEST = frozenset({"attention_entropy"})  # a column of these keeps the smallest value: attention collapses to zero
 MAX_LAYERS = 2048
-MAX_COLUMNS = 384
-"""Before columns are joined."""
+MAX_COLUMNS = 384  # before columns are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,10 +270,8 @@ def _broken(layers: Sequence[str], offsets: Sequence[int], cells: Cells) -> Firs
 MIN_COMMON_STEPS = 8  # minimum number of common steps for a comparison with noise
 MIN_IDENTICAL = 3  # this number of first values that are equal to the last digit is no coincidence
 WINDOWS = (1, 8, 64, 512)  # points of a window
-ENTER_DEVIATIONS = 8.0
-"""Standard deviations of its noise that a window has to be off."""
-LEAVE_DEVIATIONS = 3.0
-"""Once apart, the runs agree again at a window that is off by fewer standard deviations than this."""
+ENTER_DEVIATIONS = 8.0  # standard deviations of its noise that a window has to be off
+LEAVE_DEVIATIONS = 3.0  # ... and below which the runs agree again, once they were apart
 MIN_SHARE = 0.02
 """A smaller difference does not count: as a share of the level, or of the curves' spread where they reach zero."""
 

@@ -67,8 +67,7 @@ def deciding_of(outcome: str, findings: Sequence[Finding]) -> Finding | None:
 
 MAX_CURVES = 12  # maximum number of curves with a reading and a sketch
 MIN_POINTS = 8  # a run is called healthy only if one of its losses has this number of points
-MIN_POINTS_OF_LEVELS = 30
-"""From this number of points on a verdict names levels of three points or more, else single values."""
+MIN_POINTS_OF_LEVELS = 30  # minimum number of points for a verdict to name levels of three points or more
 RECOVERED_FACTOR = 1.25  # a loss has recovered if it ended at most at this many times its level before the trouble
 RISE_FACTOR = 1.1  # a loss rose if it ended at this many times the level where it began, or more
 STOPPED = "Stopped"  # the title of a run without warnings that a condition of `stop_on` ended

@@ -41,8 +41,7 @@ from mlflow_stability.vocabulary.measured.layer_arrays import UNNAMED_LAYER, Att
 
 MAX_ROWS = 5  # rows of panels: the mean of all heads, and those heads that differ most
 _LEFT, _TOP, _BOTTOM = 1.3, 1.12, 0.66
-_PANEL, _GAP, _BAR = 2.1, 0.12, 0.85
-"""Widths of a panel, of the gap between two of one scale, and of a colour bar."""
+_PANEL, _GAP, _BAR = 2.1, 0.12, 0.85  # widths of a panel, the gap between two of one scale, and a colour bar
 _MIN_ASPECT, _MAX_ASPECT = 0.5, 0.78
 _ENTROPY, _ABOVE_ENTROPY = 1.5, 0.95
 _DIFFERENCES = "PuOr_r"

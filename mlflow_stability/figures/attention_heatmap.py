@@ -40,8 +40,7 @@ from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 COLOURS = "viridis"
 HIDDEN, HIDDEN_NAME = "#e6e6e6", "hidden by the causal mask"
 NOT_FINITE_NAME = "not finite"
-_EXPONENT = 0.5
-"""Weights are shown by their square root: most of them are small, and their differences matter."""
+_EXPONENT = 0.5  # weights are shown by their square root: most are small, and their differences matter
 _TICK_SHARES = (0.0, 0.05, 0.2, 0.5, 1.0)  # ticks of the bar, as shares of the largest
 COLLAPSED = 0.05  # a head of lower entropy attends to hardly more than one key
 

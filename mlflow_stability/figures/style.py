@@ -155,8 +155,7 @@ def rgb_bytes(colour: str) -> tuple[int, int, int]:
 Floats = NDArray[np.float64]
 
 _HEADROOM = 0.08
-_MAX_REACH = 2.0
-"""A linear scale reaches at most this many times the range of the middle 98 % of values beyond these."""
+_MAX_REACH = 2.0  # a linear scale reaches at most this far, in ranges of the middle 98 % of values, beyond these
 _SMALLEST, _LARGEST = 1e-250, 1e250  # beyond these the arithmetic of an axis overflows
 
 

@@ -33,8 +33,7 @@ class EasingPlan:
     held: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
     """Upper limits of the learning rates, by id of the optimizer, one for each group; None: no limit."""
     hold_doubles_in: int = 500  # number of steps in which these limits double
-    linear: bool = False
-    """Interpolate the factor by half a cosine, as SPAM warms up (arXiv 2501.06842); False: its logarithm."""
+    linear: bool = False  # interpolate the factor by half a cosine, as SPAM does (arXiv 2501.06842); else its logarithm
     clips: bool = True  # whether gradients may be clipped meanwhile
 
     def share(self, step: int) -> float:

@@ -40,8 +40,7 @@ LASTING_STEPS = 64
 falls again is left alone."""
 GOING_ON = 0.25  # share of a slow rise that has come in its last 128 steps where it goes on
 FALLING = 0.8  # share of a rise that may be left after `recovery_patience` steps where the loss is falling again
-STILL_RISING = 1.25
-"""Ratio of the last rises above the level to the first ones of a jump above which the loss is still rising."""
+STILL_RISING = 1.25  # ratio of the last rises above the level to the first ones of a jump that still rises
 
 
 @dataclass(frozen=True, slots=True)

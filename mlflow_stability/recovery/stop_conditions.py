@@ -30,8 +30,7 @@ MEASURED = ("tokens_per_second", "samples_per_second", "memory_share", "memory_a
 VALIDATION = "val_loss"  # logged to MLflow by the script
 QUANTITIES = (*BEFORE_STEP, *AFTER_STEP, *MEASURED, *SHORT_NAMES, VALIDATION)
 NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")  # what ``nonfinite`` checks
-USUAL_OF, USUAL_FROM = 100, 20
-"""Number of values whose median is the normal value."""
+USUAL_OF, USUAL_FROM = 100, 20  # number of values whose median is the normal value
 LOW_IN_A_ROW = 5  # number of consecutive low values; throughput is measured at every tenth step
 _RELATIVE = re.compile(r"\s*([A-Za-z_]\w*)\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _MULTIPLE = re.compile(r"\s*([A-Za-z_]\w*)\s*>\s*(\d+(?:\.\d+)?)\s*x\s*")

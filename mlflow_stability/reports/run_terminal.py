@@ -36,8 +36,7 @@ FILE_WIDTH = 100
 CURVE_ROWS = 6
 MAX_FINDINGS, MAX_ORIGINS, MAX_CURVES = 12, 2, 2  # shown without --verbose
 SHORT_ID = 8  # characters of a run id; commands take the beginning of an id
-MAX_REPEATED_FOLDER = 12
-"""A folder of at most this many characters is repeated in every row; a longer one is named once."""
+MAX_REPEATED_FOLDER = 12  # a folder of at most this many characters is in every row; a longer one is named once
 _Row = tuple[Text, Text]
 _Numbered = Sequence[tuple[int, FindingRow]]
 

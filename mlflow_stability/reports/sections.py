@@ -12,8 +12,7 @@ from mlflow_stability.vocabulary.result import Severity
 class Sign(Enum):
     LABEL = ""  # its label alone
     ITEM = "-"
-    LEAD = " "
-    """The sentence that the rows after it are about; its label begins it."""
+    LEAD = " "  # the sentence that the rows after it are about; its label begins it
     FOR = "+"  # evidence for a cause
     NUMBER = "1."  # rows are counted
     WARNING = "!"

@@ -31,8 +31,7 @@ _MAX_PORT = 65535
 @dataclass(frozen=True, slots=True)
 class Accepts:
     words: str  # after "must be": ``a whole number, at least 1``
-    read: Callable[[Any], Any]
-    """Returns the value in its canonical form; raises ``TypeError`` or ``ValueError`` for any other value."""
+    read: Callable[[Any], Any]  # returns the canonical form; raises ``TypeError`` or ``ValueError`` for other values
     choices: tuple[str, ...] = ()  # the texts among its choices; the most similar one is suggested
 
     def check(self, name: str, given: object) -> Any:

@@ -37,12 +37,10 @@ class Opening:
     identifies the process."""
     host: str
     time: float
-    tracking_uri: str | None = None
-    """Tracking store of the run, without credentials; None: MLflow's default, seen from ``directory``."""
+    tracking_uri: str | None = None  # store of the run, without credentials; None: MLflow's default in `directory`
     directory: str = ""  # working directory of the training, to which relative tracking URIs refer
     run_id: str | None = None  # The active run when the recording began; None: the courier starts one.
-    resumed: bool = False
-    """Whether ``MLFLOW_RUN_ID`` named the run: the courier resumes it, and ends it like a run that it started."""
+    resumed: bool = False  # whether ``MLFLOW_RUN_ID`` named the run, which the courier resumes and ends like its own
     experiment_id: str | None = None  # Where the courier starts its run; None: MLflow's default.
     first_step: int = 1  # first step of this recording; above 1 where the run has steps already
     earlier: list[str] = field(default_factory=list)
@@ -177,8 +175,7 @@ class RunHead:
     run_id: str
     name: str = ""
     finished: bool = False  # whether nothing more is expected of it
-    state: str = ""
-    """Digest of its store, how and when it ended, its parameters and tags, and the last point of every metric."""
+    state: str = ""  # digest of its store, its end, its parameters and tags, and the last point of each metric
 
 
 DAMAGED = "Some of what was recorded cannot be read and is missing here"
@@ -209,8 +206,7 @@ class RunHistory:
     format: str  # ``recorded``, ``mlflow``, or the name of the file format: ``lightning_csv``
     basis: str  # what was read, in words: "the full record (12,000 steps)"
     metrics: tuple[Metric, ...] = ()
-    events: tuple[Finding, ...] | None = None
-    """Findings of the detectors during training; None for a run that was not recorded."""
+    events: tuple[Finding, ...] | None = None  # findings of the detectors during training; None if it was not recorded
     gaps: tuple[Gap, ...] = ()
     outcome: str = ""  # a key of `RUN_STATUS`; ``running``; empty where it is unknown
     outcome_detail: str = ""  # the exception, the signal, the exit status
@@ -220,11 +216,9 @@ class RunHistory:
     """What is odd about the source: "5 runs in one file", "every step is 0, points are numbered instead"."""
     ordinal_steps: bool = False  # whether steps only number the points, because the source has none
     step_unit: str = "step"  # what the source calls a step: ``epoch`` where it counts nothing else
-    choice: tuple[str, ...] = ()
-    """Why these metrics are its loss and its validation loss, where the names alone do not decide."""
+    choice: tuple[str, ...] = ()  # why these metrics are its losses, where the names alone do not decide
     reported: tuple[Finding, ...] = ()  # findings that the log itself states, such as ``step_skipped``
-    complete: bool = True
-    """Whether every measured value is here; False: thinned points, suitable only for rules made for them."""
+    complete: bool = True  # whether every measured value is here; else thinned points, for rules made for them
 
     @property
     def points(self) -> int:

@@ -36,8 +36,7 @@ from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 JOURNAL_FOLDER = ".mlflow-stability"
 CHECKPOINTS_FOLDER = "checkpoints"  # in the folder of the journals: one folder for each run
-BATCHES_FOLDER = "batches"
-"""In the folder of the journals: one folder for each recording, with the batches of broken steps."""
+BATCHES_FOLDER = "batches"  # in the folder of the journals: a folder for each recording, with batches of broken steps
 VALUES_FOR_NONE = {"attention_every_n_steps": 500, "sdr_check_interval": 100, "capture_batch": True}
 """Values of arguments that are None without a preset."""
 
@@ -195,8 +194,7 @@ DEFAULT_VARIABLES: Mapping[str, str] = {
 """Environment variables of settings that are not given, by the name of the setting."""
 
 _ELSEWHERE = {"disable", *(option.name for option in fields(Options))}
-ARGUMENTS = tuple(name for name in ACCEPTS if name not in _ELSEWHERE)
-"""Arguments of both `autolog()` and `attach()`."""
+ARGUMENTS = tuple(name for name in ACCEPTS if name not in _ELSEWHERE)  # those of both `autolog()` and `attach()`
 
 
 def settings_from_environment() -> dict[str, Any]:

@@ -47,8 +47,7 @@ class Check:
     order: Mapping[Symptom, int]
     """Symptoms that it is run for, and its position among their checks: of causes of the same certainty the first is
     named."""
-    finds: frozenset[str] = frozenset()
-    """Names of the causes that it can find. What it rules out is not reported beside one of these."""
+    finds: frozenset[str] = frozenset()  # the causes that it can find: what it rules out is not reported beside these
 
 
 def cause_found(

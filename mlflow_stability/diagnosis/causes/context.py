@@ -31,10 +31,8 @@ class Lookback:
     early: float = 0.05  # share of the run within which an episode is early
     clearly: int = 5  # a divergence has begun when most of this number of losses exceed all losses just before
     early_in_plateau: float = 1 / 3  # share of a plateau within which what is measured came with it
-    between_looks: int = 10
-    """Number of steps between two looks at settings and weights: a change began at most this many steps before."""
-    unusual_write: float = 5.0
-    """Minimum ratio of a change of the weights by other code to the median of those just before."""
+    between_looks: int = 10  # maximum number of steps from a change of settings or weights to the look at them
+    unusual_write: float = 5.0  # minimum ratio of a change of weights by other code to the median of those before
     points: int = 200  # number of points before an episode that are compared with it
     recent: int = 10  # number of points just before an episode that are not in the baseline of the gradient norm
 
@@ -77,8 +75,7 @@ class EpisodeContext:
     attempts: RunAttempts
     span: AttemptSpan
     findings: tuple[Finding, ...]
-    whole_loss: Curve | None
-    """The loss from the start of the training to its end, across rollbacks: for counting, not for comparing."""
+    whole_loss: Curve | None  # the loss of the whole training, across rollbacks: for counting, not for comparing
 
     @property
     def unit(self) -> str:

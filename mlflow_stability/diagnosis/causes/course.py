@@ -48,8 +48,7 @@ SUMS = "accumulation_sum loss_sum"  # kinds that make steps larger, except those
 RAISE_LOSS = "loss_input label_range input_scale optimized_twice clipping_late loss_sum accumulation_sum one_class"
 """Kinds of mistakes that make a loss rise, or fall without end, the most direct first."""
 FIRST_LOSSES = 10  # number of losses whose median is the first level
-ONSET_STEPS = 64
-"""Maximum number of steps between changed data and a divergence: twice what the baseline of its detector needs."""
+ONSET_STEPS = 64  # maximum number of steps from changed data to a divergence: twice what its baseline needs
 NO_NOISE_STEPS = 16  # number of losses without noise where a finding does not record it
 LOSSES_BEFORE = 100  # number of losses before repeated data that it must fall below
 

@@ -20,14 +20,11 @@ from mlflow_stability.vocabulary.text.phrases import counted
 
 @dataclass(frozen=True, slots=True)
 class GradientLimits:
-    settled_after: int = 50
-    """Maximum number of steps after gradients were cleared again for a missing zero_grad() to be the cause."""
+    settled_after: int = 50  # maximum number of steps after gradients were cleared again for a missing zero_grad()
     explosion: float = 5.0  # minimum ratio of a gradient norm, also of a layer, to its baseline for an explosion, ...
     deviations: float = 6.0  # ... and minimum σ of its logarithm
-    lost_to_rounding: float = 1e-10
-    """Gradient norm of a layer below which none of its weights move: with Adam, too, it is below the usual epsilon."""
-    min_norms: int = 16
-    """Minimum number of gradient norms before an episode for a baseline, and of clipped ones for regular clipping."""
+    lost_to_rounding: float = 1e-10  # gradient norm of a layer that moves no weight: also below Adam's usual epsilon
+    min_norms: int = 16  # minimum number of norms before an episode for a baseline, and of clipped ones to be regular
     layer_ends: float = 0.01  # share of the next layer's gradient norm below which gradients end in a layer
     clipped_share: float = 0.9  # minimum share of the steps before that were clipped
     shortened: float = 1.1  # ratio of a norm to the clipped norm above which clipping mattered, ...

@@ -33,15 +33,13 @@ from mlflow_stability.vocabulary.result import (
 
 @dataclass(frozen=True, slots=True)
 class InsideLimits:
-    same_weights: float = 0.1
-    """Share up to which a change of the weight norm leaves weights the same, so that codes collapsed first."""
+    same_weights: float = 0.1  # share up to which a weight norm counts as unchanged, so that codes collapsed first
     bits_used: float = 0.3  # share of bits that were ever on below which sparse codes have collapsed, ...
     bits_left: float = 0.5  # ... and share of its first value below which it must be
     adam_rms: float = 2.3  # AdamW RMS above which a loss spike follows in 1 to 8 steps (arXiv:2304.13013, figure 9)
     router_logit: float = 40.0  # router logit above which one expert is certain, ...
     router_floor: float = 20.0  # ... and above which it is if it has grown ten times
-    router_entropy: float = 0.6
-    """Share of the maximum entropy of the experts' shares below which a router has collapsed, ..."""
+    router_entropy: float = 0.6  # share of the maximum entropy of experts' shares below which a router collapsed, ...
     router_left: float = 0.7  # ... and share of its first value below which it must be
     more_units: float = 0.2  # minimum rise of the share of dead or saturated units since the start
     always_dead: float = 0.95  # minimum share of units that are dead in all measurements for a layer to pass nothing on
@@ -64,8 +62,7 @@ class Sign:
     extent: Callable[[float, float], float]  # how far it changed, to name the worst layer
     certainty: str = "likely"
     before_only: bool = False  # whether a value at the first step of the episode is an effect of it and does not count
-    needs_changed_weights: bool = False
-    """Whether a divergence has this effect only through the weights: if they are the same, the sign came first."""
+    needs_changed_weights: bool = False  # whether a divergence does this only through the weights; else it came later
     by_head: bool = False  # whether single heads do this by design, so that half of the heads of a layer must show it
 
 

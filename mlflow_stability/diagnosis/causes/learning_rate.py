@@ -39,8 +39,7 @@ class RateLimits:
     across_resume: float = 1.5  # minimum ratio of a learning rate to that before a resume to be a jump
     high_for_adam: float = 0.01  # optimizers of the Adam family rarely tolerate a higher learning rate
     high: float = 0.1  # unknown optimizers rarely tolerate a higher learning rate
-    far_too_high: float = 10.0
-    """Factor on what an optimizer tolerates above which a learning rate is too high whatever the schedule."""
+    far_too_high: float = 10.0  # factor on the rate that an optimizer tolerates that is too high with any schedule
     above_default: float = 10.0  # factor on its default learning rate that a known optimizer tolerates
     usual_momentum: float = 0.9
     """Momentum of SGD that these rates are for. A constant gradient moves a weight by 1 / (1 - momentum) times the
@@ -52,16 +51,14 @@ class RateLimits:
     low_share: float = 0.5  # minimum share of the run at such a rate for it to be the reason
     constant: float = 0.001  # share of its change just before up to which a learning rate is constant
     risen: float = 1.05  # minimum ratio of a learning rate to the start of its rise for the rise to be a reason
-    tolerated_later: float = 1.4
-    """A learning rate that later rose by this factor while the training went well was not too high."""
+    tolerated_later: float = 1.4  # a rate that later rose by this factor in a training that went well was not too high
     recent_points: int = 100  # number of points before an episode whose learning rate is compared with all before them
     raised: float = 2.0  # minimum factor on the highest learning rate before them
     tolerated: float = 0.95  # minimum share of the present learning rate at which an earlier one was as high
     learned: float = 0.9  # share of its first value to which a loss must fall to have learned
     min_losses: int = 16  # minimum number of losses at a learning rate that show whether it was tolerated
     ends: int = 5  # number of points at either end whose median is compared
-    in_rise: float = 0.25
-    """Share of the way from its baseline to its value when found above which a loss is part of a rise."""
+    in_rise: float = 0.25  # share of the way from its baseline to its value when found of a loss that is part of a rise
 
 
 LIMITS = RateLimits()
@@ -75,8 +72,7 @@ class Tolerance:
     optimizer: str  # as in sentences: ``SGD with momentum 0.99``
     rate: float
     far_too_high: float  # above this it is too high whatever the schedule
-    memory: float = 0.0
-    """Over how many steps unusual momentum adds up gradients; a loss that fell for fewer shows nothing."""
+    memory: float = 0.0  # number of steps whose gradients momentum adds up; a loss that fell for fewer shows nothing
 
 
 def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
@@ -435,5 +431,4 @@ CHECKS = (
     Check(rate_too_high_check, {Symptom.STUCK: 40}, frozenset({"learning_rate_too_high", "no_warm_up"})),
 )
 
-RATE_CAUSES = frozenset(cause.name for cause in CAUSES)
-"""Causes that a lower or a longer warmed-up learning rate helps against."""
+RATE_CAUSES = frozenset(cause.name for cause in CAUSES)  # causes that a lower, or longer warmed up, rate helps against

@@ -50,8 +50,7 @@ class ScaleLimits:
 
 
 ORIGIN_LIMITS, LIMITS = OriginLimits(), ScaleLimits()
-FP16_LARGEST = 65504.0
-"""The largest number of fp16."""
+FP16_LARGEST = 65504.0  # the largest number of fp16
 TOO_LARGE_FOR_FP16 = (Remedy(Action.STANDARDISE_INPUTS), Remedy(Action.TRAIN_IN_BF16))
 AGAINST_LOGARITHM = (Remedy(Action.KEEP_LOGARITHM_ABOVE_ZERO), Remedy(Action.USE_LOG_SOFTMAX))
 CAUSE_BY_SOURCE = {

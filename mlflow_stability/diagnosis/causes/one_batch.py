@@ -36,21 +36,18 @@ class BatchLimits:
     jump: float = 10.0  # factor on the range of the last points above which no usual update explains a rise
     in_a_row: int = 8  # maximum number of bad batches in a row
     afterwards: int = 3  # number of steps after a skipped one that must be normal to rule out the weights
-    normal_range: float = 2.0
-    """Factor on the range of the last points within which the losses of these steps are normal."""
+    normal_range: float = 2.0  # factor on the range of the last points within which losses of these steps are normal
     same_number: float = 1e-06  # relative difference up to which losses are the same number but for rounding
     returns: int = 3  # minimum number of times that a batch returns, ...
     as_high: float = 0.5  # ... each rising by this share of the highest loss near, ...
     between: float = 0.1  # ... with nearly no other loss that rises by this share of it, ...
     rare: float = 0.1  # ... and at most this share of all losses
-    no_exception: float = 0.25
-    """Share of its rise that values before must reach, `returns` times, for a value to be no exception."""
+    no_exception: float = 0.25  # share of its rise that values before must reach, `returns` times, if it is usual
     searched: int = 48  # maximum number of points between a jump and the divergence that is found
     deviations: float = 6.0  # minimum rise of a jump in σ of the losses before
     stay_above: int = 4  # number of losses from the jump on whose median must stay above the range before
     after: int = 8  # number of losses after the jump that are compared with it, ...
-    built_up: float = 3.0
-    """... and at most this multiple of it: a training that diverges by its own steps multiplies its loss."""
+    built_up: float = 3.0  # ... and at most this multiple of it: a training that diverges multiplies its loss
     shrunk: float = 0.7  # share of the weight norm of the measurement before below which the weights were decayed away
     faded: float = 0.35
     """Minimum share of the jump of the median of the next `stay_above` losses: the step on a bad batch leaves less."""

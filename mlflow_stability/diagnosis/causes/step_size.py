@@ -31,8 +31,7 @@ class StepLimits:
     most_raised: float = 1000.0  # by how many times a learning rate is raised at most
     usual_first: float = 0.01  # size up to which the first updates of a training are normal
     usual_later: float = 0.003  # size up to which updates of a transformer that learns well are normal
-    first_points: int = 32
-    """Number of points, or a twentieth of the run, within which an episode begins in the first steps."""
+    first_points: int = 32  # number of points, or a twentieth of the run, that are the first steps of an episode
     left_start: float = 3.0  # ratio of a loss to its first value above which updates follow from the rise
     learned: float = 0.8  # share of its first value below which a loss tolerated the updates until then
     first_steps: int = 4  # number of steps whose updates are first ones
@@ -44,8 +43,7 @@ class StepLimits:
 
 
 LIMITS = StepLimits()
-KINDS_OF_LARGE_STEPS = ("update_ratio_high", "weight_spike")
-"""Large steps do not explain a finding of large steps."""
+KINDS_OF_LARGE_STEPS = ("update_ratio_high", "weight_spike")  # large steps do not explain a finding of large steps
 
 
 def step_size_check(context: EpisodeContext) -> CheckResult | None:

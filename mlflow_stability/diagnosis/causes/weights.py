@@ -27,12 +27,10 @@ class WeightLimits:
     nearly_frozen: float = 0.99  # ... and probably is
     jumped: float = 3.0  # minimum ratio of a weight norm to that of the measurement before, ...
     beyond: float = 10.0  # ... and minimum ratio of its change to what the optimizer can do
-    adam_step: float = 10.0
-    """Maximum number of learning rates that Adam moves a parameter in one step, at usual betas: 7.3 at the defaults."""
+    adam_step: float = 10.0  # maximum number of rates that Adam moves a parameter in a step, at usual betas: 7.3
     shown_steps: int = 6  # maximum number of steps that are listed
     in_a_row: int = 3  # number of broken batches in a row that are not bad batches
-    term_grown: float = 2.0
-    """Minimum factor on the weight of a term of the loss before an episode for it to be the cause."""
+    term_grown: float = 2.0  # minimum factor on the weight of a term of the loss before an episode that it caused
 
 
 LIMITS = WeightLimits()

@@ -323,8 +323,7 @@ class Checklist:
     kind: str  # the type of finding it is for; empty for the general one
     items: tuple[ChecklistItem, ...]
     decisions: tuple[Decision, ...]  # of a run, the one that applies; else all, each with its condition
-    note: str = ""
-    """What to know of it: that this type has no checklist of its own, or that the run has no such finding."""
+    note: str = ""  # what to know of it: this type has no checklist of its own, or the run has no such finding
 
 
 def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: Diagnosis | None = None) -> Checklist:

@@ -33,11 +33,9 @@ from mlflow_stability.vocabulary.text.phrases import capitalised
 class AssociationConfig:
     min_runs: int = 10  # runs below which nothing is tested
     max_p: float = 0.01  # p-value over runs, after Holm's correction, below which a parameter is named
-    max_p_of_settings: float = 0.04
-    """The same where each setting counts once: the false positive rate, however alike repetitions are."""
+    max_p_of_settings: float = 0.04  # the same where each setting counts once, however alike repetitions are
     max_named: int = 4
-    similar_shares: float = 0.1
-    """If the shares of unstable runs differ by less than this, the median start of trouble is given too."""
+    similar_shares: float = 0.1  # shares of unstable runs that differ less have the median start of trouble beside them
     min_correlation: float = 0.9  # rank correlation of two numbers above which a warning is given
     max_warnings: int = 5
 
@@ -50,8 +48,7 @@ class AssociationResult:
     associations: tuple[Association, ...] = ()
     features: tuple[Feature, ...] = ()  # of the judged runs
     judged: tuple[RunCard, ...] = ()  # the runs whose stability was judged
-    undecided: bool = False
-    """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
+    undecided: bool = False  # whether too few runs or settings keep a parameter from being named; see `cannot_tell`
     warnings: tuple[str, ...] = ()
     cannot_tell: tuple[str, ...] = ()
 

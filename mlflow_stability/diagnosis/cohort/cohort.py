@@ -20,8 +20,7 @@ from mlflow_stability.vocabulary.result import Cohort, ParamPlot, RunCard, SeedG
 from mlflow_stability.vocabulary.text.phrases import counted
 
 MIN_RATES = 3
-MAX_RATES, RUNS_PER_BIN = 10, 5
-"""Of runs that differ in more than the rate."""
+MAX_RATES, RUNS_PER_BIN = 10, 5  # of runs that differ in more than the rate
 MEASURED = "the highest learning rate that was measured"
 _RATE = re.compile(
     r"(?:^|[._/ -])(?:(?:base|max|peak|init(?:ial)?)_?)?(?:lr|learning_?rate)(?:_?(?:max|peak|init))?$", re.I

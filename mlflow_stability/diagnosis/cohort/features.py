@@ -20,11 +20,9 @@ from mlflow_stability.vocabulary.text.phrases import some_of
 
 MIN_NUMBERS = 3  # a parameter with fewer different numbers is read as levels
 MOST_LEVELS = 10
-MAX_SENTENCES, MAX_NAMES = 2, 6
-"""About parameters that are left out."""
+MAX_SENTENCES, MAX_NAMES = 2, 6  # about parameters that are left out
 NOT_SET = "not set"
-MIN_SIDE = 3
-"""Runs on either side of a split."""
+MIN_SIDE = 3  # runs on either side of a split
 MOST_LIMITS = 200  # limits of a number that are tried
 
 

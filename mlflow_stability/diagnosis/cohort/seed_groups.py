@@ -39,8 +39,7 @@ class SeedGroupConfig:
     max_values_at_once: int = 2_000_000
     max_values: int = 40_000_000  # values that are permuted at most; very many runs are permuted less often
     seed: int = 20211
-    min_length: float = 0.9
-    """A run without trouble that is shorter than this share of the longest of its group was stopped early."""
+    min_length: float = 0.9  # share of the longest run of a group below which a run without trouble was stopped early
 
 
 CONFIG = SeedGroupConfig()

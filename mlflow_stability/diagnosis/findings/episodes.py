@@ -37,8 +37,7 @@ RETURN_POINTS = 3  # consecutive points below the limit after which a curve is b
 NON_FINITE = ("nan_detected", "inf_detected")
 REMARKS = frozenset({"model_lint", "not_measured", "configuration_changed", "give_up"})
 """Kinds whose facts differ in subject, so that several at one step stay several."""
-RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})
-"""Kinds that end when the curve is back where it was."""
+RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})  # these end when the curve is back where it was
 
 
 def episodes_of(

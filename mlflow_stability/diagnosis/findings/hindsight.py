@@ -32,15 +32,13 @@ SHORT_SPIKE_POINTS = 3  # a spike of more points is no chance of a single batch
 RIPPLE_SHARE = 0.10  # a rise by less than this share that passed is a ripple
 RIPPLE_SHARE_BELOW = 0.25  # so is one by less than this, if the loss ended below where it had risen from
 MIN_RIPPLES = 3  # from this number on, ripples are one finding
-LAST_RIPPLE_FACTOR = 1.5
-"""A rise at the end that is at most this many times as large as the ripples before it is one of them."""
+LAST_RIPPLE_FACTOR = 1.5  # maximum ratio of a last rise to the ripples before it for it to be one of them
 RECOVERED_SHARE = 0.5  # a loss that lost this share of its rise again, in nats, is on its way down
 KINDS_OF_RANGE_TESTS = ("gradient_explosion", "update_ratio_high")
 """What a learning-rate range test brings about before it ends."""
 MANY_STARTS = 8  # minimum number of trainings in a log for findings of few of them to be left to chance
 USUAL_SHARE = 0.25  # a kind of finding is usual from this share of the trainings on
-JUMP_LEVELS = 10
-"""A loss whose maximum is within this many levels of the rise, of about a hundred, jumped and has fallen since."""
+JUMP_LEVELS = 10  # maximum number of levels, of about a hundred, from a rise to the maximum of a loss that jumped
 
 
 def in_hindsight(

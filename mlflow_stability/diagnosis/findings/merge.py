@@ -22,8 +22,7 @@ from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakF
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement, Text
 
 NEAR_SHARE = 0.02  # findings that begin within this share of the run from each other are about the same trouble
-REPEATED_STEPS = StepSkipped().of_steps
-"""What comes again within this number of steps is the same trouble, as the detector of skipped steps counts it."""
+REPEATED_STEPS = StepSkipped().of_steps  # what comes again within these steps is the same trouble, as for its detector
 HELD_STEPS = 2  # what was done about a trouble, or found of it, is reported at most this number of steps away
 OF_SWING = ("loss_spike", "divergence", "oscillation", "plateau")  # what the swing of a periodic loss may look like
 SWING_ROOM = 1.25  # how far, as a factor, a value that belongs to the swing may lie above its 90th percentile

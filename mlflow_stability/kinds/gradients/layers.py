@@ -292,8 +292,7 @@ class WeightImbalanceFacts(ImbalanceFacts):
 @dataclass(slots=True)
 class GradientImbalanceState:
     round: LayerRound = field(default_factory=LayerRound)
-    small: dict[str, int] = field(default_factory=dict)
-    """Number of measurements in a row with a gradient that is too small, by layer."""
+    small: dict[str, int] = field(default_factory=dict)  # number of measurements with too small a gradient, by layer
     is_found: bool = False
     progress: Progress = field(default_factory=Progress)
 

@@ -12,8 +12,7 @@ from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector, Str
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy, Severity
 
-FIRST_STEPS = 10
-"""Last step of a first measurement that shows initial weights: units that are dead since then died of no update."""
+FIRST_STEPS = 10  # last step of a first measurement of initial weights: units dead since then died of no update
 
 
 @dataclass(frozen=True, slots=True)

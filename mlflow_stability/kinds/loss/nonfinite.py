@@ -35,8 +35,7 @@ class NonFiniteFacts(Facts):
     last_step: int | None = None  # the step of the last of several
     finite_afterwards: bool | None = None
     """Whether finite values follow; None where the log ends with the only value, and while the training runs."""
-    loss_step: int | None = None
-    """Of a gradient norm: the first step at which the loss is not finite, too; None where it stays finite."""
+    loss_step: int | None = None  # of a gradient norm: the first step at which the loss is not finite, too
 
     def numbers(self) -> dict[str, float]:
         if self.count is None:

@@ -88,8 +88,7 @@ class LearningRateJumpState:
     watched: JumpInWarmUp | None = None
 
 
-TURNS_SHARE = 0.25
-"""Minimum share of the changes of a rate that goes up and down which go the other way than the change before."""
+TURNS_SHARE = 0.25  # minimum share of changes that go the other way than the one before, of a cyclic rate
 FEWEST_TURNS = 6  # minimum number of these
 
 

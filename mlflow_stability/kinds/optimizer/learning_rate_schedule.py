@@ -53,8 +53,7 @@ class GroupRate:
     smallest: float = math.inf  # the smallest rate above zero
     last_decimal: int = 0  # the place of the last digit of any rate above zero: -6 of 0.000125
     changes: int = 0
-    is_held: bool = False
-    """Whether the smallest rate stayed for several steps: a schedule that reaches zero in equal steps does not."""
+    is_held: bool = False  # whether the smallest rate stayed for several steps, unlike one that falls evenly to zero
 
     def note(self, rate: float) -> None:
         if rate > 0 and rate == self.last:

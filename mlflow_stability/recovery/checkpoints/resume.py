@@ -76,8 +76,7 @@ class Resumed:
     step: int  # the last step that the restored state has seen
     loss: float
     folder: Path
-    messages: tuple[str, ...]
-    """What the user should know: damaged checkpoints that were passed over, parts that were not restored."""
+    messages: tuple[str, ...]  # for the user: damaged checkpoints that were passed over, parts that were not restored
 
 
 @check_arguments

@@ -119,8 +119,7 @@ ENDLESS = frozenset({"cosh", "exp", "exp2", "expm1", "linalg_vector_norm", "norm
 """Finite for every finite number, so infinite only by overflow."""
 DIVIDING = frozenset({"addcdiv", "div", "divide", "true_divide"})
 POLES = BREAKING - ENDLESS - DIVIDING - {"pow"}  # infinite or undefined at some finite number
-HIGHEST_POWER = 4
-"""Values whose power of this much is finite did not overflow."""
+HIGHEST_POWER = 4  # values whose power of this much is finite did not overflow
 
 
 def overflowed(origin: NanOrigin) -> bool:

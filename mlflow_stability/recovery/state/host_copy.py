@@ -27,8 +27,7 @@ from mlflow_stability.probes.hooks import torch_api
 
 _Key = tuple[Any, ...]
 _Pair = tuple[Tensor, Tensor]  # source and target
-SMALLEST_STAGED = 2**20
-"""Bytes; less is copied faster than a second stream is started."""
+SMALLEST_STAGED = 2**20  # bytes; less is copied faster than a second stream is started
 WITH_STREAMS = frozenset({"cuda", "xpu"})
 
 

@@ -37,8 +37,7 @@ class RestoreChoice:
     schedule: bool = False
     scaler: bool = True  # the loss scale; its growth settings are restored with the hyper-parameters
     rng: bool = False  # random number generators
-    restart_averages: bool = False
-    """An `AveragedModel` that the state does not have restarts from its weights; False leaves it as it is."""
+    restart_averages: bool = False  # whether an `AveragedModel` that the state lacks restarts from its weights
 
 
 EVERYTHING = RestoreChoice(hyper_parameters=True, schedule=True, scaler=True, rng=True)

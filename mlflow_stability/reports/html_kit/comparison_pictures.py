@@ -24,8 +24,7 @@ MAX_BANDS = 2  # more confidence bands than this hide each other
 DOTS_MARGIN = 4.0  # percent that stay free at each edge, so that no dot is cut
 LETTERS = 32  # letters that fit beneath a picture of dots
 MIN_LETTERS = 5  # where a word would have fewer, every second, third, ... word is left out.
-MAX_SPREAD_VALUES = 12
-"""Dots of at most this many different values are spread a little, so that they do not hide each other."""
+MAX_SPREAD_VALUES = 12  # dots of at most this many different values are spread, so that none hides another
 _GOLDEN = 0.6180339887
 
 _Curve = tuple[NDArray[np.float64], NDArray[np.float64]]

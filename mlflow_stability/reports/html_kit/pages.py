@@ -105,11 +105,9 @@ def _escaped(value: object) -> object:
 
 
 MARGIN_SHARE = 0.04  # share of the height that stays free above and below the curve
-MIN_BAND_PERCENT = 0.4
-"""Percent of the width that a band takes at least, so that a finding of one step is visible."""
+MIN_BAND_PERCENT = 0.4  # minimum width of a band, in percent, so that a finding of one step is visible
 NUMBER_PERCENT = 6.0  # percent of the width that the number of a finding takes on the narrowest of screens
-MAX_NUMBER_ROWS = 4
-"""Rows of numbers above the curve; a finding that has no room in them is a band without a number."""
+MAX_NUMBER_ROWS = 4  # rows of numbers above the curve; a finding without room there has no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +116,7 @@ class Band:
     episode: Finding
     left: float
     width: float
-    row: int | None
-    """The row of its number, counted from 0, so that neighbours do not cover each other; None: no number."""
+    row: int | None  # the row of its number, from 0, so that neighbours do not cover each other; None: no number
 
 
 @dataclass(frozen=True, slots=True)

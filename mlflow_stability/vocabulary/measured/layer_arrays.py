@@ -30,11 +30,9 @@ class LayerTable:
     what: str  # ``gradient`` or ``weight``
     layers: tuple[str, ...]
     statistics: NDArray[np.float64]  # a column for each of `STATISTICS`
-    percentiles: NDArray[np.float64]
-    """A column for each of `PERCENTILES`; no columns where only the statistics were measured."""
+    percentiles: NDArray[np.float64]  # a column for each of `PERCENTILES`; none where only statistics were measured
     edges: NDArray[np.float64]  # edges of the bins of each layer's histogram: one column more than `counts`, or none
-    counts: NDArray[np.int64]
-    """Number of values in each bin. The first and the last bin also hold the values beyond them."""
+    counts: NDArray[np.int64]  # number of values in each bin; the first and the last also hold those beyond them
 
     @property
     def has_histograms(self) -> bool:
@@ -73,8 +71,7 @@ class ShapeLimits:
     max_tail_ratio: float = 7.0
     """Heavy-tailed: p99 - p1 exceeds this multiple of the interquartile range. Normal: 3.4, Laplace: 5.6, Student's t
     with two degrees of freedom: 8.5."""
-    max_shift: float = 1.0
-    """Shifted: the median is more than this many standard deviations from zero, estimated from the quartiles."""
+    max_shift: float = 1.0  # shifted: the median is more than this many standard deviations, by quartiles, from zero
     min_peak_share: float = 0.1  # Multi-modal: each of two peaks holds at least this share of the values, ...
     max_valley_share: float = 0.7  # ... the valley between them is lower than this share of the lower peak, ...
     min_valley_sigmas: float = 4.0  # ... by more than this many standard deviations of the counts

@@ -17,10 +17,8 @@ QUANTITY_TITLES = {
     "attention_entropy": "Attention entropy by head",
 }
 """What two runs are compared in."""
-Cells = NDArray[np.float32]
-"""By layer and column: infinite where a value was not finite, NaN where nothing was measured."""
-COLOUR_PERCENTILES = (1.0, 99.0)
-"""Percentiles at which colours end, so that one exploding layer does not make all others look alike."""
+Cells = NDArray[np.float32]  # by layer and column: infinite where a value was not finite, NaN where none was measured
+COLOUR_PERCENTILES = (1.0, 99.0)  # percentiles at which colours end, so that an exploding layer leaves others distinct
 MIN_DECADES = 0.5  # smallest range of logarithmic colours, in powers of ten
 EVERYWHERE = (-(2**63) + 1, 2**63 - 1)  # span of a run whose first and last step are unknown
 OUTSIDE = "outside of the run"  # legend of cells before the first step of a run or after its last
@@ -75,8 +73,7 @@ class LayerComparison:
     aligned: bool  # Whether zero is an onset; False: no run had trouble, and columns count from step 0.
     first: Cells
     second: Cells
-    smallest: bool = False
-    """Whether a cell holds the smallest value of its steps, as for an entropy, which collapses; else the largest."""
+    smallest: bool = False  # whether a cell holds the smallest value of its steps, as for an entropy; else the largest
     farthest: LargestGap | None = None  # None where no cell is finite in both
     broken: tuple[FirstNonFinite | None, FirstNonFinite | None] = (None, None)
     """For each run where it was first not finite; None where it always was finite."""

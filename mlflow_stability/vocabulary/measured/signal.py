@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-UNCLIPPED = "no clipping seen"
-"""Value of the fact about the gradient norm: no gradients were clipped before any optimizer step."""
+UNCLIPPED = "no clipping seen"  # value of the fact about the gradient norm: no clipping before any optimizer step
 TRACK = "track_"  # prefix of the places of trainings beside the main one
 
 
@@ -41,8 +40,7 @@ class Signal:
 
 MAX_LAYOUTS = 1024  # A training has a handful of layouts. Beyond this number they are forgotten, and get new objects.
 
-LAYOUTS: dict[tuple[int, ...], tuple[Signal, ...]] = {}
-"""Tuples that `shared_layout` returned, by the ids of the signals in them."""
+LAYOUTS: dict[tuple[int, ...], tuple[Signal, ...]] = {}  # results of `shared_layout`, by the ids of the signals
 
 
 def shared_layout(signals: Sequence[Signal]) -> tuple[Signal, ...]:

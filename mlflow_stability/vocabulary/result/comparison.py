@@ -60,8 +60,7 @@ class Sensitivity:
     unstable: tuple[float, ...]  # for each the share of runs that were unstable
     runs: tuple[int, ...]
     best_rate: float
-    highest_stable: float | None
-    """The highest rate up to which no run was unstable; None where even the lowest has one."""
+    highest_stable: float | None  # the highest rate up to which no run was unstable; None where the lowest had one
     sensitivity: float  # mean over rates of the loss above the best one (arXiv:2309.14322, section 2.2)
 
 
@@ -73,8 +72,7 @@ class Association:
     statement: str  # the association in words, with counts
     p_value: float  # corrected for many tests
     correlation: float | None = None  # Spearman's, for a number
-    given: tuple[str, ...] = ()
-    """Parameters that were held constant: the association is among runs that are equal in these."""
+    given: tuple[str, ...] = ()  # parameters that were held constant: the runs that are compared are alike in these
     split: float | None = None  # the value that separates its runs best, for a number
 
 
@@ -102,8 +100,7 @@ class Cohort:
     associations: tuple[Association, ...] = ()
     plots: tuple[ParamPlot, ...] = ()
     tested: tuple[str, ...] = ()  # the parameters that were tested
-    undecided: bool = False
-    """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
+    undecided: bool = False  # whether too few runs or settings keep a parameter from being named; see `cannot_tell`
     confounded: tuple[str, ...] = ()  # warnings about parameters that move together
     cannot_tell: tuple[str, ...] = ()  # what could not be determined, and why: mostly too few runs
 
@@ -141,11 +138,9 @@ class FirstDifference:
     metric: str  # the metric that is compared; empty where they have none in common
     common: int = 0  # number of steps with a value in both
     same_seed: bool | None = None  # Whether both name the same seed; None where one names none.
-    identical_until: int | None = None
-    """The last step up to which every value is identical; None where not even the first few are."""
+    identical_until: int | None = None  # the last step up to which all values are identical; None without any
     differs_at: int | None = None  # The first step at which they differ at all; None where they never do.
-    parts_at: int | None = None
-    """The first step at which they differ by more than their noise; None where they never do."""
+    parts_at: int | None = None  # the first step at which they differ by more than noise; None where they never do
     gap: float | None = None  # share by which the second is above the first, from there to the last compared step
     meets_at: int | None = None  # where they meet again, if they are together at the end
     sentence: str = ""  # the same in words

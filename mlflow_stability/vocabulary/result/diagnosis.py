@@ -44,8 +44,7 @@ class AskedCurves:
 class JudgedCurves:
     """The curves that a diagnosis was made from."""
 
-    losses: tuple[str, ...] = ()
-    """The main one first; several where several models train, or several losses follow one another."""
+    losses: tuple[str, ...] = ()  # the main one first; several where several models train, or one loss follows another
     validations: tuple[str, ...] = ()
     others: int = 0  # how many other curves the run has, without clocks, counters and the layers of a recorded run
     reasons: tuple[str, ...] = ()  # why these, where the names alone do not decide
@@ -69,8 +68,7 @@ class CurveReading:
     best: float
     best_step: int
     trend: str = ""  # ``strong``, ``steady``, ``marginal``, ``flat``, ``rising``
-    change: float | None = None
-    """From the first level to the last, as a share of the first: -0.62 is a loss that lost 62 %."""
+    change: float | None = None  # from the first level to the last, as a share: -0.62 is a loss that lost 62 %
     first_level: float | None = None  # median of the first tenth, or of the part of it before the curve left that level
     last_level: float | None = None  # median of the last tenth
     stability: str = ""  # ``smooth``, ``noisy``, ``very noisy``

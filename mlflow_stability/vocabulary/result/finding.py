@@ -40,8 +40,7 @@ class Cause:
     name: str  # a word for programs: ``learning_rate_too_high``, ``bad_batch``, ``overflow``
     statement: str  # a sentence for people, with numbers
     evidence: tuple[str, ...] = ()  # what speaks for it, each with numbers
-    ruled_out: tuple[str, ...] = ()
-    """What was shown not to be it, and how: "learning rate: constant at 3e-4, the loss fell at it"."""
+    ruled_out: tuple[str, ...] = ()  # what was shown not to be it, and how: "learning rate: constant at 3e-4, it fell"
     not_checked: tuple[str, ...] = ()  # what may be it all the same, for want of data: "gradient norm: not logged"
     certainty: str = "likely"
     """``certain``: seen directly; ``likely``: what came before it points there, and what would look the same was ruled

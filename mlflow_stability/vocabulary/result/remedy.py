@@ -14,8 +14,7 @@ from mlflow_stability.vocabulary.result.topic import Topic
 
 Amount: TypeAlias = float | tuple[float, float]  # a number, or the ends of a range
 SMALLEST_CLIPPING_NORM = 1e-6  # a smaller usual norm is that of a training with nothing left to learn
-CLEARLY_ABOVE_USUAL = 2.0
-"""Minimum ratio of the norm that exploded to the usual one for a clipping threshold between them."""
+CLEARLY_ABOVE_USUAL = 2.0  # minimum ratio of an exploded norm to the usual one for a clipping threshold between
 
 
 @dataclass(frozen=True, slots=True)

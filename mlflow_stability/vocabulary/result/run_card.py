@@ -53,19 +53,15 @@ class RunCard:
     severity: Severity = Severity.INFO
     cause: str = ""  # name of the cause of the outcome; empty where it is unknown
     cause_statement: str = ""  # the same in a sentence
-    cause_explains: str = ""
-    """The finding that the cause explains, where that is not the first one: ``the NaN at step 600``."""
+    cause_explains: str = ""  # the finding that the cause explains, unless it is the first: ``the NaN at step 600``
     ended: str = ""  # how its process ended; empty where that is unknown
     first_step: int | None = None
     last_step: int | None = None
     every: int = 1  # distance in steps between the values of its loss
     marks: tuple[Mark, ...] = ()  # its episodes in order of time, INFO included
-    onset: int | None = None
-    """First step of the first episode above INFO that is about the training, not about its process."""
-    divergence: int | None = None
-    """First step of the trouble from which it never recovered; None for a run that was not lost."""
-    spikes_in_divergence: tuple[int, ...] = ()
-    """Steps of loss spikes that are part of a divergence, not episodes of their own."""
+    onset: int | None = None  # first step of the first episode above INFO that is about the training, not its process
+    divergence: int | None = None  # first step of the trouble from which it never recovered; None if it was not lost
+    spikes_in_divergence: tuple[int, ...] = ()  # steps of loss spikes that are no episodes of their own
     rolled_back: int = 0  # number of steps that rollbacks undid
     skipped: int = 0  # number of skipped steps
     loss: str = ""  # the metric of its curve, first, final and best loss
@@ -78,8 +74,7 @@ class RunCard:
     spike_score: float | None = None
     """Share of losses 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
     steps_per_second: float | None = None
-    overhead: float | None = None
-    """Share of the training's time spent by this package; None for runs that were not recorded."""
+    overhead: float | None = None  # share of the training's time spent by this package; None if it was not recorded
     peak_learning_rate: float | None = None  # highest measured learning rate of the first parameter group
     course: LossLevels | None = None
     sketch: Sketch | None = None  # its loss, small enough to plot

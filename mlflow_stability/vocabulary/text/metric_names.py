@@ -30,8 +30,7 @@ LIKEST = (
     "l_",
 )
 LOSS_LIKE = frozenset(LIKEST)  # what is optimised in a run that logs nothing called a loss, most likely first
-ERRORS = ("perplexity", "ppl", "error", "err")
-"""What falls with the loss, and replaces it where there is nothing else."""
+ERRORS = ("perplexity", "ppl", "error", "err")  # what falls with the loss, and replaces it where it is missing
 NOT_THE_LOSS = word_set(
     "scale scaler scaling weight weights coef coeff coefs coefficient factor multiplier std stdev var variance zscore "
     "trend slope threshold limit ratio count num best min max minimum maximum lowest highest delta diff gap change "
