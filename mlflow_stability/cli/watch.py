@@ -233,7 +233,13 @@ def command(
             state = next(states)
             present(lambda out: out.console.print(view(out, state, WINDOW_LINES)))
         elif result_console().is_terminal:
-            _show_live(states, interval)
+            console = result_console()
+            out = TerminalWriter(console, unicode=speaks_unicode(console))
+            with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+                for state in states:
+                    live.update(view(out, state, console.height), refresh=True)
+                    if not state.ended:
+                        time.sleep(interval)
         else:
             _print_lines(states, interval)
     except KeyboardInterrupt:  # the usual way to leave it
@@ -262,16 +268,6 @@ def _states(source: _Source, tracking_uri: str | None) -> Iterator[WatchedRun]:
         yield run
         if run.ended:
             return
-
-
-def _show_live(states: Iterator[WatchedRun], interval: float) -> None:
-    console = result_console()
-    out = TerminalWriter(console, unicode=speaks_unicode(console))
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        for run in states:
-            live.update(view(out, run, console.height), refresh=True)
-            if not run.ended:
-                time.sleep(interval)
 
 
 def _print_lines(states: Iterator[WatchedRun], interval: float) -> None:

@@ -103,7 +103,12 @@ class Baseline:
                 self._pressure -= 1
             self._admit(level, residual)
         else:
-            self._keep_out(level)
+            self._kept_out.append(level)
+            self._pressure += 1
+            if self._pressure >= READMIT_AFTER:
+                levels = list(self._kept_out)
+                self._forget()
+                self._admit_all(levels)
 
     def is_far_above(self, value: float, *, after_outliers: bool = False) -> bool:
         """Return whether a finite value belongs to a higher level, without taking it; after an outlier, if asked."""
@@ -187,14 +192,6 @@ class Baseline:
             insort(residuals, residual)
         if level <= 0.0 and not self.logarithmic:
             self._not_positive += 1
-
-    def _keep_out(self, level: float) -> None:
-        self._kept_out.append(level)
-        self._pressure += 1
-        if self._pressure >= READMIT_AFTER:
-            levels = list(self._kept_out)
-            self._forget()
-            self._admit_all(levels)
 
     def _level_of_differences(self, value: float) -> float:
         """Return the value itself, or its logarithm once all values of a full window are positive again."""

@@ -107,7 +107,13 @@ def attention_comparison(
     high = min(down, 2.6)
     beside = (total - _TOP - high) / total
     weight_bar(figure, ((starts[1] + _PANEL + 0.1) / WIDTH, beside, 0.13 / WIDTH, high / total), weights)
-    _difference_bar(figure, ((starts[2] + _PANEL + 0.1) / WIDTH, beside, 0.13 / WIDTH, high / total), differences)
+    bar = Colorbar(
+        figure.add_axes(((starts[2] + _PANEL + 0.1) / WIDTH, beside, 0.13 / WIDTH, high / total)),
+        ScalarMappable(differences, _DIFFERENCES),
+    )
+    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+    bar.outline.set_visible(False)
+    bar.ax.set_title("apart", fontsize=SMALL_SIZE, loc="left", y=1.0, pad=7)
     frame = figure.add_axes((0, 0, 1, 1), frameon=False, xticks=[], yticks=[])
     special_legend(frame, special, 0.988, 0.16 / total)
     place = (_LEFT / WIDTH, _BOTTOM / total, (WIDTH - _LEFT - 0.35) / WIDTH, _ENTROPY / total)
@@ -152,13 +158,6 @@ def _dress(axes: Axes, name: str, left: bool, lowest: bool) -> None:
         axis.set_tick_params(length=2 if labels else 0, labelbottom=labels, labelleft=labels, pad=2)
     if lowest:
         axes.set_xlabel("key position", labelpad=2)
-
-
-def _difference_bar(figure: Picture, place: tuple[float, float, float, float], scale: Normalize) -> None:
-    bar = Colorbar(figure.add_axes(place), ScalarMappable(scale, _DIFFERENCES))
-    bar.ax.yaxis.set_major_locator(MaxNLocator(5))
-    bar.outline.set_visible(False)
-    bar.ax.set_title("apart", fontsize=SMALL_SIZE, loc="left", y=1.0, pad=7)
 
 
 def _draw_entropy(axes: Axes, first: AttentionMap, second: AttentionMap, names: tuple[str, str]) -> None:

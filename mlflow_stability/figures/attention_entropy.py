@@ -102,7 +102,10 @@ def attention_entropy(layers: Sequence[LayerEntropy], title: str, name: str = ""
         number for number, most in ((1, 1), (2, 4), (3, 12), (4, 24), (6, MAX_LAYERS)) if len(layers) <= most
     )
     rows = max(1, -(-len(layers) // columns))
-    tall = (3.0 if columns == 1 else 1.7 if columns < 4 else 1.0) if as_lines else _tall(heads, columns)
+    tall = 3.0 if as_lines else min(4.0, max(1.2, heads * 0.16))
+    if columns > 1:
+        few, many = (1.7, 1.0) if as_lines else (1.5, 0.85)
+        tall = few if columns < 4 else many
     right = _RIGHT if as_lines else _RIGHT + _BAR
     wide = (WIDTH - _LEFT - right - (columns - 1) * _GAP) / columns
     total = _TOP + rows * (tall + _ABOVE) - _ABOVE + _BOTTOM
@@ -130,13 +133,14 @@ def attention_entropy(layers: Sequence[LayerEntropy], title: str, name: str = ""
     rows_name = "entropy" if as_lines else "head"
     figure.text(0.12 / WIDTH, middle, rows_name, rotation=90, ha="left", va="center", fontsize=TEXT_SIZE)
     if not as_lines:
-        _entropy_bar(figure, total, min(3.0, total - _TOP - _BOTTOM))
+        tall = min(3.0, total - _TOP - _BOTTOM)
+        place = ((WIDTH - 0.66) / WIDTH, 1 - (_TOP + tall) / total, 0.13 / WIDTH, tall / total)
+        bar = Colorbar(figure.add_axes(place), ScalarMappable(entropy_norm(), _COLOURS))
+        entropy_ticks(bar.ax, tall)
+        bar.ax.set_title("entropy", fontsize=SMALL_SIZE, loc="left", y=1.0, pad=7)
+        bar.outline.set_visible(False)
     _legend(figure, total, max(layers, key=lambda layer: len(layer.heads)).heads if as_lines else ())
     return figure
-
-
-def _tall(heads: int, columns: int) -> float:
-    return min(4.0, max(1.2, heads * 0.16)) if columns == 1 else 1.5 if columns < 4 else 0.85
 
 
 def _span(layers: Sequence[LayerEntropy]) -> tuple[int, int]:
@@ -203,14 +207,6 @@ def _draw_rows(axes: Axes, layer: LayerEntropy, left: bool) -> None:
 def _head_colour(head: int, heads: tuple[int, ...]) -> str:
     share = heads.index(head) / max(1, len(heads) - 1)
     return str(matplotlib.colors.to_hex(matplotlib.colormaps[_COLOURS](0.88 * share)))
-
-
-def _entropy_bar(figure: Picture, total: float, tall: float) -> None:
-    place = ((WIDTH - 0.66) / WIDTH, 1 - (_TOP + tall) / total, 0.13 / WIDTH, tall / total)
-    bar = Colorbar(figure.add_axes(place), ScalarMappable(entropy_norm(), _COLOURS))
-    entropy_ticks(bar.ax, tall)
-    bar.ax.set_title("entropy", fontsize=SMALL_SIZE, loc="left", y=1.0, pad=7)
-    bar.outline.set_visible(False)
 
 
 def _legend(figure: Picture, total: float, heads: tuple[int, ...]) -> None:

@@ -262,24 +262,20 @@ def _draw_line(axes: Axes, curve: Curve, colour: str) -> None:
         across, values = steps, low
     parted = np.flatnonzero(np.diff(curve.attempts) != 0) + 1
     per_step = len(across) // len(steps)
-    pale = _paler(colour) if is_noisy else colour
-    lone = _lone_points(steps, (low + high) / 2, curve)
+    red, green, blue = to_rgb(colour)
+    pale = (0.45 * red + 0.55, 0.45 * green + 0.55, 0.45 * blue + 0.55) if is_noisy else colour
+    middles = (low + high) / 2
+    finite = np.isfinite(middles)
+    linked = finite[1:] & finite[:-1] & (np.diff(curve.attempts) == 0)
+    lone = finite & ~np.r_[False, linked] & ~np.r_[linked, False]  # no line reaches them
     axes.plot(*_with_gaps(across, values, parted * per_step), color=pale, linewidth=1.0 if is_noisy else 1.6, zorder=2)
-    axes.plot(*lone, linestyle="none", marker="o", markersize=4, color=colour, zorder=3)
+    axes.plot(steps[lone], middles[lone], linestyle="none", marker="o", markersize=4, color=colour, zorder=3)
     if is_noisy:
         axes.plot(*_with_gaps(steps, _running_median(curve), parted), color=colour, linewidth=1.6, zorder=3)
 
 
 def _with_gaps(steps: Floats, values: Floats, parted: NDArray[np.int64]) -> tuple[Floats, Floats]:
     return np.insert(steps, parted, steps[parted]), np.insert(values, parted, np.nan)
-
-
-def _lone_points(steps: Floats, values: Floats, curve: Curve) -> tuple[Floats, Floats]:
-    """Points without a finite neighbour of the same attempt, which no line reaches."""
-    finite = np.isfinite(values)
-    linked = finite[1:] & finite[:-1] & (np.diff(curve.attempts) == 0)
-    lone = finite & ~np.r_[False, linked] & ~np.r_[linked, False]
-    return steps[lone], values[lone]
 
 
 def _running_median(curve: Curve) -> Floats:
@@ -292,11 +288,6 @@ def _running_median(curve: Curve) -> Floats:
             padded = np.pad(curve.mean[here], min(reach, len(here) - 1), mode="reflect")
             median[here] = np.median(sliding_window_view(padded, 2 * min(reach, len(here) - 1) + 1), axis=1)
     return median
-
-
-def _paler(colour: str) -> tuple[float, float, float]:
-    red, green, blue = to_rgb(colour)
-    return (0.45 * red + 0.55, 0.45 * green + 0.55, 0.45 * blue + 0.55)
 
 
 def _mark_nonfinite(axes: Axes, curves: list[Curve]) -> None:

@@ -105,7 +105,13 @@ def _answer(
     if target is None:
         if is_spent(policy, past, situation.step):
             return _give_up(policy, past, situation, trouble, hopeless=False)
-        return _leave_unanswered(policy, past, situation, trouble)
+        if trouble.nonfinite:
+            return _replace_broken_weights(policy, past, situation)
+        unanswered = past.unanswered + 1
+        final = unanswered > policy.max_rollbacks
+        reason = f"{trouble.reason} No good state from before step {trouble.onset} is available."
+        past = replace(past, unanswered=unanswered, gave_up=final)
+        return past, Decision("give_up", reason, trouble.onset, final=final)
     if why := why_no_better(trouble, target):
         return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, is_no_better=True)
     again = may_restore_again(past, situation, trouble)
@@ -182,19 +188,6 @@ def _give_up(
         if decision.action != "nothing":
             return after, decision
     return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, target=left, final=True)
-
-
-def _leave_unanswered(
-    policy: RollbackPolicy, past: RollbackHistory, situation: Situation, trouble: Trouble
-) -> tuple[RollbackHistory, Decision]:
-    """Handle trouble for which no state can be restored."""
-    if trouble.nonfinite:
-        return _replace_broken_weights(policy, past, situation)
-    unanswered = past.unanswered + 1
-    final = unanswered > policy.max_rollbacks
-    reason = f"{trouble.reason} No good state from before step {trouble.onset} is available."
-    past = replace(past, unanswered=unanswered, gave_up=final)
-    return past, Decision("give_up", reason, trouble.onset, final=final)
 
 
 def _replace_broken_weights(

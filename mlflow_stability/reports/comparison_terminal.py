@@ -66,7 +66,13 @@ def _show_table(
 ) -> None:
     """Show one table, or several beneath each other where there is no room for all columns."""
     widths = [max(len(title), *(row[column].cell_len for row in rows)) for column, title in enumerate(heads)]
-    for columns in _column_groups(widths, out.console.width):
+    room = out.console.width - min(widths[0], WANTED_NAME_WIDTH)
+    groups: list[list[int]] = [[]]  # the columns that share a table
+    for column in range(1, len(widths)):
+        if groups[-1] and sum(widths[place] + COLUMN_GAP for place in (*groups[-1], column)) > room:
+            groups.append([])
+        groups[-1].append(column)
+    for columns in groups:
         # The name gives way to the numbers.
         name_width = max(MIN_NAME_WIDTH, out.console.width - sum(widths[column] + COLUMN_GAP for column in columns))
         table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), header_style="dim")
@@ -82,17 +88,6 @@ def _show_table(
         out.console.print(table)
     if between:
         out.console.print(out.text(f"{counted(between, 'more run')}; --verbose shows them", "dim"))
-
-
-def _column_groups(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The columns that share one table beside the name."""
-    name_width = min(widths[0], WANTED_NAME_WIDTH)
-    groups: list[list[int]] = [[]]
-    for column in range(1, len(widths)):
-        if groups[-1] and name_width + sum(widths[place] + COLUMN_GAP for place in (*groups[-1], column)) > room:
-            groups.append([])
-        groups[-1].append(column)
-    return groups
 
 
 def _shortened(name: Text, width: int, unicode: bool) -> Text:

@@ -105,7 +105,12 @@ def _show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
     shown = _shown(out, run)
     _show_lead(out, run)
     out.section(run.summary.title, _facts(out, run))
-    _show_curves(out, diagnosis, [(number, row.episode) for number, row in shown])
+    decisive = next((finding.metric for finding in diagnosis.findings if finding.severity > Severity.INFO), "")
+    for place, curve in enumerate(drawn_curves(diagnosis)):
+        if place == 0 or out.verbose or curve.metric == decisive:
+            rows = [(number, row.episode) for number, row in shown]
+            marked = [(number, finding) for number, finding in rows if place == 0 or finding.metric == curve.metric]
+            _show_curve(out, curve, diagnosis.unit, marked)
     out.section("Findings", _findings(out, run, shown))
     for section in run.after_findings:
         if section is not run.curves:
@@ -136,15 +141,6 @@ def _facts(out: TerminalWriter, run: RunSections) -> Iterator[_Row]:
         first, last, best, shape, figures = row.cells
         parts = [f"{first} -> {last}, best {best}", shape, figures if out.verbose else ""]
         yield out.text(row.label, "dim"), out.text("; ".join(filter(None, parts)))
-
-
-def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: Sequence[tuple[int, Finding]]) -> None:
-    """Show the first curve with every mark, and that of the first bad finding; with --verbose all others."""
-    decisive = next((finding.metric for finding in diagnosis.findings if finding.severity > Severity.INFO), "")
-    for place, curve in enumerate(drawn_curves(diagnosis)):
-        if place == 0 or out.verbose or curve.metric == decisive:
-            marked = [(number, finding) for number, finding in numbered if place == 0 or finding.metric == curve.metric]
-            _show_curve(out, curve, diagnosis.unit, marked)
 
 
 def _show_curve(out: TerminalWriter, curve: DrawnCurve, unit: str, marked: Sequence[tuple[int, Finding]]) -> None:

@@ -119,7 +119,11 @@ def _rows(out: TerminalWriter, section: Section) -> Iterator[tuple[Text, Text]]:
 
 
 def _row(out: TerminalWriter, row: Row, number: int, head: tuple[str, ...]) -> tuple[Text, Text]:
-    text = out.text(_named_cells(row.cells, head[1:]) if head else row.text)
+    words = row.text
+    if head:
+        pairs = [(title, cell) for title, cell in zip(head[1:], row.cells, strict=True) if cell]
+        words = "; ".join(f"{title} {cell}" if len(head) > 2 else cell for title, cell in pairs)
+    text = out.text(words)
     if row.note:
         text = Text.assemble(text, "\n", out.text(row.note, "dim"))
     if head or row.sign is Sign.LABEL:
@@ -127,12 +131,6 @@ def _row(out: TerminalWriter, row: Row, number: int, head: tuple[str, ...]) -> t
     sign = f"{number}." if row.sign is Sign.NUMBER else row.sign.value
     label = out.text(f"{row.label}: " if row.label else "", "bold")
     return out.text(sign, _SIGN_STYLES[row.sign]), Text.assemble(label, text)
-
-
-def _named_cells(cells: tuple[str, ...], titles: tuple[str, ...]) -> str:
-    """Each cell behind the title of its column; a single one alone."""
-    pairs = zip(titles, cells, strict=True)
-    return "; ".join(f"{title} {cell}" if len(titles) > 1 else cell for title, cell in pairs if cell)
 
 
 def written(draw: Callable[[Console], None], width: int) -> str:
@@ -178,7 +176,11 @@ def draw(
     lines = []
     for number in range(height - 1, -1, -1):
         block = grid[number * per_row : (number + 1) * per_row]
-        text = _braille(block) if dots else "".join("*" if lit else " " for lit in block[0])
+        if dots:  # a character for four rows, of which row 0 is the lowest
+            bits = (block.reshape(4, -1, 2) * _DOTS[:, None, :]).sum(axis=(0, 2))
+            text = "".join(chr(0x2800 + int(character)) if character else " " for character in bits)
+        else:
+            text = "".join("*" if lit else " " for lit in block[0])
         label = number_text(high) if number == height - 1 else number_text(low) if number == 0 else ""
         lines.append(f"{label:>{_LABEL_WIDTH}} {'┤' if dots else '|'}{text}".rstrip())
     return [*lines, axis(first, last, width)]
@@ -248,9 +250,3 @@ def _ranges(places: NDArray[np.int64], heights: NDArray[np.float64]) -> dict[int
 def _row_of(value: float, heights: NDArray[np.float64], rows: int) -> int:
     low, high = float(heights.min()), float(heights.max())
     return 0 if high == low else min(rows - 1, int((value - low) / (high - low) * rows))
-
-
-def _braille(block: NDArray[np.bool_]) -> str:
-    """One row of characters from four rows of dots; row 0 is the lowest."""
-    bits = (block.reshape(4, -1, 2) * _DOTS[:, None, :]).sum(axis=(0, 2))
-    return "".join(chr(0x2800 + int(character)) if character else " " for character in bits)

@@ -112,10 +112,6 @@ def command(
         note(f"Written to {file}")
     _print_notes(comparison, form)
     _log(comparison, log_to_run, log_to_experiment, tracking_uri)
-    return _exit_code(comparison)
-
-
-def _exit_code(comparison: Comparison) -> int:
     if comparison.interrupted:
         return INTERRUPTED
     if comparison.unread:

@@ -90,7 +90,13 @@ def command(
     sources = tuple(runs_among(typed_runs(sources, last, tracking_uri)))
     must_not_overwrite(file, sources)
     if log_to_run:
-        _must_be_runs(sources, tracking_uri)
+        for source in sources:
+            try:
+                asked = resolve_source(source, tracking_uri)
+            except StabilityError:
+                continue  # reading it raises the same error
+            if asked.is_path:
+                raise click.UsageError(f"--log-to-run needs a run, and {plain(source)} is a file or folder.")
     judges = asked_detectors(detectors or None, sensitivity)
     diagnoses: list[Diagnosis] = []
     failures: list[Failure] = []
@@ -104,7 +110,12 @@ def command(
     report = Report(tuple(filter_kinds(diagnosis, kinds) for diagnosis in diagnoses), tuple(failures))
     must_not_overwrite(file, (diagnosis.source for diagnosis in diagnoses))
     if briefly:
-        _show_brief(report, form, file)
+        if form == "json":
+            put_out(brief.render(report), file)
+        elif file is not None:
+            put_out(written(lambda console: run_terminal.show_brief(TerminalWriter(console), report), MAX_WIDTH), file)
+        elif report.diagnoses:
+            present(lambda out: run_terminal.show_brief(out, report))
     else:
         _show(report, form, file, verbose)
     if file is not None:
@@ -126,15 +137,6 @@ def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:
         present(lambda out: run_terminal.show(out, report), verbose=verbose)
 
 
-def _show_brief(report: Report, form: str, file: Path | None) -> None:
-    if form == "json":
-        put_out(brief.render(report), file)
-    elif file is not None:
-        put_out(written(lambda console: run_terminal.show_brief(TerminalWriter(console), report), MAX_WIDTH), file)
-    elif report.diagnoses:
-        present(lambda out: run_terminal.show_brief(out, report))
-
-
 def _print_notes(sources: Sequence[str], report: Report, tracking_uri: str | None) -> None:
     """Print to stderr what could not be read, and what was taken for a path."""
     failed = {failure.source for failure in report.failures}
@@ -144,16 +146,6 @@ def _print_notes(sources: Sequence[str], report: Report, tracking_uri: str | Non
             click.echo(f"mlflow-stability: {plain(remark)}", err=True)
     for failure in report.failures:
         click.echo(f"mlflow-stability: {plain_lines(failure.message)}", err=True)
-
-
-def _must_be_runs(sources: Sequence[str], tracking_uri: str | None) -> None:
-    for source in sources:
-        try:
-            asked = resolve_source(source, tracking_uri)
-        except StabilityError:
-            continue  # reading it raises the same error
-        if asked.is_path:
-            raise click.UsageError(f"--log-to-run needs a run, and {plain(source)} is a file or folder.")
 
 
 def _log(report: Report, tracking_uri: str | None) -> None:

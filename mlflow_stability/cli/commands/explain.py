@@ -22,7 +22,7 @@ from mlflow_stability.cli.finding_types import (
 )
 from mlflow_stability.cli.output import present
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.diagnosis.causes.catalog import CauseType, causes
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
 from mlflow_stability.kinds.documentation import FindingDocumentation, Threshold, documentation_of
 from mlflow_stability.manual.pages import (
@@ -149,17 +149,13 @@ def _explain(out: TerminalWriter, name: str) -> None:
     if cause is None or name in KINDS:
         _explain_finding(out, documentation(name))
     if cause is not None:
-        _explain_cause(out, cause, heading=name not in KINDS)
-
-
-def _explain_cause(out: TerminalWriter, cause: CauseType, *, heading: bool) -> None:
-    if heading:
-        out.console.print(Text.assemble(out.text(cause.name, "bold"), ": ", out.text(cause.meaning)))
-    else:
-        out.paragraph("As a cause", cause.meaning)
-    out.paragraph("Evidence", cause.evidence)
-    out.paragraph("What to do", " ".join(map(str, cause.remedies)))
-    out.paragraph("When it is wrong", cause.wrong)
+        if name not in KINDS:
+            out.console.print(Text.assemble(out.text(cause.name, "bold"), ": ", out.text(cause.meaning)))
+        else:
+            out.paragraph("As a cause", cause.meaning)
+        out.paragraph("Evidence", cause.evidence)
+        out.paragraph("What to do", " ".join(map(str, cause.remedies)))
+        out.paragraph("When it is wrong", cause.wrong)
 
 
 def _explain_finding(out: TerminalWriter, about: FindingDocumentation) -> None:

@@ -18,7 +18,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from multiprocessing import spawn
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -58,7 +58,10 @@ class Script:
             raise
         except BaseException as error:
             # Not `sys.exit`, which would be recorded as the end of the training in place of this error.
-            sys.excepthook(type(error), error.with_traceback(_script_traceback(error, main)), error.__traceback__)
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
+                trace = trace.tb_next
+            sys.excepthook(type(error), error.with_traceback(trace), error.__traceback__)
             raise SystemExit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED) from None
         return 0
 
@@ -119,14 +122,6 @@ def _set_first_path(place: str) -> None:
     """Set `sys.path[0]` to the place of the script, unless Python runs with -P."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = place
-
-
-def _script_traceback(error: BaseException, main: ModuleType) -> TracebackType | None:
-    """Return the traceback from the first frame of the script on."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
-        trace = trace.tb_next
-    return trace
 
 
 def _refuse(error: StabilityError) -> NoReturn:

@@ -171,7 +171,9 @@ def command(
     names, by_folder = _names(sessions, place), {session.folder: session for session in sessions}
     reports: list[DeliveryReport] = []
     waiting = [session for session in sessions if not waits_for_its_process(session.folder)]
-    jobs = jobs or _default_jobs(waiting, tracking_uri)
+    # Writers of a SQLite file wait for each other; a server takes several at once.
+    stores = [tracking_uri, *(opening.tracking_uri for session in waiting for opening in session.openings)]
+    jobs = jobs or (1 if any(is_sqlite(uri) for uri in stores if uri) else DEFAULT_JOBS)
     start = time.monotonic()
     try:
         with closing(_reports(waiting, tracking_uri, wait, jobs, out)) as deliveries:
@@ -205,12 +207,6 @@ def command(
             f"Not everything could be delivered. {errors[0].rstrip('.')}. What is left is kept in {place}; "
             "run `mlflow-stability sync` again when the store answers."
         )
-
-
-def _default_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
-    # Writers of a SQLite file wait for each other; a server takes several at once.
-    stores = [tracking_uri, *(opening.tracking_uri for session in sessions for opening in session.openings)]
-    return 1 if any(is_sqlite(uri) for uri in stores if uri) else DEFAULT_JOBS
 
 
 def _reports(

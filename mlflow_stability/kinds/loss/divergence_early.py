@@ -133,7 +133,10 @@ class DivergenceAtStart(Detector):
             state.update = max(state.update, point.value)
             return self._judge(state, point, rise)
         if point.quantity == "micro_batches":
-            _scale_first_values(state, point.value)
+            if state.first_count and point.value > state.first_count:  # the first step of a script may have fewer
+                state.first_loss *= point.value / state.first_count
+                state.first_norm *= point.value / state.first_count
+            state.first_count = max(state.first_count, point.value)
             return None
         if point.quantity == "loss":
             state.losses += 1
@@ -165,14 +168,6 @@ class DivergenceAtStart(Detector):
         if not state.episode_filter.report(severity):
             return None
         return self.finding(point._replace(quantity="loss"), severity, facts)
-
-
-def _scale_first_values(state: DivergenceAtStartState, count: float) -> None:
-    """Scale the first values to the usual number of micro-batches: the first step of a script may have fewer."""
-    if state.first_count and count > state.first_count:
-        state.first_loss *= count / state.first_count
-        state.first_norm *= count / state.first_count
-    state.first_count = max(state.first_count, count)
 
 
 @dataclass(slots=True)

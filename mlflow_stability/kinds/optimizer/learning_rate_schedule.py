@@ -63,7 +63,8 @@ class GroupRate:
             self.highest, self.smallest = max(self.highest, rate), min(self.smallest, rate)
             self.changes += 1
             if self.last_decimal >= FINEST_DECIMAL:  # else the schedule is not rounded: formatting takes time
-                self.last_decimal = min(self.last_decimal, _last_decimal(rate))
+                digits, exponent = f"{rate:.9e}".split("e")
+                self.last_decimal = min(self.last_decimal, int(exponent) - len(digits.replace(".", "").rstrip("0")) + 1)
         self.last = rate
 
     def is_zero(self, nearly_zero: float) -> bool:
@@ -73,7 +74,8 @@ class GroupRate:
         has_few_decimals = self.last_decimal == math.floor(math.log10(self.smallest) + 1e-9)
         if has_few_decimals and self.is_held and self.changes >= MIN_RATES:
             return False
-        return not _may_be_rounded(self.smallest, self.highest, nearly_zero)
+        has_one_digit = math.isclose(self.smallest, float(f"{self.smallest:.0e}"), rel_tol=1e-6)
+        return self.smallest <= nearly_zero * self.highest or not has_one_digit  # else a log may round small rates
 
 
 def _group_of(rates: NDArray[np.float64]) -> GroupRate:
@@ -85,17 +87,6 @@ def _group_of(rates: NDArray[np.float64]) -> GroupRate:
 
 MIN_RATES = 4  # number of rates from which their decimals show how a log rounds
 FINEST_DECIMAL = -9  # the last decimal to which a log may round its rates
-
-
-def _last_decimal(rate: float) -> int:
-    """Return the place of the last of at most ten digits of a rate above zero."""
-    digits, exponent = f"{rate:.9e}".split("e")
-    return int(exponent) - len(digits.replace(".", "").rstrip("0")) + 1
-
-
-def _may_be_rounded(smallest: float, highest: float, nearly_zero: float) -> bool:
-    """Return whether a log may round small rates to zero: its smallest rate above zero is high and has one digit."""
-    return smallest > nearly_zero * highest and math.isclose(smallest, float(f"{smallest:.0e}"), rel_tol=1e-6)
 
 
 @dataclass(slots=True)

@@ -162,7 +162,8 @@ class RepeatedData(Detector):
             state.turned, state.bends = state.turned + turned, state.bends + bend
             if state.row < self.row or state.reported:
                 return state, None  # smooth steps do not change the usual noise
-            if state.turned <= self.most_turns and self._ended_at_once(state):
+            before = list(state.last_bends)[: -self.row][-BENDS_BEFORE:]
+            if state.turned <= self.most_turns and median(before) >= ABRUPT * state.bend:  # the noise ended at once
                 return state, self._report(state, point, level)
             # It goes up and down as before, only less, or less and less: that is its noise from here on.
             state.bend, state.row, state.turned, state.bends = state.bends / state.row, 0, 0, 0.0
@@ -176,11 +177,6 @@ class RepeatedData(Detector):
         state.bend += weight * (min(bend, limit) - state.bend)
         state.turns += weight * (turned - state.turns)
         return state, None
-
-    def _ended_at_once(self, state: RepeatedDataState) -> bool:
-        """Whether the noise was as usual until the smooth steps."""
-        before = list(state.last_bends)[: -self.row][-BENDS_BEFORE:]
-        return median(before) >= ABRUPT * state.bend
 
     def _report(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
         state.reported = True

@@ -253,7 +253,14 @@ class RepresentationSummaryFacts(Facts):
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         means = dict(self.means)
         what = "Codes" if OF_CODES in means else "Representations"
-        parts = ", ".join(self._of_codes(means) if OF_CODES in means else self._of_rows(means))
+        if OF_CODES in means:
+            parts = ", ".join(self._of_codes(means))
+        else:
+            last = dict(self.last).get(OF_ROWS, 0.0)
+            parts = (
+                f"effective rank {means.get(OF_ROWS, 0.0):.1f} ({last:.1f} at the end), stable rank "
+                f"{means.get('stable_rank', 0.0):.1f}, mean cosine similarity {means.get('mean_cosine', 0.0):.2f}"
+            )
         averages = f"{what} of {self.module}, averages of {counted(self.measurements, 'measurement')}: {parts}."
         if not self.worst:
             return f"{averages} Verdict: healthy, no warnings."
@@ -276,14 +283,6 @@ class RepresentationSummaryFacts(Facts):
                 f"temperature {means['sdr_temperature']:.3g} ({last.get('sdr_temperature', 0.0):.3g} at the end)"
             )
         return parts
-
-    def _of_rows(self, means: Mapping[str, float]) -> Sequence[str]:
-        last = dict(self.last).get(OF_ROWS, 0.0)
-        return [
-            f"effective rank {means.get(OF_ROWS, 0.0):.1f} ({last:.1f} at the end)",
-            f"stable rank {means.get('stable_rank', 0.0):.1f}",
-            f"mean cosine similarity {means.get('mean_cosine', 0.0):.2f}",
-        ]
 
 
 @dataclass(frozen=True, slots=True)

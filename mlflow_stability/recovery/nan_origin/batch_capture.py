@@ -200,7 +200,10 @@ class BatchCapture(ForwardObserver):
             self.gradients_end()
         last = self._known
         if last is None or last[0]() is not root:
-            device = self._device_of(root)
+            device = self._devices.get(root)
+            if device is None:
+                device = next((parameter.device for parameter in Module.parameters(root)), torch.device("cpu"))
+                self._devices[root] = device
             last = self._known = weakref.ref(root), device, device.type == "cpu"
         if self._host_only and not last[2]:
             return
@@ -306,13 +309,6 @@ class BatchCapture(ForwardObserver):
         earlier = sum([batch.bytes for batch in passes])
         while passes and earlier > self._most_earlier_bytes:
             earlier -= passes.popleft().bytes
-
-    def _device_of(self, root: Module) -> torch.device:
-        device = self._devices.get(root)
-        if device is None:
-            device = next((parameter.device for parameter in Module.parameters(root)), torch.device("cpu"))
-            self._devices[root] = device
-        return device
 
 
 class _Output:

@@ -308,7 +308,10 @@ def _without_clashes(readings: list[NameReading]) -> dict[str, Meaning]:
             own_place = place
             if reading is not first and not is_duplicate:
                 wishes = [reading.role, f"{reading.role}_{place}".strip("_"), reading.name]
-                own_place = _free_place(quantity, wishes, used_places)
+                numbered = (f"{wishes[-1]}_{number}" for number in count(2))
+                free = (wish for wish in chain(wishes, numbered) if wish and (quantity, wish) not in used_places)
+                own_place = next(free)
+                used_places.add((quantity, own_place))
             meanings[reading.name] = Meaning(quantity, own_place, is_known=True, duplicate_of=finer)
     return {reading.name: meanings[reading.name] for reading in readings}
 
@@ -322,11 +325,3 @@ def _likeness(reading: NameReading) -> int:
     """Rank of the word for a loss, most likely first, where several stand for one."""
     words = {word.lower() for word in split_words(reading.name)}
     return next((rank for rank, word in enumerate((*LIKEST, *ERRORS), start=1) if word in words), 0)
-
-
-def _free_place(quantity: str, wishes: list[str], used: set[tuple[str, str]]) -> str:
-    """Return the first place that no other metric has, and mark it as used."""
-    numbered = (f"{wishes[-1]}_{number}" for number in count(2))
-    place = next(wish for wish in chain(wishes, numbered) if wish and (quantity, wish) not in used)
-    used.add((quantity, place))
-    return place
