@@ -16,10 +16,7 @@ BAND = 100.0  # largest factor between a healthy layer's norm and the median of 
 
 @dataclass(slots=True)
 class LayerRound:
-    """The layers of one step, complete once a later point comes.
-
-    Of trainings side by side, as the halves of a GAN, each has a round of its own: they differ in time.
-    """
+    """The layers of one step, complete once a later point comes; trainings side by side have a round of their own."""
 
     step: int = -1
     time: float = 0.0

@@ -122,10 +122,7 @@ class LastingStreak(Streak):
 
 @dataclass(frozen=True, slots=True)
 class LastingStreakDetector(StreakDetector):
-    """A streak detector that reports at its mildest severity first, and at its highest where the streak lasts.
-
-    Its facts are `LastingFacts`.
-    """
+    """Reports at its mildest severity first, and at its highest where the streak lasts; facts: `LastingFacts`."""
 
     lasting_steps: int = field(default=100, kw_only=True)
     """For how many more steps a finding lasts that becomes a warning."""

@@ -229,10 +229,7 @@ def _conclude(history: RunHistory, detectors: Sequence[Detector]) -> Diagnosis:
 
 
 def _shown(curves: Iterable[Curve], resumed: int | None) -> list[Curve]:
-    """Return the curves with a reading, that of the whole model first, and of several trainings that of the longest.
-
-    Pieces of a resumed training are joined.
-    """
+    """Return the curves with a reading, resumed ones joined: that of the whole model, or longest training, first."""
     pieces = list(curves)
     shown = sorted(pieces if resumed is None else join_pieces(pieces), key=lambda curve: curve.part)
     of_main = [curve for curve in shown if curve.name == shown[0].name]

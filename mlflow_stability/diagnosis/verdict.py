@@ -40,10 +40,7 @@ KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
 
 
 def deciding_of(outcome: str, findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding that decides the outcome; None where there are no warnings.
-
-    Of several that are equally bad and that passed, the first whose cause is known.
-    """
+    """Return the finding that decides the outcome, of equals that passed one with a cause; None without warnings."""
     bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
     lost = [finding for finding in bad if finding.kind in KINDS_THAT_DECIDE.get(outcome, ())]
     if lost:
@@ -306,10 +303,7 @@ def _rollbacks_in_effect(findings: Sequence[Finding]) -> int:
 
 
 def _is_back(reading: CurveReading, bad: Sequence[Finding], restored: float | None) -> bool:
-    """Whether the loss ended near its level before the trouble, or in the restored state.
-
-    Near where it began if neither is known.
-    """
+    """Whether the loss ended near its level before the trouble or in the restored state, else near its start."""
     began, ended = reading.first_level, reading.last_level
     if began is None or ended is None or began <= 0:
         return True

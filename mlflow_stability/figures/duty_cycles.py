@@ -39,10 +39,7 @@ Floats = NDArray[np.float64]
 
 @our_style()
 def duty_cycles(grids: Sequence[LayerGrid], subtitle: str = "") -> Picture:
-    """Draw a panel for each module: percentiles and maximum of duty cycles, and the share of active bits.
-
-    Of many modules the first, the last and others between them are drawn.
-    """
+    """Draw a panel for each module, or some of many: percentiles and maximum of duty cycles, and the active bits."""
     by_name = {grid.quantity.removeprefix("sdr_"): grid for grid in grids}
     modules = by_name["duty_p50"].layers
     count = min(len(modules), MAX_MODULES)

@@ -67,10 +67,7 @@ Pixels = NDArray[np.uint8]
 
 @our_style()
 def layer_heatmap(grid: LayerGrid, subtitle: str = "") -> Picture:
-    """Draw the input of the model at the top and its output at the bottom.
-
-    What is not finite, zero, or not measured has a colour of its own.
-    """
+    """Draw the model's input at the top and its output at the bottom; what has no value has a colour of its own."""
     grid = evened(grid)
     count = len(grid.layers)
     tall, left, common, middles, names = _rows(grid.layers, _MAX_NAME)

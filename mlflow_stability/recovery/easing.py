@@ -126,10 +126,7 @@ def _write(group: dict[str, object], rate: Rate, share: float, limit: float | No
 
 
 def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
-    """Return the learning rate of each group; NaN where it is on a device or missing.
-
-    Between `before_step` and the end of a step these are the reduced rates.
-    """
+    """Return the learning rate of each group, within a step the reduced one; NaN where it is on a device or missing."""
     rates = []
     for group in optimizer.param_groups:
         rate = group.get("lr")
@@ -150,10 +147,7 @@ def held_rates(
 
 
 def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | float) -> Tensor:
-    """Scale gradients to a norm of at most `largest`; return the factor on the device.
-
-    `norm` is theirs as the optimizer sees it: without a loss scale.
-    """
+    """Scale gradients of this `norm`, without a loss scale, to at most `largest`; return the factor on the device."""
     with torch.no_grad():
         # Compared, not divided: the quotient of a norm that is let through may be rounded to just below 1.
         factor = torch.where(torch.isfinite(norm) & (norm > largest), largest / norm, torch.ones_like(norm))

@@ -167,10 +167,7 @@ def is_worth_waiting(past: RollbackHistory, now: Situation, trouble: Trouble) ->
 
 
 def is_back(now: Situation, trouble: Trouble) -> bool:
-    """Whether a loss that rose is nearer to its level again than to where it was found to be high.
-
-    Or no higher than the losses of any older state: early in a training there are only initial weights.
-    """
+    """Whether a loss that rose is nearer to its level than to its rise, or no higher than in an older state."""
     if trouble.event is None or now.place != trouble.event.place or not now.recent:
         return False
     loss, (risen, level) = fmean(now.recent), levels_of(trouble.event)

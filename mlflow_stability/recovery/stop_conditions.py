@@ -109,10 +109,7 @@ class StopRules:
         return None
 
     def after_step(self, reading: StepReading, *, skipped: bool = False) -> Stop | None:
-        """Judge what was measured at a step.
-
-        `skipped`: a loss scaler skipped it while it searched its scale, which is no reason to stop.
-        """
+        """Judge what was measured at a step; `skipped`: by a loss scaler that searched its scale, no reason to stop."""
         for condition in self._conditions:
             if skipped and condition.form == "nonfinite":
                 continue

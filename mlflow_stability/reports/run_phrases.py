@@ -125,10 +125,7 @@ def cause_name(cause: Cause) -> str:
 
 
 def explained(diagnosis: Diagnosis) -> str:
-    """``divergence at step 402``: the one of several findings that the cause explains.
-
-    Empty where there is one finding, or where the finding is its own cause.
-    """
+    """``divergence at step 402``: the finding that the cause explains; empty if it is the only one or its cause."""
     cause = diagnosis.cause
     several = sum(finding.severity > Severity.INFO for finding in diagnosis.findings) > 1
     if cause is None or cause.step is None or cause.name == cause.kind or not several:

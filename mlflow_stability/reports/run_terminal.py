@@ -118,10 +118,7 @@ def _show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
 
 
 def _shown(out: TerminalWriter, run: RunSections) -> _Numbered:
-    """The findings to show, in order of time; without --verbose the worst of those above INFO.
-
-    The origin of a NaN is shown unless the cause reports it.
-    """
+    """The findings to show; without --verbose the worst above INFO, and no origin of a NaN that the cause reports."""
     mild_too = out.verbose or run.diagnosis.asked_kinds
     rows = [row for row in run.findings if mild_too or row.episode.severity > Severity.INFO]
     if not out.verbose:

@@ -81,10 +81,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The training was rolled back: detectors forget everything before this step but the learning rates.
-
-    Replay resets them at the same place.
-    """
+    """The training was rolled back: detectors, and a replay, forget all before this step but the learning rates."""
 
     step: int
     attempt: int

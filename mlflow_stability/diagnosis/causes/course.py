@@ -83,10 +83,7 @@ def rise_check(context: EpisodeContext) -> CheckResult:
 
 
 def _was_always_far(finding: Finding, loss: Curve | None) -> bool:
-    """Whether the loss began far above the variance of its targets, and has not doubled since.
-
-    A single bad batch at the start is no level.
-    """
+    """Whether the loss began far above the variance of its targets, by more than a batch, and has not doubled since."""
     facts = finding.facts_as(ChanceFacts)
     if facts is None or loss is None or not _misses_mean(finding):
         return False
@@ -230,10 +227,7 @@ def repeated_data_check(context: EpisodeContext) -> CheckResult:
 
 
 def _first_smooth(values: NDArray[np.float64], low: int, usual: float) -> int:
-    """Return the index of the first loss without noise: `low`, or an earlier one, as a noisy loss is found late.
-
-    A few losses before look smooth by chance: only as many again as from `low` on count.
-    """
+    """Return the index of the first loss without noise: `low`, or one before it by at most as much as follows it."""
     begin = after_last(~(values[:low] > 0))
     bends = np.abs(np.diff(np.log(values[begin:]), 2))
     after_noise = after_last(~(bends[: max(0, low - begin)] < RepeatedData().share * usual))

@@ -274,10 +274,7 @@ def _always_collapsed_check(context: EpisodeContext) -> CheckResult | None:
 
 
 def _changed_right_after_check(context: EpisodeContext) -> CheckResult | None:
-    """Check for a sign in the first measurement after the start, if that is nearer than the one before it.
-
-    The change came somewhere between the two, perhaps before the episode, so the cause is only possible.
-    """
+    """Check for a sign in the first measurement after the start, if it is nearer than that before: a possible cause."""
     for sign in SIGNS:
         if sign.before_only:
             continue
@@ -332,10 +329,7 @@ def _ends(curve: Curve, until: int) -> Ends | None:
 def _worst_place(
     context: EpisodeContext, sign: Sign, curves: Sequence[Curve], ends: Sequence[Ends | None], *, late: bool = False
 ) -> tuple[CheckResult | None, int]:
-    """Return the place where a sign is worst, if any shows it, and the number of measured places.
-
-    ``late``: measured when the episode had begun.
-    """
+    """Return where a sign is worst, if any shows it, and the number of places; ``late``: measured in the episode."""
     measured = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
     bad = [(curve, pair) for curve, pair in measured if sign.is_bad(pair.first, pair.last)]
     if sign.by_head:

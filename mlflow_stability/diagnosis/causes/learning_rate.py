@@ -325,10 +325,7 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
 
 
 def _earlier_rate(context: EpisodeContext, step: int) -> float | None:
-    """Return the highest learning rate of the optimizers before; None unless the one in use took over from them.
-
-    A run names only its first optimizer.
-    """
+    """Return the highest rate of the optimizers before the one in use, as a run names only its first; None without."""
     highest = _highest(context, step)
     if highest is None or not highest[0].place.startswith("optimizer_"):
         return None

@@ -147,10 +147,7 @@ def _with_logarithm(context: EpisodeContext, cause: Cause) -> Cause:
 
 
 def _nan_in_batch(context: EpisodeContext) -> CheckResult | None:
-    """Return the NaN that the recorded inputs of the broken step held, where running them again decided nothing.
-
-    Infinities do not count: an attention mask consists of them.
-    """
+    """Return the NaN in the inputs of a broken step whose rerun decided nothing; infinities may be masks."""
     event = next((event for event in context.events_of(BROKEN_BATCH) if event.step == context.episode.start), None)
     facts = _batch_undecided(event)
     if event is None or facts is None or facts.changed_in_place:

@@ -48,9 +48,7 @@ TOO_FAST = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One decision; it applies where one of its conditions does, and without any always. Names are separated by
-    spaces.
-    """
+    """One decision, for cases that meet one of its conditions, for all without any; names are separated by spaces."""
 
     when: str
     actions: tuple[Action | Remedy, ...]
@@ -327,10 +325,7 @@ class Checklist:
 
 
 def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: Diagnosis | None = None) -> Checklist:
-    """Return the checklist of a kind of finding, filled in if a run and its diagnosis are given.
-
-    Without a kind it is that of the run's worst finding above INFO.
-    """
+    """Return the checklist of a kind, else of the run's worst finding, filled in if a run and a diagnosis are given."""
     episode = _episode(kind, diagnosis.findings if diagnosis is not None else ())
     kind_asked = kind or (episode.kind if episode is not None else "")
     order = NOTHING_FOUND if history is not None and not kind_asked else ORDERS.get(kind_asked, GENERAL)

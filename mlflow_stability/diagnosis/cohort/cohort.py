@@ -244,10 +244,7 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
 def _survival_parts(
     cards: Sequence[RunCard], groups: Sequence[SeedGroup], result: AssociationResult
 ) -> Mapping[str, Sequence[RunCard]]:
-    """Return groups of repetitions if there are enough, else the values of the strongest parameter.
-
-    Numbers are split at their median, which does not depend on the outcome.
-    """
+    """Return groups of repetitions if there are enough, else the strongest parameter's values, split in the middle."""
     large = [group for group in groups if len(group.sources) >= MIN_SEEDS]
     if len(large) >= 2:
         by_source = {card.source: card for card in cards}

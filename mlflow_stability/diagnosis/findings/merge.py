@@ -42,10 +42,7 @@ def merged(findings: Iterable[Finding], steps: int) -> tuple[Finding, ...]:
 
 
 def end_at_rollbacks(findings: list[Finding], reach: float) -> list[Finding]:
-    """End a divergence at its rollback if the loss diverged again much later.
-
-    From the end of the curve alone, the first divergence lasted until then.
-    """
+    """End a divergence at its rollback if the loss diverged again much later, which the end of the curve hides."""
     rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
 
     def end_of(finding: Finding) -> int | None:

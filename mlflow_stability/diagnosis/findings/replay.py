@@ -87,10 +87,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
 
 
 def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
-    """Yield the values of several metrics, step by step.
-
-    `by_time`: times show what was measured together, so parallel trainings are separated within a step.
-    """
+    """Yield the values of several metrics, step by step; `by_time`: times separate trainings within a step."""
     metrics = [metric for metric in metrics if len(metric.series)]
     if not metrics:
         return

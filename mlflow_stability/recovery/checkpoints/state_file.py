@@ -176,10 +176,7 @@ def layouts_of(parts: TrainingParts) -> Layouts:
 
 
 def shards_of(copy: StateCopy, layouts: Layouts, is_first: bool) -> dict[str, Tensor]:
-    """Return the tensors that this rank saves: its shards, and on rank 0 the tensors that all ranks hold whole.
-
-    Running statistics may differ between ranks: those of rank 0 are saved.
-    """
+    """Return the tensors that this rank saves: its shards, and on rank 0 also what all ranks hold whole."""
     shards: dict[str, Tensor] = {}
 
     def take(path: str, tensor: Tensor) -> Tensor:

@@ -245,10 +245,7 @@ def _messages(damaged: Sequence[str], used: StoredCheckpoint, which: Which) -> t
 
 
 def folder_of_job(root: Path) -> Path | None:
-    """Return the checkpoints of the newest attempt of this job that left any, where a launcher has restarted it.
-
-    `root`: the journal's folder.
-    """
+    """Return the checkpoints of the newest attempt of a restarted job that left any; `root`: the journal's folder."""
     job = launched_job()
     if job is None or not job.restarts:
         return None

@@ -127,10 +127,7 @@ class StepGuard:
         companions: Sequence[Optimizer],
         largest: float | None,
     ) -> bool:
-        """Whether this first step of a capture is fine, as known on the host without waiting: nearly always.
-
-        Then nothing is left to be done before it. `largest`: limit of its norm, whatever its loss is.
-        """
+        """Whether this first step of a capture is known to be fine on the host, without waiting, with any loss."""
         if norm is None or not norm.is_cpu or len(companions) > 1 or capture is self._capture:
             return False
         if self._skip_next or self._vote is not None or self._on_device is not None or self._copies:

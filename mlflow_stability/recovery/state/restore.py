@@ -138,10 +138,7 @@ class RestorePlan:
         return self.left
 
     def finish(self) -> None:
-        """Set the gradients of the previous weights to zero, once all ranks have restored.
-
-        Not to None: scripts read them, and CUDA graphs write there.
-        """
+        """Zero old gradients, once all ranks have restored: scripts read them, and CUDA graphs write there."""
         models, optimizers = self._trained.models, self._trained.optimizers
         parameters = [parameter for model in models for parameter in Module.parameters(model)]
         parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

@@ -121,10 +121,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A loss curve, laid out: paths for SVG, and ticks and bands beside them.
-
-    Places are percent of width and height, so that the drawing stretches and its letters do not.
-    """
+    """A loss curve as paths, ticks and bands, in percent of width and height, as the drawing stretches."""
 
     curve: DrawnCurve
     line: str  # SVG path through the middle of every stretch

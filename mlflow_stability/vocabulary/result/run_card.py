@@ -92,10 +92,7 @@ class RunCard:
 
     @property
     def steps(self) -> int:
-        """Number of steps, including those before its first value; 0 where no step is known.
-
-        A log of every hundredth step, from 100 to 1000, has 1000 steps.
-        """
+        """Number of steps, with those before its first value: 1000 for a log of 100, 200, …, 1000; 0 if unknown."""
         if self.first_step is None or self.last_step is None:
             return 0
         return min(self.last_step - self.first_step + self.every, self.last_step - min(self.first_step, 1) + 1)
