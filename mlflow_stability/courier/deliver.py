@@ -1,11 +1,8 @@
 """Deliver a session, the recordings of one training process: called by the courier, by `sync` and at the next start.
 
 Guarantees: nothing is sent twice; a session of a living courier is left alone. Delivery ends when everything has
-arrived, or when the store was away for `linger` seconds after the end of training; then the journal stays.
-
-The courier process follows the journal of one training and lives a little longer than that. It ignores Ctrl-C and
-hang-ups, which are meant for the training, has a low priority, and never imports torch. Afterwards it delivers
-abandoned sessions of the same journal directory.
+arrived, or when the store was away for `linger` seconds after the end of training; then the journal stays. The courier
+process ignores Ctrl-C and hang-ups, which are meant for the training, has a low priority, and never imports torch.
 """
 
 from __future__ import annotations

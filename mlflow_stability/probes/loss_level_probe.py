@@ -1,14 +1,10 @@
 """Detects trainings whose loss has no level that measures progress: adversarial, bootstrapped, policies, preferences.
 
-A copy of the model has parameters of the same names and shapes as a trained module or a part of it, and no optimizer
-changes them. It computes a target (target networks, momentum encoders, mean teachers) if the training calls it between
-most steps. An average of the weights that is only evaluated is not called there, and a frozen teacher has other values
-than its student and keeps them.
-
-Evidence is what the user says, samples of policies, copies of the model, and classes of libraries. The signal
-``loss_without_level`` is emitted when this is known, and again when more is known. Guarantees: a training without
-copies and samples is examined in its first steps and rarely later; values are compared every 100 steps, only where
-there is a copy; no library is imported.
+Evidence is what the user says, samples of policies, copies of the model, and classes of libraries. A copy has
+parameters of the same names and shapes as a trained module, and no optimizer changes them. It computes a target if the
+training calls it between most steps: an average of the weights that is only evaluated is not, and a frozen teacher has
+other values than its student. Guarantees: a training without copies and samples is examined in its first steps and
+rarely later; values are compared every 100 steps, only where there is a copy; no library is imported.
 """
 
 from __future__ import annotations

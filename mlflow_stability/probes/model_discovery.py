@@ -1,13 +1,11 @@
 """Finds models, the learning rate schedules and the state of optimizers, and names of modules.
 
-Found are the outermost modules that own the parameters of optimizers, and their outermost schedules, through
-accelerate's wrappers. Guarantees: one walk over all Python objects, and no further one where nothing was made since;
+Guarantees: one walk over all Python objects, and no further one where nothing was made since; nothing is kept alive;
 types are asked, not objects, because proxies answer for others; no code of the script is called; names are the same
 with and without DDP, FSDP, ``torch.compile`` and activation checkpoints, and a tied parameter has its first name.
 
 Every object holds one reference to its type, so the references to all types of a kind tell how many objects there are.
-If the remembered objects do not make up that number, the youngest objects are searched; if these do not either, only
-another walk can tell. Nothing is kept alive.
+If the remembered objects and the youngest ones do not make up that number, only another walk can tell.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Observes whether a training takes the log-probability of samples that its own model drew: a policy gradient.
 
 A policy samples without a gradient and takes the log-probability of that very sample, at once with a gradient
-(REINFORCE, actor-critic), or at once and again later with one (PPO). A density model takes log-probabilities
-of data, a VAE draws samples with a gradient (`rsample`), and a model that generates text is trained on other tokens.
-
+(REINFORCE, actor-critic), or at once and again later with one (PPO). A density model takes log-probabilities of data.
 Guarantees: results and exceptions are torch's own; compiled code contains nothing of this package; no sample is kept
 alive; a script that never samples pays nothing.
 """

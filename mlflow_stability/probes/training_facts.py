@@ -1,12 +1,8 @@
 """Parameters of the run that describe models, optimizers, learning rate schedules and torch.
 
-Models: ``model``, ``model.compiled``, ``parameters_total``, ``parameters_trainable``; of further models
-``model_1.parameters_total``. Optimizers in the order of their first steps: ``optimizer``, ``learning_rate``,
-``group_1.weight_decay`` (where a group differs), ``optimizer_1.learning_rate``, ``scheduler``, ``scheduler.T_max``,
-``scheduler.0.start_factor``. Torch: versions, devices, seed, what is deterministic, in which precision.
-
-Guarantees: one walk over the parameters; no value is fetched from a device, and no device is started or waited for; no
-random number is drawn, and nothing is switched.
+Further ones have numbers: ``model_1.parameters_total``, ``optimizer_1.learning_rate``; a group that differs has
+``group_1.weight_decay``. Guarantees: one walk over the parameters; no value is fetched from a device, and no device is
+started or waited for; no random number is drawn, and nothing is switched.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Reserve the number, key prefix and step offset of a recording in a run.
 
 Guarantees: the same recording always gets the same place; two recordings never share one, however many come at once; a
-process that counts from 1 again writes no step twice; a process that records again into the same run continues in its
-prefix.
+process that counts from 1 again writes no step twice; one that records again into the same run continues its prefix.
 
-The tag `mlflow.stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
-only. A tracking store can only set and read tags, so numbers are given out by Lamport's bakery algorithm:
-https://lamport.azurewebsites.net/pubs/bakery.pdf. Of two with the same number the one whose name comes later chooses
-again.
+Each recording writes a tag of its own, `mlflow.stability.recording.<id>`. A tracking store can only set and read tags,
+so numbers are given out by Lamport's bakery algorithm: https://lamport.azurewebsites.net/pubs/bakery.pdf. Of two with
+the same number the one whose name comes later chooses again.
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 Guarantees: sending the same points again changes nothing, because each keeps its time; one refused metric does not
 block the others; no method waits longer than one request; every failure is a `StabilityError` without credentials.
 After a kill between asking the server for a run and its answer, `find_run` returns that run. A kill while MLflow
-creates a new database leaves none behind.
-
-Facts become parameters `stability.<key>`. A parameter can be set once only: where a resumed run has another value, the
-tag `stability.changed_settings` gets a line. A long value is cut in its middle to what the store takes, and shows how
-long it was.
+creates a new database leaves none behind. Facts become parameters `stability.<key>`, which can be set once only: where
+a resumed run has another value, the tag `stability.changed_settings` gets a line.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Deliver attention maps as data, one part for each measured step, and as pictures with a step slider.
 
-Parts are of the first steps, then ever fewer, and of the last step. Guarantees: a part that is sent twice replaces
-itself; maps of one step at a time are in memory; unreadable maps are skipped and logged; a map's file is deleted once
-every reader has passed it; a new courier continues where the last one was.
-
-Guarantees of pictures: at most twenty steps and twelve evenly chosen layers of each; drawing takes at most 5 % of one
-core during training; the end of the training waits a few seconds at most, with the last step drawn first. Layers and
-pictures left out are named in the run; a failed picture is logged once; one that cannot be sent is sent when the store
-answers.
+Guarantees: a part that is sent twice replaces itself; maps of one step at a time are in memory; unreadable maps are
+skipped and logged; a map's file is deleted once every reader has passed it; a new courier continues where the last one
+was. Pictures are of at most twenty steps and twelve layers; drawing takes at most 5 % of one core during training; the
+end of the training waits a few seconds at most, with the last step drawn first. What was left out is named in the run.
 """
 
 from __future__ import annotations

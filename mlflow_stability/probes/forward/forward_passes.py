@@ -1,13 +1,10 @@
 """Observe the forward passes of training, and open probes inside them when they are due.
 
-Nothing is attached to any module; only the outermost module that the script calls is observed, and no call inside a
-compiled region. A probe is open during one forward pass of a model that trains and never beyond, even after an
-exception or Ctrl-C; each fails alone. Of a model with compiled parts, the probes observe the same pass run once more
-without the compiler, before the real one, where that changes nothing; the reason why a model is not measured inside is
-reported once. Where compiled code turns up in the middle of a pass, they are closed before it runs, and observe the
-next pass of that model.
-
-Each model counts its own steps: the two halves of a GAN are each measured in their own.
+Only the outermost module that the script calls is observed, and no call inside a compiled region. A probe is open
+during one forward pass of a model that trains and never beyond, even after an exception or Ctrl-C; each fails alone. Of
+a model with compiled parts, the same pass is run once more without the compiler, before the real one, where that
+changes nothing. Where compiled code turns up in the middle of a pass, probes are closed before it runs, and observe the
+next one. Each model counts its own steps: the two halves of a GAN are each measured in their own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Saves the state that a forward pass may write, and restores it; or says why that is not possible.
 
-The state is what attributes lead to, at any depth: from the modules, their hooks and the arguments of the call, through
-containers and through objects that consist of attributes alone. Where an attribute leads to anything else (an iterator,
-a file, a lock, an object of a C library, a function with variables of its own), `refusal` says so, and the pass must
-not be run. Values in tensors are not saved here: `WrittenTensors` copies the tensors that are written to.
-
-Of global variables of the script, numbers and texts are saved. Left out is what a forward pass has no reason to write:
-immutable values, classes, functions, and what installed libraries keep in their modules and classes.
+The state is what attributes lead to, at any depth, from the modules, their hooks and the arguments of the call. Where
+one leads to anything but containers and objects that consist of attributes (an iterator, a lock, an object of a C
+library, a closure), `refusal` says so, and the pass must not be run. Tensors are copied by `WrittenTensors`. Of global
+variables of the script, numbers and texts are saved; what installed libraries keep is left out.
 
 Guarantees: afterwards the same objects are in the same places. Only methods of Python's own types are called, never
 those that a class of the script overrides; except for the hash of a key.

@@ -1,13 +1,8 @@
 """Statistics of module outputs, and of the input of the first layer.
 
-Outputs: mean, deviation, extremes, kurtosis, dead, saturated and non-finite units of each module that is a leaf or has
-parameters of its own. The first call of a module counts, and the first of several output tensors. The outermost module
-is not measured. A plain call of `torch.relu` in a `forward` is visible only in the output of the module around it, or
-of a pooling layer.
-
-Inputs: their size, and whether they differ between the rows of a batch, where the first layer is linear, a convolution
-or recurrent. Behind an embedding, and before or behind a normalisation, the size is not measured: it says nothing
-about the data, or does not matter.
+Outputs are of each module that is a leaf or has parameters of its own, but not of the outermost one: of its first call,
+the first output tensor. Inputs are measured where the first layer is linear, a convolution or recurrent; their size
+neither behind an embedding nor beside a normalisation, where it says nothing about the data, or does not matter.
 
 Guarantees: outputs are read before they can be changed in place; only samples are kept, at most four million values
 together; no random number is drawn.

@@ -1,12 +1,9 @@
 """Samples of module outputs, and the numbers of all modules that are made of them.
 
-A module's class says where the units of its output lie, and whether they can be dead or saturated; the output gives a
-sample of its values, its extremes, and the activity of each unit. A sample is a copy of at most `quota` values;
-extremes and units cover all values, of outputs beyond 16 million values evenly spaced examples.
-
-Guarantees: the same positions each time, no random numbers; a fixed number of kernels for all modules whose samples are
-alike; no device is waited for. NaN stands for what a module does not have; non-finite values are counted and left out
-of the rest.
+A module's class says where the units of its output lie, and whether they can be dead or saturated. A sample is a copy
+of at most `quota` values; extremes and units cover all values, of outputs beyond 16 million evenly spaced examples.
+NaN stands for what a module does not have. Guarantees: the same positions each time, no random numbers; a fixed number
+of kernels for all modules whose samples are alike; no device is waited for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Entropy and largest logit of each attention head, and attention maps of some layers.
 
-`attention_entropy` (0: each query attends to one key; 1: uniform over the keys it may attend to) and
-`attention_max_logit` by module and head; `collapsed_heads` as a share of all; maps of at most `MAX_HEADS` heads and the
-first tokens. Heads are named `blocks.3.attn.head_0`. Further calls of the same module get `.1`, `.2` behind its name.
-
-Guarantees: the forward pass is unchanged; scratch memory is bounded for any sequence length; no device is waited for;
-one map at a time is on the device.
+Heads are named `blocks.3.attn.head_0`; further calls of the same module get `.1`, `.2` behind its name. Guarantees: the
+forward pass is unchanged; scratch memory is bounded for any sequence length; no device is waited for; one map at a time
+is on the device.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Attention scores before the softmax, computed block by block, and statistics of the heads.
 
 Blocks are scores by sample, head, query and key in single precision (double where the model computes in double), -inf
-where masked. Three dimensions are samples and heads in one where the module says how many heads it has; otherwise they
-are samples. Guarantees: arguments are read and never changed; the full matrix is never made: a block has at most
+where masked. Guarantees: arguments are read and never changed; the full matrix is never made: a block has at most
 `BLOCK` scores.
 
-Statistics of a head are the entropy of its weights, as a share of its maximum, and its largest score. The entropy of a
-row is log Z - E[score - max], with Z and the expectation summed over blocks of keys as in Milakov and Gimelshein,
-Online normalizer calculation for softmax (arXiv:1805.02867). A row is a share of the logarithm of the number of keys
-that it may look at; rows that may look at one key or none are left out. All rows count up to `MAX_SCORES`; of more,
-samples at even distances do, and of a single sample queries at even distances.
+The entropy of a row is log Z - E[score - max], with Z and the expectation summed over blocks of keys as in Milakov and
+Gimelshein, Online normalizer calculation for softmax (arXiv:1805.02867), as a share of the logarithm of the number of
+keys that it may look at. All rows count up to `MAX_SCORES`; of more, samples at even distances do, and of a single
+sample queries.
 """
 
 from __future__ import annotations

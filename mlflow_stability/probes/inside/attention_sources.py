@@ -1,13 +1,9 @@
 """Scores of attention that torch or a model computes without `scaled_dot_product_attention`.
 
-`nn.MultiheadAttention`: queries and keys are projected again, for its own are inside one function of torch.
-
-A model's own softmax: it is an attention if it goes over the keys of scores with three dimensions or more, and its
-result, after dropout or a mask, is summed over those keys with values that do not depend on the query. A classifier, a
-router of experts or a loss is not taken for one. Nothing of the script is kept alive.
-
-Flex attention: scores as its `score_mod` and `mask_mod` make them, and its output for where it would run without a
-compiler, both a block at a time; the table of all scores is never built.
+`nn.MultiheadAttention`: queries and keys are projected again, for its own are inside one function of torch. A model's
+own softmax is an attention if its result, after dropout or a mask, is summed over the keys with values that do not
+depend on the query: a classifier, a router of experts or a loss is not taken for one. Flex attention: scores as its
+`score_mod` and `mask_mod` make them, a block at a time. Nothing of the script is kept alive.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Finds the attention in one forward pass of a model, in whatever way it is written.
 
-Found are `scaled_dot_product_attention`, `nn.MultiheadAttention` and layers made of it, `multi_head_attention_forward`,
-flex attention, and scores that a model puts through a softmax itself and then multiplies with values; not what torch
-may fuse in modules in evaluation mode.
-
-Guarantees: each call of torch's functions is made once, and its result is returned untouched, except that a flex
-attention is answered here in a pass that is run for us alone. No hook is on a module itself, because torch leaves its
-fused paths where it finds one; nothing runs in other threads, or once the pass is over. Nothing is left on torch's
-stack of modes after `close`; where another thread closes, the mode does nothing from then on, and is removed as soon as
-code of ours runs in its own thread again.
+Not found is what torch may fuse in modules in evaluation mode. Guarantees: each call of torch's functions is made once,
+and its result is returned untouched, except that a flex attention is answered here in a pass that is run for us alone.
+No hook is on a module itself, because torch leaves its fused paths where it finds one; nothing runs in other threads,
+or once the pass is over. Nothing is left on torch's stack of modes after `close`; where another thread closes, the mode
+does nothing from then on, and is removed as soon as code of ours runs in its own thread again.
 """
 
 from __future__ import annotations

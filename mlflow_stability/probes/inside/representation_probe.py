@@ -1,17 +1,14 @@
 """Measures representations: of the modules that were named, and of those that put out sparse binary codes.
 
-For codes: the quantities of `sparse_codes`, the share of inputs that differ and the temperature; for other outputs
-ranks and cosine similarity. Codes are looked for among the outputs of all modules in the first two passes of a model
-that are measured, and of named modules in every one; on an accelerator what was found out in one pass is acted upon in
-the next. Of modules that put out one and the same tensor one is measured: the named one, else the innermost. The
-outermost module itself is not measured. Guarantees: no device is waited for; nothing of a pass is kept but numbers.
+Codes are looked for in the first two measured passes of a model; on an accelerator what was found out in one pass is
+acted upon in the next. Of modules that put out the same tensor the named one is measured, else the innermost.
+Guarantees: no device is waited for; nothing of a pass is kept but numbers.
 
 The effective rank is exp of the entropy of the singular values' shares (Roy and Vetterli, 2007; RankMe,
-arXiv:2210.02885), the stable rank the sum of their squares over the largest square; in double precision, from at most
-2,048 rows, with a Gram matrix of at most 512 rows and columns, without rows that are not finite. On the CPU they come
-from the eigenvalues. Torch waits for an accelerator when it computes those; there sums over the square roots of all
-eigenvalues x, and over sqrt(x) ln(x), are integrals over resolvents, which are traces of inverses and need no
-eigenvalue: sqrt(x) = 1/pi ∫ e^(u/2) x / (x + e^u) du, and with one more factor u under the integral sqrt(x) ln(x).
+arXiv:2210.02885), the stable rank the sum of their squares over the largest square. On the CPU they come from the
+eigenvalues x of a Gram matrix. Torch waits for an accelerator when it computes those; there the sums over sqrt(x), and
+over sqrt(x) ln(x), are integrals over resolvents, which are traces of inverses: sqrt(x) = 1/pi ∫ e^(u/2) x / (x + e^u)
+du, and with one more factor u under the integral sqrt(x) ln(x).
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Measures the routers of mixtures of experts, which it finds itself.
 
-Of each router: tokens, certainty, load, logits, the share of each expert and, where it is known, the share of dropped
-tokens. Experts are the members of a `ModuleList` or `ModuleDict` that are built alike, or slices of tensors with three
-or more dimensions, as in transformers since version 5. A candidate is beside them and owns a matrix with a row or a
-column for each expert; the other side of the matrix is as wide as what experts take, unless its name says that it is a
-router. It is a router if it put out a number for each expert before the first expert was called. Which experts got a
-token is taken from how many rows each was called with; else from the choices that the router put out, or that the
-experts were given; else from the largest scores, where an attribute such as `top_k` says how many count. Where nothing
-does, the mixture is soft: the share of an expert is its mean probability.
+Experts are the members of a `ModuleList` or `ModuleDict` that are built alike, or slices of tensors with three or more
+dimensions. A router is beside them, owns a matrix with a row or a column for each expert, and put out a number for each
+before the first expert was called. Which experts got a token is taken from how many rows each was called with; else
+from the choices that the router put out, or that the experts were given; else from the largest scores, where an
+attribute such as `top_k` says how many count; else the share of an expert is its mean probability.
 
 Guarantees: only numbers are kept; modules are searched once for each model, and a model without experts has no hook;
 no device is waited for; scratch memory is a few times that of the scores, which are thinned to four million values.

@@ -1,17 +1,12 @@
 """Sparse binary codes among module outputs: which outputs are codes, and how diverse they are.
 
 An output is taken for codes by its values; masks are not: dropout masks are not all zeros and ones, one-hot choices
-have one bit, numbers without gradient are not learnt, boolean rows must have equally many bits. The temperature that
-makes the codes is that of the module or inside it, else that of the nearest module around it.
+have one bit, numbers without gradient are not learnt, boolean rows must have equally many bits.
 
 Eight booleans side by side are one 64-bit word. Words are added up for columns, 255 rows at a time so that no byte
 overflows. For patterns eight words are folded into one without a gap, and the words of a row, mixed, are summed with
-odd weights that are always the same. Two different codes have the same sum with a chance of about 2^-58; patterns are
-counted by two independent sums and the larger count holds: that 100,000 codes are counted wrong has a chance of less
-than 1 in 10^12.
-
-Guarantees: no loop over codes or bits; no device is waited for; scratch memory is a byte for each bit and some
-megabytes.
+odd weights that are always the same; two independent sums make a wrong count of 100,000 codes less likely than 1 in
+10^12. Guarantees: no loop over codes or bits; no device is waited for; scratch memory is a byte for each bit.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Runs one batch through a model, forward and backward, without changing anything.
 
-Results are loss, gradient norms, the modules that were called, and statistics of their outputs. Without a loss
-function, only what is beyond doubt is computed: the output's own loss, cross-entropy for whole numbers as targets, the
-mean squared error for targets of the output's shape.
-
-Guarantees: parameters, gradients, buffers, random numbers, attributes, hooks and training modes are afterwards what
-they were, to the last bit; a recording of `autolog()` does not see it. Where that cannot be promised, nothing is run,
-and `reason` says why.
+Without a loss function, only what is beyond doubt is computed: the output's own loss, cross-entropy for whole numbers
+as targets, the mean squared error for targets of the output's shape. Guarantees: parameters, gradients, buffers, random
+numbers, attributes, hooks and training modes are afterwards what they were, to the last bit; a recording of `autolog()`
+does not see it. Where that cannot be promised, nothing is run, and `reason` says why.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """RMS of gradients over Adam's second moment, of the whole model and by layer.
 
 ``adam_rms`` is the root of the mean of g² / max(v, ε²), as StableAdamW defines it (https://arxiv.org/abs/2304.13013,
-section 3.5): about 1 or below is healthy. v is the second moment that the step divided by: bias-corrected, and with
-``amsgrad`` the largest so far. g is the gradient that the optimizer received, without the weight decay that Adam (not
-AdamW) adds to it.
-
-Guarantees: copies stay within the memory budget; optimizer state is read and never made; optimizers without a second
-moment in torch's layout are skipped.
+section 3.5): about 1 or below is healthy. v is the second moment that the step divided by; g is the gradient that the
+optimizer received, without a weight decay. Guarantees: copies stay within the memory budget; optimizer state is read
+and never made; optimizers without a second moment in torch's layout are skipped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Distributions of gradients and weights by layer: mean, deviation, extremes, percentiles, histogram.
 
-Guarantees: ``abs_max`` and ``zeros`` cover all values, the rest a sample at the same positions each time, without
-random numbers; a fixed number of kernels for any number of layers; a table reaches the host as one row of numbers.
-
+Guarantees: ``abs_max`` and ``zeros`` cover all values, the rest a sample at the same positions each time, at a distance
+that shares no divisor with the row length, without random numbers; a fixed number of kernels for any number of layers.
 Where two optimizers share the parameters of a layer, as Muon and AdamW do, the one that holds more of it reports it.
-The sample distance shares no divisor with the row length, so that all columns of a weight are sampled alike.
 """
 
 from __future__ import annotations

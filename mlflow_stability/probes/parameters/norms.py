@@ -1,16 +1,10 @@
 """Norms of weights, gradients, updates and momentum, and their ratios, of the whole model and by layer.
 
-``param_norm``, ``grad_param_ratio`` (gradient over weights), ``lr_ratio`` (learning rate times gradient over weights),
-``update_norm``, ``update_ratio`` (update norm over the weight norm before it) and ``momentum_norm``: of Adam's
-``exp_avg``, or of the momentum buffer of SGD, Muon and others; by layer ``grad_norm`` too; all over the parameters that
-are trained. Gradients are measured as the optimizer gets them: after the script has clipped them. A layer without a
-gradient has a norm of 0; where all weights are zero, ratios are NaN.
-
-Guarantees: norms take two kernels over all tensors and a few over their norms; updates are correct under every
-optimizer, because weights are compared; copies stay within the memory budget and live for one step; an optimizer's
-state is read and never made. Where the weights exceed the budget their updates are measured in turns, one at each
-measured step. A layer is reported with its turn, the whole model once all turns are measured. Steps that were not taken
-are not measured.
+Gradients are measured as the optimizer gets them: after the script has clipped them. A layer without a gradient has a
+norm of 0; where all weights are zero, ratios are NaN. Guarantees: norms take two kernels over all tensors and a few
+over their norms; updates are correct under every optimizer, because weights are compared; copies stay within the memory
+budget and live for one step; an optimizer's state is read and never made. Where the weights exceed the budget their
+updates are measured in turns, one at each measured step. Steps that were not taken are not measured.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """Floating point operations of a training, counted in a few of its own forward passes.
 
-Counted are matrix products, convolutions, attention and recurrent layers, multiplications and additions, by torch's
-formulas. Attention is counted in full, causal or not, as in published model FLOPs. A forward pass is counted once for
-each new shape of a batch, a few times at most; further shapes are taken in proportion to the nearest one in size.
-
-A backward pass takes twice what the forward pass takes; where only a part of the parameters is trained, the half of it
-that is for weights is counted for that part.
+Counted are matrix products, convolutions, attention (in full, causal or not) and recurrent layers, once for each new
+shape of a batch; further shapes are taken in proportion to the nearest one in size. A backward pass takes twice what
+the forward pass takes; the half of it that is for weights is counted for those that are trained.
 
 Guarantees: every operation runs as it would have, and none twice; operations without a formula are named; counting
-ends before anything is traced or compiled. What cannot be counted is not, and `reason` says why.
-
-Of a batch, the shapes and types of its tensors are read, and no value. The first tensor counts, by position or by name.
-Integers in two dimensions are tokens, one sample a row; anything else has one sample a row and zero tokens. A table of
-categories is counted as tokens.
+ends before anything is traced or compiled. What cannot be counted is not, and `reason` says why. Of a batch, the shape
+and type of the first tensor are read: integers in two dimensions are tokens; anything else has one sample a row.
 """
 
 from __future__ import annotations

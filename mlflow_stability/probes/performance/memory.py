@@ -1,10 +1,7 @@
 """Memory and utilization of the devices that a training uses, and memory of its process.
 
-Every ten steps: bytes allocated, reserved and at the peak, and the share of the device in use at that peak; every
-hundred steps, where NVML can be asked, the share of the time in which a kernel ran. The share counts what other
-processes hold and what this one had allocated at its peak: what the allocator keeps in reserve can be used again.
-
-Guarantees: no device is waited for, and no counter is reset: those are the script's.
+The share in use counts what other processes hold and what this one had allocated at its peak: what the allocator keeps
+in reserve can be used again. Guarantees: no device is waited for, and no counter is reset: those are the script's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Progress and remaining time of a training, where the number of steps is known.
 
-Every ten steps, and at the last one: ``progress`` from 0 to 1 and ``eta_seconds`` at the pace so far. Guarantees:
-correct or absent; one scan over Python's objects. A source (a schedule that ends, a trainer) must count along with the
-steps, be within its range, and agree with all others. A warm-up, a schedule that restarts and one stepped once an
-epoch are ignored. A total that the user gave is the only source.
-
+Guarantees: correct or absent; one scan over Python's objects. A source (a schedule that ends, a trainer) must count
+along with the steps, be within its range, and agree with all others; a total that the user gave is the only source.
 Sources are asked before a step, because then all of them count only earlier steps; this step is added.
 """
 

@@ -1,18 +1,13 @@
 """Times of the parts of a step: data loading, forward, backward, optimizer, exchanges, overhead of this package.
 
-Hooks mark the beginning and end of passes and steps; every ten steps the mean of each part is reported. Guarantees:
-nothing waits for a device; a part is reported only where its beginning and end were both seen.
+Guarantees: nothing waits for a device; a part is reported only where its beginning and end were both seen. On an
+accelerator one step of ten is measured with events in the device's stream; where it has none, the host's times have the
+place ``host``: when work was submitted, not when it was done. Data loading is the time from the end of a step, or of a
+backward pass, to the next forward pass, without evaluation.
 
-On an accelerator one step of ten is measured with events in the device's stream; where it has none, the host's times
-have the place ``host``: when work was submitted, not when it was done. Data loading is the time from the end of a
-step, or of a backward pass, to the next forward pass, without evaluation. Communication that is not hidden behind the
-backward pass is in `backward_time`.
-
-Exchanges of parameters and gradients between ranks are timed under DDP, FSDP2 and FSDP1. DistributedDataParallel times
-its exchange itself, in its first ten steps and in each hundredth one: its numbers are read. The collectives of FSDP are
-timed in one step of a hundred. A script's own collectives are not measured. `communication_time` is from the first to
-the last exchange under DDP, and the sum of all collectives under FSDP; `communication_exposed_time` is the part of it
-that no computation hides.
+Of exchanges between ranks, `communication_time` is from the first to the last one under DDP, which times them itself,
+and the sum of all collectives under FSDP, in one step of a hundred; `communication_exposed_time` is the part of it that
+no computation hides. A script's own collectives are not measured.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Throughput: steps, tokens, samples and FLOPs per second, and the share of the device's peak.
 
-Every ten steps: the rates since the last report, evaluation and checkpoints included, and their means over the last
-hundred steps. What the shapes of the batches do not say is not reported. A batch is counted at the first forward pass
-before each backward pass. Where processes train on batches of their own (DDP, FSDP), tokens and samples are multiplied
-by the number of processes; FLOPs are of this process, to compare with its own device.
-
-Peaks are those that the maker states for dense matrix products, without the factor of two for sparse ones, per device
-as torch sees it: of an MI250X that is one of two dies. CPUs have none: theirs depends on clock and cores. Variants with
-other clocks (laptop, "Ti", "D", Max-Q) and slices of a device (MIG) are not in the table.
+A batch is counted at the first forward pass before each backward pass. Where processes train on batches of their own
+(DDP, FSDP), tokens and samples are multiplied by their number; FLOPs are of this process, to compare with its device.
+Peaks are those that the maker states for dense matrix products, per device as torch sees it; variants with other clocks
+(laptop, "Ti", "D", Max-Q) and slices of a device (MIG) are not in the table.
 """
 
 from __future__ import annotations

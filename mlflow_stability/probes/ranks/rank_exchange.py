@@ -1,19 +1,14 @@
 """Sums rows of numbers over the processes of a training: the only exchange between them in the thread that trains.
 
-A step has one exchange: where the autopilot acts, before the update. At the steps at which processes compare what they
-have measured there is a second one, after the update, in the background. One alone would not do: a broken step must be
-known before the update, what the update has changed is known only after it, and the last step of a training is recorded
-whole, so that it cannot wait for the exchange of a next one.
-
-Before they exchange anything, processes find out whether all of them are watched: each announces itself in the store by
-which torch brought them together, and the first rank decides for all. A script that watches some ranks only waits half
-a second once, at its first step.
+A step has one exchange where the autopilot acts, before the update; at the steps at which processes compare what they
+have measured there is a second one, after the update, in the background: what the update has changed is known only
+then. Before the first one, processes find out by the store of torch.distributed whether all of them are watched. A
+script that watches some ranks only waits half a second once, at its first step.
 
 Guarantees: an earlier exchange decides which captures have one, so that every process takes part in the same ones; no
 process waits for another to be measured; one process group on the host for each set of ranks, apart from the script's
-collectives, whatever splits the model; it is made only where all processes are watched; where a process has died,
-leaves or does not answer, all go on alone, and the exchange says why. Checkpoints, written by another thread, have a
-group of their own (`rank_store`).
+collectives; it is made only where all processes are watched; where a process has died, leaves or does not answer, all
+go on alone, and the exchange says why. Checkpoints, written by another thread, have a group of their own.
 """
 
 from __future__ import annotations

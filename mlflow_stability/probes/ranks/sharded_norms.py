@@ -1,11 +1,9 @@
 """Norms of a model whose tensors are split over processes, as far as this process holds them, and which these are.
 
 For each part that a process holds there is the share with which its squares count, so that the sum over all processes
-counts every value once.
-Before and after the steps of optimizers, squares of weights, gradients, updates and momentum are taken by parameter
-and by layer; summed over all processes they are those of the whole model. Guarantees: nothing is communicated, and no
-device is waited for; a part that is unknown here makes the norm unknown; copies of weights stay within the memory
-budget and live for one step; every process measures the same parameters at the same step.
+counts every value once. Guarantees: nothing is communicated, and no device is waited for; a part that is unknown here
+makes the norm unknown; copies of weights stay within the memory budget and live for one step; every process measures
+the same parameters at the same step.
 """
 
 from __future__ import annotations

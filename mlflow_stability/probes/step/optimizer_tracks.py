@@ -2,12 +2,11 @@
 
 Muon and AdamW that share a model step in one capture and are one track. The two halves of a GAN step in captures of
 their own and are two, named by what they train; the largest model has the plain names. A new optimizer for parameters
-of one track continues it; one for parameters of several tracks, such as that of a whole model whose layers were trained
-one by one, opens a track of its own.
+of one track continues it; one for parameters of several tracks opens a track of its own.
 
-Names come from the script: the module's place in the model that it is part of, else its class, else the variable or
-attribute that holds it or its optimizer. They are chosen before the first step, and memory is searched only where there
-are several optimizers. Local variables are not read, because reading them keeps them alive.
+Names come from the script: the module's place in its model, else its class, else the variable or attribute that holds
+it or its optimizer. They are chosen before the first step. Local variables are not read, because reading them keeps
+them alive.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """What a script does with its gradients: discards them, never clears them, clips them; which steps belong together.
 
 ``zero_grad()`` has a hook; ``p.grad = None`` and ``p.grad.zero_()`` have none. One parameter of each optimizer is
-checked before and after a backward pass; all of them only where its gradient is gone or changed. If its gradient is
-unchanged since the last step when the first backward pass of the next one begins, and not zero, the next step gets the
-sum of both.
-
-No gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass (flat buffers, split
-parameters) nothing is reported. Of clipping, the norm after it is known here, and that before an engine did it.
+checked before and after a backward pass; all of them only where its gradient is gone or changed. No gradient is kept
+alive, changed or waited for. Where gradients go elsewhere in a backward pass (flat buffers, split parameters) nothing
+is reported.
 """
 
 from __future__ import annotations

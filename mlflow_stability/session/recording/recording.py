@@ -1,15 +1,13 @@
 """The recording of one run in this process: journal, detectors, loss checks.
 
-Each capture gets a journal line; the halves of a GAN have lines of the same step. Guarantees: detectors see what the
-journal holds, in the same order; a missing loss is reported once, discarded losses at most once in
-`REPORT_EVERY_STEPS` steps.
+Guarantees: detectors see what the journal holds, in the same order; every step is judged once; a missing loss is
+reported once, discarded losses at most once in `REPORT_EVERY_STEPS` steps.
 
-Detectors run in batches of steps: three times cheaper than step by step. Guarantees: every step is judged once, in
-order. Where nothing acts on findings, within a second, also while the training is paused: a thread of ours judges then;
-non-finite values are judged at once, with all steps before. The thread does not run while the process forks, nor in the
-forked process, nor after `stop`. Its error is raised in the next call of the training. Where the autopilot acts on
-findings, only normal steps wait, by their number and not by the clock: the same training is rolled back at the same
-steps again.
+Detectors run in batches of steps: three times cheaper than step by step. Where nothing acts on findings, within a
+second, also while the training is paused, by a thread of ours; non-finite values are judged at once, with all steps
+before. The thread does not run while the process forks, nor in the forked process, nor after `stop`; its error is
+raised in the next call of the training. Where the autopilot acts on findings, only normal steps wait, by their number
+and not by the clock: the same training is rolled back at the same steps again.
 """
 
 from __future__ import annotations
