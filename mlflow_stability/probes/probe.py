@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
@@ -34,23 +35,7 @@ class StepView(NamedTuple):
     """Before a step: the number of steps in a row whose gradients were clipped only after they had been used."""
 
 
-class Guard(Protocol):
-    """Wraps the body of a hook so that an error of ours never reaches the training.
-
-    The wrapped body returns None once its part is switched off, or when it failed.
-    """
-
-    def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a body that belongs to a part, such as ``gradient norm``."""
-        ...
-
-    @property
-    def off(self) -> Mapping[str, str]:
-        """The parts that are switched off, and why."""
-        ...
-
-    def contain(self, part: str, failure: BaseException, forget: Callable[[], None] | None = None) -> None:
-        """Runs within ``except`` in a wrapped body: end an error of a part of it there, raise any other again."""
+Guard: TypeAlias = PartGuard  # wraps the body of a hook so that an error of ours never reaches the training
 
 
 def next_multiple(step: int, *periods: int) -> int:

@@ -237,36 +237,18 @@ class ProbeScheduler:
 
 
 class NoProbes:
-    """A scheduler where nothing is recorded."""
+    """A scheduler where nothing is recorded: its other methods do nothing."""
 
     step = 0
-
-    def backward_began(self, tensors: Any) -> None: ...
-
-    def backward_ended(self) -> None: ...
-
-    def before_step(
-        self,
-        optimizer: Optimizer,
-        unscale: Tensor | None,
-        place: str,
-        norms: Sequence[Tensor | float],
-        limits: Mapping[str, float] = NO_LIMITS,
-        begins_step: bool = True,
-        kept_for: int = 0,
-        late_clips: int = 0,
-    ) -> None: ...
-
-    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None: ...
 
     def end(self, _begins_step: bool = True) -> tuple[Sequence[Block], Sequence[Table]]:
         return (), ()
 
-    def pass_over(self) -> None: ...
+    def __getattr__(self, _method: str) -> Callable[..., None]:
+        return _do_nothing
 
-    def forget(self) -> None: ...
 
-    def close(self) -> None: ...
+def _do_nothing(*_: Any) -> None: ...
 
 
 class _GuardedProbe:

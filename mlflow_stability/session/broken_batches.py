@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -214,12 +214,7 @@ def is_new_spike(event: Finding) -> bool:
     return event.kind in SPIKES and event.facts.found_first is None
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The batch of a step that is not judged yet."""
-
-    step: int
-    passes: tuple[CapturedBatch, ...]
+_Held: TypeAlias = tuple[int, tuple[CapturedBatch, ...]]  # a step that is not judged yet, and its batch
 
 
 class SpikeBatches:
@@ -237,9 +232,9 @@ class SpikeBatches:
 
     def judged(self, step: int, events: Sequence[Finding]) -> None:
         held = self._held
-        if held is None or step < held.step:
+        if held is None or step < held[0]:
             return
-        if step == held.step:
+        if step == held[0]:
             spike = next((event for event in events if is_new_spike(event)), None)
             self._found = None if spike is None else (held, spike)
         self._held, self.highest = None, -math.inf
@@ -257,9 +252,9 @@ class SpikeBatches:
         if not self._report.keeps_spikes:
             self.highest = math.inf
         elif math.isfinite(values[at]) and values[at] > self.highest:
-            self._held, self.highest = _Held(step, self._report.inputs_of_step()), values[at]
+            self._held, self.highest = (step, self._report.inputs_of_step()), values[at]
 
     def _tell(self) -> None:
         if self._found is not None:
-            (held, spike), self._found = self._found, None
-            self._report.keep_spike(spike, self._emit, held.passes)
+            ((_, passes), spike), self._found = self._found, None
+            self._report.keep_spike(spike, self._emit, passes)

@@ -98,8 +98,7 @@ class EndingWatch:
 
     def still_running(self) -> None:
         """Training continues, so a ``sys.exit`` was caught."""
-        if self.closing.outcome != "finished":
-            self.closing = Closing("finished")
+        self.closing = Closing("finished")
 
     def remove(self) -> None:
         while self._undo:

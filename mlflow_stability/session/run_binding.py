@@ -247,9 +247,11 @@ class RunBinding:
         if recording is not None and recording.step >= recording.opening.first_step:
             recording.record_script_metrics(self.heard.take(self.current_run_id()))
 
-    def current_run_id(self) -> str | None:
-        """Return the run of the recording in progress, or of the last one, if known by now."""
-        return self._own_run_id(0.0) if self._own else self._run_id
+    def current_run_id(self, wait: float = 0.0) -> str | None:
+        """Return the run of the recording in progress, or of the last one, if known within `wait` seconds."""
+        if self._own and self._run_id is None and self._folder is not None and self._recording_link is not None:
+            self._run_id = self._recording_link.run_id(self._folder, wait)
+        return self._run_id
 
     def recorded_run(self, output: TrainingOutput, settle: Callable[[], None]) -> RecordedRun | None:
         """Return the recording in progress, or the last one, for reading its run; None before the first step."""
@@ -271,22 +273,13 @@ class RunBinding:
             where = f"offline in {link.folder.parent}."
         output.recording_begins(where, partial(link.run, self._folder))
 
-    def await_run_id(self) -> str | None:
-        return self._own_run_id() if self._own else self._run_id
-
-    def _own_run_id(self, wait: float = RUN_ID_WAIT) -> str | None:
-        """Return the id of the run that the courier started for us."""
-        if self._own and self._run_id is None and self._folder is not None and self._recording_link is not None:
-            self._run_id = self._recording_link.run_id(self._folder, wait)
-        return self._run_id if self._own else None
-
     def _joinable_run_id(self) -> str | None:
         """Return our run for a metric of the script; None where the script has switched to another store since."""
         opening = self._opened
         if opening is None or opening.pid != os.getpid() or not (self._own or self._ours):
             return None
         same = _address(opening.directory) == self._recording_address and experiment_id() == opening.experiment_id
-        return (self._own_run_id(JOIN_WAIT) or self._run_id) if same else None
+        return self.current_run_id(JOIN_WAIT) if same else None
 
     def cell_ended(self, closing: Closing) -> int:
         """End the recording of our own run with a notebook's cell; return its number of steps.

@@ -40,7 +40,7 @@ from mlflow_stability.session.process_end import CellEnd, EndingWatch, ThreadEnd
 from mlflow_stability.session.rank_comparison import RankComparison, rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.unseen_training import UnseenTraining
-from mlflow_stability.session.run_binding import RunBinding
+from mlflow_stability.session.run_binding import RUN_ID_WAIT, RunBinding
 from mlflow_stability.session.training_output import TrainingOutput
 from mlflow_stability.tracking.in_process import announce, end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.result import Finding
@@ -99,7 +99,7 @@ class Session:
         """The MLflow run that is recorded into, once known; after a recording it is waited for."""
         run_id = self._binding.current_run_id()
         if run_id is None and self._binding.recording is None:
-            run_id = self._binding.await_run_id()
+            run_id = self._binding.current_run_id(RUN_ID_WAIT)
         return run_id
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ class Session:
         links = self._binding.links.values()
         late = wait_for_delivery([DeliveringCourier(link, seconds, self._output, seconds) for link in links])
         if not late:
-            self._guard("the run's id", self._binding.await_run_id)()
+            self._guard("the run's id", self._binding.current_run_id)(RUN_ID_WAIT)
         return not late
 
     def _bring_all_in(self) -> None:

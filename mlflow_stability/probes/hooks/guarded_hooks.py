@@ -192,7 +192,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class PartGuard:
-    """Wraps the bodies of hooks."""
+    """Wraps the bodies of hooks; one returns None once its part is switched off, or when it failed."""
 
     def __init__(self, strict: bool, on_failure: OnFailure) -> None:
         self.off: dict[str, str] = {}  # parts that are switched off, and why

@@ -106,10 +106,10 @@ class RankWatch:
         self._meet = guard("other processes", self._meet_others)
         self._gradients = guard("gradient norm", self._measure_gradients)
         self._before = guard("norms of split weights", self._before_step)
-        self._after = guard("norms of split weights", self._after_step)
+        self.after_step = guard("norms of split weights", self._after_step)
         self._collect = guard("norms of split weights", self._collect_norms)
         self._take = guard("other processes", self._take_share)
-        self._poll = guard("other processes", self._poll_others)
+        self._poll = guard("other processes", self.poll)
         self._on_table = guard("comparison of ranks", on_table)
         self._on_meet = guard("comparison of ranks", on_meet)
 
@@ -152,7 +152,7 @@ class RankWatch:
 
     def before_step(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None, step: int) -> None:
         """Run when gradients are complete; `step` is that of the recording, or 0."""
-        self._poll()
+        self._poll(ANSWER_SECONDS if self.waits else 0.0)
         numbers = self._numbers
         if numbers is None or numbers.is_over or self._exchanges.is_paused or self.ranks is None:
             return
@@ -163,9 +163,6 @@ class RankWatch:
         self._gradients(capture, optimizer, unscale)
         if at is not None and (at % EVERY == 0 or at in FIRST or at % self._layers_every == 0):
             self._before(optimizer, unscale)
-
-    def after_step(self, optimizer: Optimizer, skipped: bool) -> None:
-        self._after(optimizer, skipped)
 
     def capture_ended(self, capture: StepCapture) -> LocalShare:
         self._collect()
@@ -313,7 +310,7 @@ class RankWatch:
         if norms is not None:
             if not norms.knows(optimizer):
                 norms.learn(self._living())
-            norms.before_step(optimizer, unscale, updates=True)
+            norms.before_step(optimizer, unscale)
 
     def _after_step(self, optimizer: Optimizer, skipped: bool) -> None:
         share = self._share
@@ -358,10 +355,6 @@ class RankWatch:
         )
         self._numbers.take(measured, to, alone=self._exchanges.is_paused)
         return True
-
-    def _poll_others(self) -> None:
-        if self._numbers is not None:
-            self._numbers.poll(ANSWER_SECONDS if self.waits else 0.0)
 
 
 def _whole_numbers(key: str, squares: Sequence[float], norm: float | None = None) -> Sequence[float]:

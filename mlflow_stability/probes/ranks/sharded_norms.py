@@ -149,7 +149,7 @@ class SplitLayerNorms:
         held = self._held.get(optimizer)
         return held is not None and held.key == _key(optimizer)
 
-    def before_step(self, optimizer: Optimizer, unscale: Tensor | None, updates: bool) -> None:
+    def before_step(self, optimizer: Optimizer, unscale: Tensor | None) -> None:
         """Take squares of weights and gradients, and copy weights whose updates are to be measured."""
         held: _Held = self._held[optimizer]
         parameters = _trained(optimizer)
@@ -163,7 +163,7 @@ class SplitLayerNorms:
             forces = self._gradients(parameters, weights, unscale)
             rates = rates_by_parameter(optimizer, held.groups, weights)
             self._add("norms", torch.stack((weights * shares, forces, forces * rates.square())))
-            if updates and held.chunks is not None:
+            if held.chunks is not None:
                 pieces = [piece.of(local) for piece in held.chunks.now]
                 copies = flat_copies(pieces)
                 copied_squares = squares(copies)

@@ -97,9 +97,7 @@ class HeldGradients:
             self._guard.contain(DISCARDED, error)
 
     def kept_for(self, optimizer: Optimizer) -> int:
-        """Return in how many steps in a row the gradients of the step before were added; 0 while that is not
-        certain.
-        """
+        """Return in how many steps in a row the gradients of the step before were added; 0: that is not certain."""
         entry = self.followed.get(id(optimizer))
         return 0 if entry is None or entry.kept_for < MIN_KEPT_STEPS or not entry.is_not_zero() else entry.kept_for
 
@@ -139,20 +137,6 @@ class HeldGradients:
 
 
 class _FollowedParameter:
-    __slots__ = (
-        "ever_reached",
-        "gradient",
-        "holds_last",
-        "kept_for",
-        "optimizer",
-        "parameter",
-        "reached",
-        "stepped",
-        "steps",
-        "values",
-        "version",
-    )
-
     def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.parameter = TensorWeakRef(parameter)

@@ -390,7 +390,7 @@ class Autopilot:
         decision, self._ranks.pending = self._ranks.pending or NOTHING, None
         if not late and self._scaler is not None and (self._decider.cuts_scale or self._decider.calms_scaler):
             self._run(AutopilotPart.LOSS_SCALE, self._settle_scale, self._scaler)
-        if self._keeps or self._states.has_checkpoints:
+        if self._keeps or self._states.cadence is not None:
             # Without rollbacks no checkpoint is deleted.
             self._run(AutopilotPart.SNAPSHOTS, self._states.prove, decision, self.step, self._keeps)
         ending = decision.ending
@@ -444,7 +444,7 @@ class Autopilot:
             self._states.take(parts, self.step, self._decider.loss, self._rates, ring=ring, disk=disk)
 
     def _due(self) -> tuple[bool, bool]:
-        if not (self._keeps or self._states.is_wanted) or not self._parts.are_there():
+        if not (self._keeps or self._states.wanted is not None) or not self._parts.are_there():
             return False, False
         ring, disk = self._states.is_due(self._parts, self.step)
         return ring and self._keeps, disk
@@ -452,7 +452,7 @@ class Autopilot:
     def _roll_back(self, decision: Decision) -> bool:
         gone = self._rollback.run(decision, self.step, self._all_parts())
         self._was_rolled_back = self._was_rolled_back or gone
-        self._decider.forget_skips()
+        self._decider.skips.forget_row()
         return gone
 
     def _run(self, part: AutopilotPart, body: Callable[..., Any], *args: Any) -> Any:

@@ -101,7 +101,7 @@ class Decider:
         self._history = self._before = RollbackHistory()
         """The history, and what it was before the last rollback was decided."""
         self._losses = LossHistory()
-        self._skips = SkipCount(policy)
+        self.skips = SkipCount(policy)
         self._skipped_before: dict[str, float] = {}
         self._adjusts = bool(policy.reset_at_spike or policy.cut_learning_rate or policy.act_ahead)
         self._was_cut = False
@@ -113,10 +113,6 @@ class Decider:
         self._stop_heard: Stop | None = None  # a reason to stop among the metrics that the script logged
         self._is_stop_reported = False
         self._origin: Finding | None = None  # where the last non-finite value was traced to
-
-    @property
-    def ends_training(self) -> bool:
-        return self._policy.on_give_up == "raise"
 
     @property
     def rollbacks(self) -> int:
@@ -134,7 +130,7 @@ class Decider:
             self.loss = record.loss
         if not record.asked_for:
             self._modifier.read(record)
-            skips = self._skips.step(
+            skips = self.skips.step(
                 record.step,
                 record.was_skipped_by,
                 record.loss_scale,
@@ -254,9 +250,6 @@ class Decider:
     def not_restored(self) -> None:
         self._history = replace(self._history, gave_up=True)
 
-    def forget_skips(self) -> None:
-        self._skips.forget_row()
-
     def _decide(self, record: StepRecord, known_parts: KnownParts) -> Decision:
         # The loss of a skipped step may belong to discarded weights; that of a broken batch is meaningless.
         if not (record.asked_for or record.was_skipped_by):
@@ -324,7 +317,7 @@ class Decider:
 
     def _give_up(self, decision: Decision, step: int, overflowed_in_half: bool) -> Decision:
         wanted = self._policy.on_give_up
-        ends = decision.nothing_left if wanted is None else decision.final and self.ends_training
+        ends = decision.nothing_left if wanted is None else decision.final and wanted == "raise"
         origin = self._origin if self._origin is not None and self._origin.step >= decision.onset else None
         none_taken = not self._losses.has_taken
         remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half, no_step_taken=none_taken)

@@ -119,12 +119,12 @@ class States:
         self.quiet_until = 0  # before this step, a healthy step changes nothing here, and no state is due
         self._nbytes: int | None = None
         self._split: StateSplit | None = None  # what splits the state over ranks, so that it has no checkpoints
-        self._wanted: float | None = None  # metric of a requested checkpoint that is not written yet; NaN: without one
+        self.wanted: float | None = None  # metric of a requested checkpoint that is not written yet; NaN: without one
         self.findings: list[Finding] = []
         self._unfit: set[int] = set()  # steps of states, also on disk, that do not fit the training
         self._due_from = first_step - 1 + policy.rollback_checkpoint_interval
         self.writer: CheckpointWriter | None = None
-        self._cadence: CheckpointCadence | None = None
+        self.cadence: CheckpointCadence | None = None
         self._off = guard.off
         self._cadence_is_due = guard(AutopilotPart.CHECKPOINTS, CheckpointCadence.is_due)
         self._begin_checkpoints = guard(AutopilotPart.CHECKPOINTS, self._begin)
@@ -179,11 +179,11 @@ class States:
             if parts is None:
                 return False, False
             self._nbytes = bytes_of_state(parts)
-        wanted = self._wanted is not None
-        if self._cadence is None:
+        wanted = self.wanted is not None
+        if self.cadence is None:
             disk = (wanted or step >= self._due_from) and AutopilotPart.CHECKPOINTS not in self._off
         else:
-            disk = bool(self._cadence_is_due(self._cadence, step, wanted))
+            disk = bool(self._cadence_is_due(self.cadence, step, wanted))
         if disk and self._split is not None:
             self._due_from = NEVER
             self.findings.append(no_checkpoints_event(self._split, step))
@@ -210,8 +210,8 @@ class States:
         if disk and self.writes_together:  # now, for between a forward and a backward pass FSDP2 shows whole parameters
             self._layouts = layouts_of(parts)
         self._nbytes = copy.nbytes
-        if disk and self._wanted is not None:
-            value, self._wanted = (None if math.isnan(self._wanted) else self._wanted), None
+        if disk and self.wanted is not None:
+            value, self.wanted = (None if math.isnan(self.wanted) else self.wanted), None
         self.incomplete = IncompleteState(copy, loss, value, ring, disk)
         self.quiet_until = 0
         self._rates[step] = dict(rates)
@@ -229,8 +229,8 @@ class States:
             self.ring.add(copy, waiting.loss)
         if waiting.disk and self._split is None:
             self._begin_checkpoints()
-            if self._cadence is not None and AutopilotPart.CHECKPOINTS not in self._off:
-                return self._cadence.take(copy, waiting.loss, waiting.value)
+            if self.cadence is not None and AutopilotPart.CHECKPOINTS not in self._off:
+                return self.cadence.take(copy, waiting.loss, waiting.value)
         return True
 
     def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates, value: float | None = None) -> bool:
@@ -247,7 +247,7 @@ class States:
         if self.writer is not None and self.writer.is_busy and not self._may_wait(parts, value):
             return False
         if self.writes_together and not self._alone:
-            self._wanted = math.nan if value is None else value
+            self.wanted = math.nan if value is None else value
             self.quiet_until = 0
             return AutopilotPart.CHECKPOINTS not in self._off
         self.complete(parts)
@@ -260,7 +260,7 @@ class States:
         if waiting is not None and waiting.copy.step == step and waiting.disk:
             self.incomplete = dataclasses.replace(waiting, value=value)
             return self.complete(parts)
-        if self._cadence is None or self.writer is None or not self._cadence.has(step):
+        if self.cadence is None or self.writer is None or not self.cadence.has(step):
             return False
         self.writer.set_value(step, value)
         return True
@@ -271,14 +271,6 @@ class States:
             return True
         return value is not None and free_memory() > ROOM * bytes_of_state(parts)
 
-    @property
-    def has_checkpoints(self) -> bool:
-        return self._cadence is not None
-
-    @property
-    def is_wanted(self) -> bool:
-        return self._wanted is not None
-
     def prove(self, decision: Decision, step: int, rejects: bool = True) -> None:
         """Note the end of a step: healthy steps verify states, trouble drops them.
 
@@ -287,20 +279,20 @@ class States:
         if decision.trouble:
             self.incomplete = None
             self.ring.trouble()
-            if self._cadence is not None:
-                self._cadence.trouble(rejects=rejects)
+            if self.cadence is not None:
+                self.cadence.trouble(rejects=rejects)
         elif decision.healthy:
             self.untracked = None
             self.ring.healthy(step)
-            if self._cadence is not None:
-                self._cadence.healthy(step)
+            if self.cadence is not None:
+                self.cadence.healthy(step)
 
     def find_next_change(self, keeps: bool) -> None:
         """Update `quiet_until`; `keeps`: whether states are kept at all."""
         self.quiet_until = 0
-        if self.incomplete is not None or self.untracked is not None or self._wanted is not None:
+        if self.incomplete is not None or self.untracked is not None or self.wanted is not None:
             return
-        cadence = self._cadence
+        cadence = self.cadence
         if keeps:
             disk = self._due_from if cadence is None else cadence.next_change
             self.quiet_until = min(self.ring.next_change, disk)
@@ -401,8 +393,8 @@ class States:
         self.incomplete = None
         self.quiet_until = 0
         self.ring.rolled_back(step)
-        if self._cadence is not None:
-            self._cadence.trouble()
+        if self.cadence is not None:
+            self.cadence.trouble()
 
     def events(self) -> list[Finding]:
         """Return findings about checkpoints since the last call."""
@@ -429,9 +421,9 @@ class States:
             self.writer.close(seconds)
 
     def _begin(self) -> None:
-        if self._cadence is None:
+        if self.cadence is None:
             self.writer = CheckpointWriter(self._new_store(), self.ring.is_finite)
-            self._cadence = CheckpointCadence(self._policy, self.writer)
+            self.cadence = CheckpointCadence(self._policy, self.writer)
 
     def _new_store(self) -> CheckpointStore | RankStore:
         together, policy = self.writes_together, self._policy

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -81,15 +80,6 @@ class StaleGraphs:
 ELSEWHERE = "Another process of this training could not restore its previous state."
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """A rollback before anything is changed."""
-
-    began: float
-    parts: TrainingParts
-    easing: EasingPlan
-
-
 class TrainingRollback:
     def __init__(
         self,
@@ -107,7 +97,7 @@ class TrainingRollback:
         self._off, self._settle = guard.off, context.settle
         self.is_running = False  # decisions made meanwhile are void
         self.stale = StaleGraphs()
-        self._staged: _Staged | None = None
+        self._staged: tuple[float, TrainingParts, EasingPlan] | None = None  # with the time when it began
         self._misfit = "it is refused in another process"  # why the last state did not fit
         self._stage = guard(AutopilotPart.ROLLBACK, self._stage_state)
         self._restore = guard(AutopilotPart.ROLLBACK, self._restore_state)
@@ -162,7 +152,7 @@ class TrainingRollback:
         easing = EasingPlan(
             step + 1, decision.easing_factor, decision.easing_steps, lasting, held, policy.hold_doubles_in
         )
-        self._staged = _Staged(began, parts, easing)
+        self._staged = began, parts, easing
         return True
 
     def _restore_state(self) -> bool:
@@ -171,8 +161,8 @@ class TrainingRollback:
 
     def _after_restore(self, decision: Decision, step: int) -> None:
         assert self._staged is not None
-        staged, self._staged = self._staged, None
-        optimizers, easing = staged.parts.optimizers, staged.easing
+        (began, parts, easing), self._staged = self._staged, None
+        optimizers = parts.optimizers
         copies_left = self._states.finish(decision.target)
         if self._policy.reset_momentum:
             for optimizer in optimizers:
@@ -189,7 +179,7 @@ class TrainingRollback:
         event = rollback_event(
             decision,
             step,
-            seconds=time.perf_counter() - staged.began,
+            seconds=time.perf_counter() - began,
             rollbacks=max(self._decider.rollbacks, recording.attempt + 1),
             learning_rate=easing.first_rate(optimizers[number]) if optimizers else math.nan,
             copies_left=copies_left,
@@ -215,7 +205,7 @@ class TrainingRollback:
         self._decider.not_restored()
         self._emit(not_restored_event(decision, step, why, rollbacks=self._decider.rollbacks, not_restored=left))
         self._ranks.forget()
-        if self._decider.ends_training:
+        if self._policy.on_give_up == "raise":
             reason = f"the rollback failed ({why})"
             raise TrainingDiverged(f"Training stopped at step {step}: {reason}.", reason)
 

@@ -21,7 +21,6 @@ from dataclasses import asdict, replace
 from enum import Enum
 from math import isfinite
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakSet
 
 from mlflow_stability.detectors.detector import Detector
@@ -114,19 +113,6 @@ class Judging(Enum):
     DEFERRED = "within a second"
 
 
-class Detection(Protocol):
-    """Judges the steps of one recording."""
-
-    def take(self, step: StepReading) -> list[Finding]:
-        """Judge this step now or later; return what was found now, also in earlier steps."""
-
-    def settle(self) -> list[Finding]:
-        """Judge all steps that wait."""
-
-    def stop(self) -> None:
-        """Judge nothing more but in `take` and `settle`."""
-
-
 class GroupedDetection:
     """Judges normal steps in groups, and any other step at once, after those that wait.
 
@@ -138,6 +124,7 @@ class GroupedDetection:
         self._waiting: deque[StepReading] = deque()
 
     def take(self, step: StepReading) -> list[Finding]:
+        """Judge this step now or later; return what was found now, also in earlier steps."""
         self._waiting.append(step)
         if len(self._waiting) < GROUP and self._is_usual(step):
             return []
@@ -291,7 +278,7 @@ class Recording:
         self._losses = LossCount()
         self._running = RollingStatistics(opening.log_every_n_steps)
         self._guard = guard
-        self._late: Detection  # judges steps later, or at once where each is unusual
+        self._late: DeferredDetection | GroupedDetection  # judges steps later, or at once where each is unusual
         if judging is Judging.DEFERRED:
             self._late = DeferredDetection(self._panel_judges)
         else:
