@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType, rendered
+from mlflow_stability.vocabulary.discovery import note_of
 from mlflow_stability.vocabulary.result import Remedy, Severity
 
 PARAGRAPHS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
@@ -81,12 +82,12 @@ def documentation_of(finding_type: type[FindingType]) -> FindingDocumentation:
 
 
 def _thresholds(finding_type: type[FindingType]) -> tuple[Threshold, ...]:
-    """Return the fields with their docstrings, the class's own before inherited ones."""
+    """Return the fields with their notes, the class's own before inherited ones."""
     meanings: dict[str, str] = {}
     for cls in finding_type.__mro__:
         if cls is FindingType:
             break
-        meanings = _field_docstrings(cls) | meanings
+        meanings = _field_notes(cls) | meanings
     usual, own = finding_type(), vars(finding_type).get("__annotations__", {})
     values = {field.name: getattr(usual, field.name) for field in fields(usual)}
     return tuple(
@@ -96,10 +97,12 @@ def _thresholds(finding_type: type[FindingType]) -> tuple[Threshold, ...]:
 
 
 @cache
-def _field_docstrings(cls: type) -> dict[str, str]:
-    (body,) = (node.body for node in ast.parse(inspect.getsource(cls)).body if isinstance(node, ast.ClassDef))
+def _field_notes(cls: type) -> dict[str, str]:
+    source = inspect.getsource(cls)
+    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     return {
-        field.target.id: " ".join(str(ast.literal_eval(docstring.value)).split())
-        for field, docstring in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr)
+        field.target.id: note
+        for field, below in pairwise([*body, ast.Pass()])
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if (note := note_of(field, below, source.splitlines()))
     }

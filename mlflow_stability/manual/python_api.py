@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import mlflow_stability
+from mlflow_stability.vocabulary.discovery import note_of
 
 _DETECTORS = (
     "The classes of detectors are in `mlflow_stability.kinds`: "
@@ -38,12 +39,12 @@ def argument_meanings(name: str) -> dict[str, str]:
 
 
 def field_meanings(name: str) -> dict[str, str]:
-    """Return the text under each field of a public class."""
-    return {field: meaning for field, _, _, meaning in _fields(_class(name))}
+    """Return the note on each field of a public class."""
+    return {field: meaning for field, _, _, meaning in _fields(name)}
 
 
 def field_rows(name: str) -> Iterator[str]:
-    yield from _field_table(_class(name))
+    yield from _field_table(name)
 
 
 def argument_rows(name: str) -> Iterator[str]:
@@ -55,17 +56,15 @@ def argument_rows(name: str) -> Iterator[str]:
         yield f"| `{argument.arg}` | {value} | {meanings[argument.arg]} |"
 
 
-def _definition(name: str) -> Definition:
+def _source(name: str) -> str:
     # By its path: `importlib.util.find_spec` imports the packages around a module, and with them torch.
     file = Path(mlflow_stability.__file__).parent.joinpath(*mlflow_stability.PUBLIC[name].split(".")[1:])
-    tree = ast.parse(file.with_suffix(".py").read_text(encoding="utf-8"))
-    return next(node for node in tree.body if isinstance(node, Definition) and node.name == name)
+    return file.with_suffix(".py").read_text(encoding="utf-8")
 
 
-def _class(name: str) -> ast.ClassDef:
-    definition = _definition(name)
-    assert isinstance(definition, ast.ClassDef)
-    return definition
+def _definition(name: str) -> Definition:
+    body = ast.parse(_source(name)).body
+    return next(node for node in body if isinstance(node, Definition) and node.name == name)
 
 
 def _docstring(definition: Definition) -> str:
@@ -77,7 +76,7 @@ def _description(definition: Definition, name: str) -> Iterator[str]:
         yield from ("```text", _signature(definition, name), "```", "")
     yield _docstring(definition)
     if isinstance(definition, ast.ClassDef):
-        yield from _field_table(definition)
+        yield from _field_table(name)
         for method in definition.body:
             if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
                 summary = _docstring(method).split("\n\n")[0].replace("\n", " ")
@@ -130,9 +129,9 @@ def _arguments(text: str) -> list[str]:
     return [_ANNOTATED_DEFAULT.sub(r"\1 = ", part.strip()) for part in (*arguments, argument) if part.strip()]
 
 
-def _field_table(definition: ast.ClassDef) -> Iterator[str]:
+def _field_table(name: str) -> Iterator[str]:
     """Yield a table of the fields of a dataclass, or of the members of an enumeration."""
-    rows = list(_fields(definition))
+    rows = list(_fields(name))
     if rows:
         yield from ("", "| field | type | default | meaning |", "| --- | --- | --- | --- |")
     for *code, meaning in rows:
@@ -140,11 +139,11 @@ def _field_table(definition: ast.ClassDef) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
+def _fields(class_name: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, type, default and meaning."""
-    for field, below in pairwise([*definition.body, ast.Pass()]):
-        text = below.value if isinstance(below, ast.Expr) else None
-        meaning = " ".join(str(text.value).split()) if isinstance(text, ast.Constant) else ""
+    lines = _source(class_name).splitlines()
+    for field, below in pairwise([*_definition(class_name).body, ast.Pass()]):
+        meaning = note_of(field, below, lines)
         if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
             yield ast.unparse(field.target), ast.unparse(field.annotation), _default(field.value), meaning
         elif isinstance(field, ast.Assign) and not ast.unparse(field.targets[0]).startswith("_"):

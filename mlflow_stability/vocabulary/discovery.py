@@ -1,13 +1,16 @@
-"""Find what the modules of a package define, so that adding a file is enough."""
+"""Find what the modules of a package define, so that adding a file is enough, and what stands behind it."""
 
 from __future__ import annotations
 
+import ast
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from inspect import isabstract
 from types import ModuleType
 from typing import TypeVar
+
+from mlflow_stability.vocabulary.text.phrases import sentence
 
 _T = TypeVar("_T")
 
@@ -33,3 +36,13 @@ def subclasses_in(package: str, parent: type[_T]) -> tuple[type[_T], ...]:
         if isinstance(value, type) and issubclass(value, parent) and value.__module__ == module.__name__
         if not isabstract(value)
     )
+
+
+def note_of(statement: ast.stmt, below: ast.stmt, lines: Sequence[str]) -> str:
+    """Return the note behind a constant or a field of these lines, as a sentence, or else the text below it."""
+    behind = lines[(statement.end_lineno or statement.lineno) - 1].partition("  # ")[2]
+    if behind:
+        return sentence(behind)
+    if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+        return " ".join(below.value.value.split())
+    return ""

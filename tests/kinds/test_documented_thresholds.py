@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kinds.changed_thresholds import CLASSES, changed, default_of
 from mlflow_stability.detectors.finding_type import FindingType, rendered
 from mlflow_stability.kinds.catalog import RULES, TYPES
 from mlflow_stability.kinds.documentation import documentation_of
+from mlflow_stability.vocabulary.discovery import note_of
 
 PLACEHOLDER = re.compile(r"\{[^}]*\}")
 NUMBER = re.compile(r"(?<![\w.,:/(-])(\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)( %)?(?![\w-]|\.\d|,\d)")
@@ -37,14 +39,15 @@ def template(cls: type[Any]) -> ast.ClassDef:
 
 
 def texts(cls: type[Any]) -> Iterator[str]:
-    """The sentences that say when something is found, and those below the fields."""
+    """The sentences that say when something is found, and the notes on the fields."""
     node = template(cls)
     first, *paragraphs = (ast.get_docstring(node) or "").split("\n\n")
     yield first
     yield from (each for each in paragraphs if each.startswith(SEEN))
-    for before, under in zip(node.body, node.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant):
-            yield str(under.value.value)
+    lines = inspect.getsource(cls).splitlines()
+    for field, under in pairwise([*node.body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign):
+            yield note_of(field, under, lines)
 
 
 def forms(value: Any) -> Iterator[tuple[float, bool]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ from mlflow_stability.manual.pages import (
     rule_paragraph,
 )
 from mlflow_stability.reports.terminal_kit import TerminalWriter
+from mlflow_stability.vocabulary.discovery import note_of
 from mlflow_stability.vocabulary.presets import PRESETS
-from mlflow_stability.vocabulary.text.phrases import sentence
 
 FOLDERS = ("curves", "detectors", "diagnosis", "kinds", "recovery")
 CONFIGS = ("Limits", "Lookback")  # ends of the names of classes whose fields are such numbers
@@ -87,15 +88,12 @@ def _parts(node: ast.expr) -> list[ast.expr]:
 
 
 def _meaning(statements: list[ast.stmt], lines: list[str]) -> str:
-    """Return the text behind the first of these constants, or below it; those in a row share that of the last."""
-    for place, node in enumerate(statements):
-        text = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
-        if text:
-            return sentence(text)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            return " ".join(node.value.value.split())
+    """Return the note on the first of these constants; those in a row share that of the last."""
+    for place, (node, below) in enumerate(pairwise([*statements, ast.Pass()])):
         if place and not isinstance(node, ast.Assign):
             return ""
+        if note := note_of(node, below, lines):
+            return note
     return ""
 
 
