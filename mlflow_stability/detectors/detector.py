@@ -49,18 +49,14 @@ class Detector(FindingType, ABC):
     Annotated fields are thresholds; class variables say what the detector looks at.
     """
 
-    quantities: ClassVar[tuple[str, ...]]
-    """The quantities to look at; those of one place share one state."""
-    compared: ClassVar[tuple[str, ...]] = ()
-    """Those of them that are compared with their baseline."""
-    across_places: ClassVar[bool] = False
-    """Whether all places share one state."""
+    quantities: ClassVar[tuple[str, ...]]  # the quantities to look at; those of one place share one state
+    compared: ClassVar[tuple[str, ...]] = ()  # those of them that are compared with their baseline
+    across_places: ClassVar[bool] = False  # whether all places share one state
     takes_losses: ClassVar[bool] = True
     """Whether `step` is called with each loss; else the detector reads the losses of `Progress` alone."""
     places: ClassVar[str] = ALL
     """Of quantities measured by layer: ``whole``, values of the whole model only; ``layers``, those of layers only."""
-    on_request: ClassVar[bool] = False
-    """Whether it runs only when it is asked for by name."""
+    on_request: ClassVar[bool] = False  # whether it runs only when it is asked for by name
     state_type: ClassVar[type[Any]]
     """Class of its state, made without arguments; where it takes some, `begin` is overridden."""
 

@@ -65,34 +65,26 @@ DEFAULT_ORDER = 10_000  # the `order` of types that do not set one
 class FindingType:
     """A type of finding. Its docstring says what it sees, why it matters, what to try, when it is wrong."""
 
-    kind: ClassVar[str]
-    """The name of the finding: ``nan_detected``."""
+    kind: ClassVar[str]  # the name of the finding: ``nan_detected``
     noun: ClassVar[str] = ""
     """One finding within a sentence, with its article: "a loss spike"; empty: the words of `kind`."""
-    plural: ClassVar[str] = ""
-    """Several, after a number: "loss spikes"; empty where it is not counted, such as NaN."""
+    plural: ClassVar[str] = ""  # several, after a number: "loss spikes"; empty where it is not counted, such as NaN
     question: ClassVar[str] = ""
     """Its question in checklists: "Are units dead?"; empty: none. The findings of a run answer it."""
     check_by_hand: ClassVar[str] = ""
     """How to answer the question without a recording; thresholds in braces, as in the docstring."""
-    rule: ClassVar[str] = ""
-    """Name of the way to find it: empty for our own, ``classic`` for the one in general use."""
+    rule: ClassVar[str] = ""  # name of the way to find it: empty for our own, ``classic`` for the one in general use
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     """The severities that it can have, the mildest first."""
     experimental: ClassVar[bool] = False
     """Whether its false-alarm rate is not known; its findings are INFO, and change no verdict."""
-    remedies: ClassVar[tuple[Remedy, ...]] = ()
-    """What to try, most likely first."""
+    remedies: ClassVar[tuple[Remedy, ...]] = ()  # what to try, most likely first
     symptom: ClassVar[Symptom] = Symptom.NONE
     instability: ClassVar[Instability] = Instability.NONE
-    of_setup: ClassVar[bool] = False
-    """Whether it is a mistake in the set-up, which leaves a training stable."""
-    of_hardware: ClassVar[bool] = False
-    """Whether it is about the machine, not about the training."""
-    order: ClassVar[int] = DEFAULT_ORDER
-    """Detectors run, and types are listed, by this number, then by name."""
-    by_sensitivity: ClassVar[Mapping[str, Moves]] = {}
-    """Which of its thresholds follow the sensitivity, and how."""
+    of_setup: ClassVar[bool] = False  # whether it is a mistake in the set-up, which leaves a training stable
+    of_hardware: ClassVar[bool] = False  # whether it is about the machine, not about the training
+    order: ClassVar[int] = DEFAULT_ORDER  # detectors run, and types are listed, by this number, then by name
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {}  # which of its thresholds follow the sensitivity, and how
 
     def __init_subclass__(cls) -> None:
         """Put the thresholds into the texts; not again when `dataclass` makes the class a second time, with slots."""

@@ -85,8 +85,7 @@ class StreakWithLoss(StreakByPlace):
 class StreakDetector(Detector):
     """A detector of values that are bad several times in a row. Its state is a streak."""
 
-    in_a_row: ClassVar[str] = ""
-    """Name of the threshold of their number; empty: the first bad value is a finding."""
+    in_a_row: ClassVar[str] = ""  # name of the threshold of their number; empty: the first bad value is a finding
     state_type: ClassVar[type[Any]] = Streak
 
     def takes(self, state: Any, point: Point) -> bool:  # noqa: ARG002 - for those that keep some of the points
@@ -182,10 +181,8 @@ class ClassicWindow(Streak):
 class ClassicDetector(StreakDetector):
     """A classic rule: compares a value with the mean and the deviation of the values before it."""
 
-    window: int = field(default=100, kw_only=True)
-    """Number of values in the mean."""
-    least_values: int = field(default=20, kw_only=True)
-    """Minimum number of values before the mean is used."""
+    window: int = field(default=100, kw_only=True)  # number of values in the mean
+    least_values: int = field(default=20, kw_only=True)  # minimum number of values before the mean is used
 
     instability: ClassVar[Instability] = Instability.HARMFUL
     on_request: ClassVar[bool] = True

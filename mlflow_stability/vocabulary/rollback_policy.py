@@ -49,8 +49,7 @@ class RollbackPolicy:
 
     snapshot_every: int = field(default=100, metadata=whole_number(1))
     """Smallest interval in steps between snapshots in memory."""
-    snapshots: int = field(default=3, metadata=whole_number(1))
-    """Number of snapshots in memory."""
+    snapshots: int = field(default=3, metadata=whole_number(1))  # number of snapshots in memory
     snapshot_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
     """Bytes of host memory for all snapshots of a process; None: a quarter of the free memory at the first one, shared
     by the processes of a training that run on one machine."""
@@ -124,8 +123,7 @@ class RollbackPolicy:
     then the likely cause. Ends when the script's own value is no higher. None: no limit."""
     hold_doubles_in: int = field(default=500, metadata=whole_number(1))
     """Number of steps in which this limit doubles, so that it ends by itself."""
-    reset_momentum: bool = field(default=False, metadata=boolean())
-    """Set first moments to zero after a rollback."""
+    reset_momentum: bool = field(default=False, metadata=boolean())  # set first moments to zero after a rollback
 
     reset_at_spike: bool = field(default=False, metadata=boolean())
     """At a loss spike or a gradient explosion, set both moments of Adam and its step count to zero, as SPAM does. A
@@ -142,10 +140,8 @@ class RollbackPolicy:
     """Highest loss scale of a `GradScaler`, from its third step on. None: no limit."""
     cut_after_skips: int = field(default=5, metadata=whole_number(1))
     """Number of consecutive skipped steps after which the loss scale is lowered."""
-    cut_factor: float = field(default=0.1, metadata=number(above=0, at_most=1))
-    """Factor by which it is lowered."""
-    smallest_scale: float = field(default=1.0, metadata=number(above=0))
-    """Lowest loss scale."""
+    cut_factor: float = field(default=0.1, metadata=number(above=0, at_most=1))  # factor by which it is lowered
+    smallest_scale: float = field(default=1.0, metadata=number(above=0))  # lowest loss scale
     search_skips: int = field(default=16, metadata=whole_number(0))
     """Number of consecutive skips that are normal while a loss scaler searches its first scale."""
     rollback_after_skips: int = field(default=25, metadata=whole_number(1))
@@ -154,8 +150,7 @@ class RollbackPolicy:
     """Interval in consecutive skipped steps between repeated warnings."""
     critical_skip_share: float = field(default=0.05, metadata=number(above=0))
     """Share of skipped steps in the last `skip_window` steps above which skipping is critical."""
-    skip_window: int = field(default=300, metadata=whole_number(1))
-    """Number of steps over which that share is computed."""
+    skip_window: int = field(default=300, metadata=whole_number(1))  # number of steps over which that share is computed
 
     def __post_init__(self) -> None:
         """Refuse what does not fit, with what the field takes."""

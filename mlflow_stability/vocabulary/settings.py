@@ -67,8 +67,7 @@ class Options:
     )
     """Seconds without progress after which the end of the training stops waiting for delivery; it waits at most four
     times as long in all."""
-    system_metrics: bool = field(default=False, metadata=boolean())
-    """Log MLflow's system metrics in the run."""
+    system_metrics: bool = field(default=False, metadata=boolean())  # log MLflow's system metrics in the run
     tokens_per_step: int | None = field(default=None, metadata=whole_number(1, "of tokens", optional=True))
     """Number of tokens in a step. None: counted from the model's input."""
     total_steps: int | None = field(default=None, metadata=whole_number(1, "of steps", optional=True))

@@ -60,12 +60,9 @@ class InputScale(Detector):
     Reference: http://yann.lecun.com/exdb/publis/pdf/lecun-98b.pdf
     """
 
-    largest: float = 20.0
-    """Minimum root mean square of large inputs."""
-    smallest: float = 0.02
-    """Maximum of small inputs."""
-    looks: int = 2
-    """Number of looks in a row at small inputs: an environment may begin with small observations."""
+    largest: float = 20.0  # minimum root mean square of large inputs
+    smallest: float = 0.02  # maximum of small inputs
+    looks: int = 2  # number of looks in a row at small inputs: an environment may begin with small observations
 
     kind = "input_scale"
     of_setup = True
@@ -123,8 +120,7 @@ class SameInput(StreakDetector):
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
 
-    looks: int = 2
-    """Number of looks."""
+    looks: int = 2  # number of looks
 
     kind = "same_input"
     of_setup = True
@@ -196,8 +192,7 @@ class OneClass(Detector):
     Reference: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
     """
 
-    batches: int = 6
-    """Minimum number of batches."""
+    batches: int = 6  # minimum number of batches
 
     kind = "one_class"
     of_setup = True
@@ -265,10 +260,8 @@ class TargetsIgnored(StreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
     """
 
-    share: float = 0.97
-    """Minimum share of ignored targets."""
-    steps: int = 5
-    """Number of such steps in a row."""
+    share: float = 0.97  # minimum share of ignored targets
+    steps: int = 5  # number of such steps in a row
 
     kind = "targets_ignored"
     of_setup = True
@@ -355,10 +348,8 @@ class TargetsUnreachable(StreakDetector):
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
 
-    share: float = 0.1
-    """Minimum share of such targets."""
-    steps: int = 5
-    """Number of such steps in a row."""
+    share: float = 0.1  # minimum share of such targets
+    steps: int = 5  # number of such steps in a row
 
     kind = "targets_unreachable"
     of_setup = True
@@ -407,10 +398,8 @@ class TargetSum(StreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
     """
 
-    share: float = 0.5
-    """Minimum share of such rows."""
-    steps: int = 5
-    """Number of such steps in a row."""
+    share: float = 0.5  # minimum share of such rows
+    steps: int = 5  # number of such steps in a row
 
     kind = "target_sum"
     of_setup = True

@@ -47,8 +47,7 @@ class BatchAsSequence(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html
     """
 
-    steps: int = 5
-    """Number of such steps in a row."""
+    steps: int = 5  # number of such steps in a row
 
     kind = "batch_as_sequence"
     of_setup = True
@@ -91,8 +90,7 @@ class AttentionDim(FindingType):
     Reference: https://arxiv.org/abs/1706.03762
     """
 
-    steps: int = 3
-    """Number of steps in a row."""
+    steps: int = 3  # number of steps in a row
 
     kind = "attention_dim"
     of_setup = True
@@ -134,8 +132,7 @@ class SameOutput(StreakDetector):
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
 
-    looks: int = 10
-    """Number of looks in a row: a last layer of zeros gives the same output until its first step."""
+    looks: int = 10  # number of looks in a row: a last layer of zeros gives the same output until its first step
 
     kind = "same_output"
     of_setup = True

@@ -53,16 +53,11 @@ class TargetsInInput(Detector):
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
 
-    share: float = 0.99
-    """Minimum share of targets that are the input."""
-    looks: int = 5
-    """Number of such steps."""
-    low_share: float = 0.05
-    """Share of the first loss below which a loss is low."""
-    low_steps: int = 5
-    """Number of low losses in a row."""
-    steps: int = 1000
-    """The step until which the loss has to be low: an autoencoder takes longer than a copy."""
+    share: float = 0.99  # minimum share of targets that are the input
+    looks: int = 5  # number of such steps
+    low_share: float = 0.05  # share of the first loss below which a loss is low
+    low_steps: int = 5  # number of low losses in a row
+    steps: int = 1000  # the step until which the loss has to be low: an autoencoder takes longer than a copy
 
     kind = "targets_in_input"
     of_setup = True
@@ -122,10 +117,8 @@ class TargetsInView(StreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
 
-    share: float = 0.95
-    """Minimum share of such targets."""
-    steps: int = 5
-    """Number of such steps in a row."""
+    share: float = 0.95  # minimum share of such targets
+    steps: int = 5  # number of such steps in a row
 
     kind = "targets_in_view"
     of_setup = True
@@ -172,10 +165,8 @@ class PaddingInLoss(StreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
     """
 
-    share: float = 0.5
-    """Minimum share of such targets."""
-    steps: int = 5
-    """Number of such steps in a row."""
+    share: float = 0.5  # minimum share of such targets
+    steps: int = 5  # number of such steps in a row
 
     kind = "padding_in_loss"
     of_setup = True

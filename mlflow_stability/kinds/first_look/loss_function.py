@@ -174,8 +174,7 @@ class LossSum(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
     """
 
-    least: int = 8
-    """Minimum number of values."""
+    least: int = 8  # minimum number of values
 
     kind = "loss_sum"
     of_setup = True

@@ -77,8 +77,7 @@ class NotOptimized(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/optim.html#constructing-it
     """
 
-    held: float = 0.5
-    """Minimum share of a model's values that optimizers hold where the rest was forgotten, not frozen."""
+    held: float = 0.5  # minimum share of a model's values that optimizers hold where the rest was forgotten, not frozen
 
     kind = "not_optimized"
     of_setup = True
@@ -111,10 +110,8 @@ class NoGradient(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
     """
 
-    share: float = 0.25
-    """Minimum share of the values of the optimizers."""
-    mentioned: float = 0.01
-    """Minimum share for INFO."""
+    share: float = 0.25  # minimum share of the values of the optimizers
+    mentioned: float = 0.01  # minimum share for INFO
 
     kind = "no_gradient"
     of_setup = True

@@ -42,10 +42,8 @@ class EpsilonLarge(StreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html
     """
 
-    ratio: float = 0.03
-    """Maximum ratio of the gradients to epsilon."""
-    looks: int = 3
-    """Number of looks in a row."""
+    ratio: float = 0.03  # maximum ratio of the gradients to epsilon
+    looks: int = 3  # number of looks in a row
 
     kind = "epsilon_large"
     of_setup = True
@@ -93,10 +91,8 @@ class GradientUnderflow(StreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
     """
 
-    smallest_normal: float = 6.1e-5
-    """The smallest normal number of fp16."""
-    looks: int = 3
-    """Number of looks in a row."""
+    smallest_normal: float = 6.1e-5  # the smallest normal number of fp16
+    looks: int = 3  # number of looks in a row
 
     kind = "gradient_underflow"
     of_setup = True
@@ -144,10 +140,8 @@ class UpdatesLost(StreakDetector):
     Reference: https://arxiv.org/abs/2010.06192
     """
 
-    share: float = 0.9
-    """Minimum share of weights that did not change."""
-    looks: int = 2
-    """Number of looks in a row."""
+    share: float = 0.9  # minimum share of weights that did not change
+    looks: int = 2  # number of looks in a row
 
     kind = "updates_lost"
     of_setup = True

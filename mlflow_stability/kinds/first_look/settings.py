@@ -43,8 +43,7 @@ class StrongDropout(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html
     """
 
-    least: float = 0.9
-    """Minimum probability."""
+    least: float = 0.9  # minimum probability
 
     kind = "dropout_strong"
     of_setup = True
@@ -87,8 +86,7 @@ class OptimizedTwice(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/optim.html
     """
 
-    share: float = 0.9
-    """Minimum share of the values of the smaller optimizer."""
+    share: float = 0.9  # minimum share of the values of the smaller optimizer
 
     kind = "optimized_twice"
     of_setup = True
@@ -131,10 +129,8 @@ class AccumulationSum(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
     """
 
-    passes: int = 4
-    """Minimum number of backward passes in a step."""
-    steps: int = 3
-    """Number of steps."""
+    passes: int = 4  # minimum number of backward passes in a step
+    steps: int = 3  # number of steps
 
     kind = "accumulation_sum"
     of_setup = True
@@ -173,8 +169,7 @@ class RepeatedBackward(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html
     """
 
-    steps: int = 3
-    """Number of steps in a row."""
+    steps: int = 3  # number of steps in a row
 
     kind = "repeated_backward"
     of_setup = True
@@ -298,8 +293,7 @@ class LateClipping(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
     """
 
-    least: int = 3
-    """Minimum number of steps in a row."""
+    least: int = 3  # minimum number of steps in a row
 
     kind = "clipping_late"
     of_setup = True
@@ -342,8 +336,7 @@ class OptimizerRecreated(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/optim.html
     """
 
-    looks: int = 5
-    """Number of looks."""
+    looks: int = 5  # number of looks
 
     kind = "optimizer_recreated"
     of_setup = True
@@ -388,8 +381,7 @@ class GroupRateZero(FindingType):
     Reference: https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options
     """
 
-    share: float = 0.01
-    """Minimum share of the values of the optimizer."""
+    share: float = 0.01  # minimum share of the values of the optimizer
 
     kind = "group_rate_zero"
     of_setup = True

@@ -121,39 +121,25 @@ class GradientExplosion(Detector):
     Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
     """
 
-    threshold: float = 5.5
-    """Threshold in σ of the norm's logarithm above its baseline."""
+    threshold: float = 5.5  # threshold in σ of the norm's logarithm above its baseline
     share_of_tail: float = 0.7
     """Factor on the σ that the norm's own noise reaches once in {baseline.TAIL:one_in} steps; the higher threshold
     counts."""
-    smallest_rise: float = 8.0
-    """Minimum ratio of the norm to its baseline."""
-    row: int = 3
-    """Number of norms in a row that are enough at the lower thresholds."""
-    row_threshold: float = 4.0
-    """Threshold in σ for norms in a row."""
-    row_share_of_tail: float = 0.33
-    """The same as `share_of_tail` for norms in a row."""
-    row_smallest_rise: float = 5.0
-    """Minimum ratio to the baseline for norms in a row."""
-    smallest_rise_adversarial: float = RISE
-    """Minimum ratio in adversarial training, such as a GAN."""
+    smallest_rise: float = 8.0  # minimum ratio of the norm to its baseline
+    row: int = 3  # number of norms in a row that are enough at the lower thresholds
+    row_threshold: float = 4.0  # threshold in σ for norms in a row
+    row_share_of_tail: float = 0.33  # the same as `share_of_tail` for norms in a row
+    row_smallest_rise: float = 5.0  # minimum ratio to the baseline for norms in a row
+    smallest_rise_adversarial: float = RISE  # minimum ratio in adversarial training, such as a GAN
     smallest_rise_without_level: float = GRADIENT_RISE
     """Minimum ratio of other trainings whose loss has no level, as in reinforcement learning."""
-    returns: int = 3
-    """Number of findings within `returns_within` steps that makes each further one a warning."""
-    returns_within: int = 1000
-    """Number of steps over which they are counted."""
-    critical_norm: float = 1000.0
-    """Norm from which it is critical, with `critical_rise`."""
-    critical_rise: float = 100.0
-    """Minimum ratio to the baseline for a critical finding."""
-    calm_below: float = 4.0
-    """A step below this σ counts as normal."""
-    calm_steps: int = 8
-    """Number of normal steps in a row that end the finding."""
-    worse_within: int = 64
-    """Number of steps after it in which a loss that gets worse makes it a warning."""
+    returns: int = 3  # number of findings within `returns_within` steps that makes each further one a warning
+    returns_within: int = 1000  # number of steps over which they are counted
+    critical_norm: float = 1000.0  # norm from which it is critical, with `critical_rise`
+    critical_rise: float = 100.0  # minimum ratio to the baseline for a critical finding
+    calm_below: float = 4.0  # a step below this σ counts as normal
+    calm_steps: int = 8  # number of normal steps in a row that end the finding
+    worse_within: int = 64  # number of steps after it in which a loss that gets worse makes it a warning
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, norms in a row have no
     lower threshold, and a single high norm is a warning. `calm_steps` is 1 then, and `calm_below` at most
@@ -276,10 +262,8 @@ class GradientExplosionClassic(ClassicDetector):
     Reference: Pascanu et al. (arXiv:1211.5063)
     """
 
-    largest: float = 100.0
-    """Norm above which it has exploded, whatever came before."""
-    deviations: float = 3.0
-    """Threshold in standard deviations above the mean."""
+    largest: float = 100.0  # norm above which it has exploded, whatever came before
+    deviations: float = 3.0  # threshold in standard deviations above the mean
 
     kind = "gradient_explosion"
     order = 410

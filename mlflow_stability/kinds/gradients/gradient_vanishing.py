@@ -72,20 +72,13 @@ class GradientVanishing(Detector):
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
-    smallest: float = 1e-5
-    """Gradient norm below which it has vanished, for each unit of a loss that starts below 1."""
-    steps: int = 10
-    """Number of steps in a row below `smallest`."""
-    gained: float = 0.5
-    """At or below this share of its start the loss is learnt, and a tiny gradient is normal."""
-    share_of_start: float = 0.1
-    """Share of the norm at the start below which it has faded."""
-    faded_steps: int = 200
-    """Number of steps in a row below `share_of_start`."""
-    stuck: float = 0.98
-    """Minimum share of the loss at the start for a faded gradient to count."""
-    start: int = FIRST_VALUES
-    """Number of first values that define the start; their median counts."""
+    smallest: float = 1e-5  # gradient norm below which it has vanished, for each unit of a loss that starts below 1
+    steps: int = 10  # number of steps in a row below `smallest`
+    gained: float = 0.5  # at or below this share of its start the loss is learnt, and a tiny gradient is normal
+    share_of_start: float = 0.1  # share of the norm at the start below which it has faded
+    faded_steps: int = 200  # number of steps in a row below `share_of_start`
+    stuck: float = 0.98  # minimum share of the loss at the start for a faded gradient to count
+    start: int = FIRST_VALUES  # number of first values that define the start; their median counts
 
     kind = "gradient_vanishing"
     noun = "vanishing gradients"
@@ -221,21 +214,15 @@ class GradientVanishingLayers(Detector):
 
     smallest: float = 1e-7
     """Gradient norm of a layer below which it has vanished, for each unit of a loss that starts below 1."""
-    share_of_last: float = 0.01
-    """Share of the last layer's norm below which the first layer's has vanished."""
-    rounds: int = 5
-    """Number of measurements in a row."""
-    fewest: int = 3
-    """Minimum number of layers."""
-    stuck: float = 0.98
-    """Minimum share of the loss at the start for it to count."""
-    start: int = FIRST_VALUES
-    """Number of first losses that define the start; their median counts."""
+    share_of_last: float = 0.01  # share of the last layer's norm below which the first layer's has vanished
+    rounds: int = 5  # number of measurements in a row
+    fewest: int = 3  # minimum number of layers
+    stuck: float = 0.98  # minimum share of the loss at the start for it to count
+    start: int = FIRST_VALUES  # number of first losses that define the start; their median counts
     lost: float = 1e-4
     """Share of the largest norm below which the gradient is lost. Residual branches scaled to near zero at first do not
     count: their first layer gets its gradient."""
-    lost_stuck: float = 0.9
-    """Minimum share of the loss at the start for `lost` to count."""
+    lost_stuck: float = 0.9  # minimum share of the loss at the start for `lost` to count
 
     kind = "gradient_vanishing"
     question = "Has the gradient vanished?"

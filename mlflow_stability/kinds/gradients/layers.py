@@ -73,10 +73,8 @@ class DeadLayer(Detector):
     Reference: Lu et al., Dying ReLU and initialization (arXiv:1903.06733)
     """
 
-    rounds: int = 5
-    """Number of measurements in a row."""
-    steps: int = 400
-    """Minimum number of steps between the first and the last of them."""
+    rounds: int = 5  # number of measurements in a row
+    steps: int = 400  # minimum number of steps between the first and the last of them
     even: float = 0.1
     """Maximum change of the weight norm's growth, as a share of it. A larger change is no decay, but a gradient between
     two measurements."""
@@ -195,15 +193,12 @@ class LayerExplosion(Detector):
     Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
     """
 
-    threshold: float = 5.5
-    """Threshold in σ of the norm's logarithm above its baseline."""
+    threshold: float = 5.5  # threshold in σ of the norm's logarithm above its baseline
     share_of_tail: float = 0.7
     """Factor on the σ that the norm's own noise reaches once in {baseline.TAIL:one_in} measurements; the higher
     threshold counts."""
-    smallest_rise: float = 8.0
-    """Minimum ratio of the norm to its baseline."""
-    calm_rounds: int = 3
-    """Number of normal measurements in a row that end the finding."""
+    smallest_rise: float = 8.0  # minimum ratio of the norm to its baseline
+    calm_rounds: int = 3  # number of normal measurements in a row that end the finding
 
     kind = "layer_explosion"
     instability = Instability.HARMFUL
@@ -320,12 +315,9 @@ class GradientImbalance(JudgedByProgress):
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
-    ratio: float = 1000.0
-    """Maximum ratio of the largest to the smallest norm of a layer."""
-    steps: int = 5
-    """Number of measurements in a row."""
-    fewest: int = 3
-    """Minimum number of layers."""
+    ratio: float = 1000.0  # maximum ratio of the largest to the smallest norm of a layer
+    steps: int = 5  # number of measurements in a row
+    fewest: int = 3  # minimum number of layers
 
     kind = "gradient_imbalance"
     noun = "uneven gradients"
@@ -404,12 +396,9 @@ class WeightImbalance(Detector):
     Reference: You et al., LAMB (arXiv:1904.00962)
     """
 
-    ratio: float = 1000.0
-    """Maximum ratio of the largest to the smallest norm of a layer."""
-    rounds: int = 5
-    """Number of measurements in a row."""
-    fewest: int = 3
-    """Minimum number of layers."""
+    ratio: float = 1000.0  # maximum ratio of the largest to the smallest norm of a layer
+    rounds: int = 5  # number of measurements in a row
+    fewest: int = 3  # minimum number of layers
 
     kind = "weight_imbalance"
     noun = "uneven weights"

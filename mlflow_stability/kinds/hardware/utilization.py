@@ -41,10 +41,8 @@ class LowMfu(StreakDetector):
     Reference: Chowdhery et al., PaLM (arXiv:2204.02311, appendix B)
     """
 
-    lowest: float = 0.3
-    """Utilisation below which it is low."""
-    steps: int = 50
-    """Number of low values in a row."""
+    lowest: float = 0.3  # utilisation below which it is low
+    steps: int = 50  # number of low values in a row
 
     kind = "low_mfu"
     noun = "a low MFU"
@@ -95,10 +93,8 @@ class LowGpuUtilization(StreakDetector):
     Reference: https://docs.nvidia.com/deploy/nvml-api/structnvmlUtilization__t.html
     """
 
-    lowest: float = 0.5
-    """Share of the time below which it is low."""
-    steps: int = 5
-    """Number of low values in a row."""
+    lowest: float = 0.5  # share of the time below which it is low
+    steps: int = 5  # number of low values in a row
 
     kind = "low_gpu_utilization"
     noun = "a low GPU utilization"
@@ -146,10 +142,8 @@ class MemoryPressure(LastingStreakDetector):
     Reference: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
 
-    highest: float = 0.95
-    """Share of the memory above which it is nearly full."""
-    steps: int = 3
-    """Number of high values in a row."""
+    highest: float = 0.95  # share of the memory above which it is nearly full
+    steps: int = 3  # number of high values in a row
 
     kind = "memory_pressure"
     noun = "memory pressure"
@@ -208,10 +202,8 @@ class StepTimeIncrease(LastingStreakDetector):
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
 
-    smallest_rise: float = 2.0
-    """Minimum ratio to the usual time."""
-    steps: int = 10
-    """Number of slow steps in a row."""
+    smallest_rise: float = 2.0  # minimum ratio to the usual time
+    steps: int = 10  # number of slow steps in a row
 
     kind = "step_time_increase"
     noun = "longer steps"
@@ -267,10 +259,8 @@ class ThroughputDrop(LastingStreakDetector):
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
 
-    share: float = 0.5
-    """Share of the usual throughput below which it has dropped."""
-    steps: int = 5
-    """Number of low values in a row."""
+    share: float = 0.5  # share of the usual throughput below which it has dropped
+    steps: int = 5  # number of low values in a row
 
     kind = "throughput_drop"
     noun = "a drop in throughput"

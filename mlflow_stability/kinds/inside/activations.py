@@ -65,18 +65,15 @@ class DeadUnits(StreakWithLossDetector):
     Reference: Lu et al., Dying ReLU and initialization (arXiv:1903.06733)
     """
 
-    share: float = 0.5
-    """Share of dead units above which it counts."""
+    share: float = 0.5  # share of dead units above which it counts
     share_of_learning: float = 0.9
     """The same while the loss falls: features that few examples need are zero in most batches."""
-    gained: float = 0.5
-    """Share of its start at or below which the loss has fallen."""
+    gained: float = 0.5  # share of its start at or below which the loss has fallen
     lost_at_once: float = 0.5
     """Minimum increase of the share between two measurements for units to have died suddenly. Units that a layer stops
     using increase slowly. No layer of 64 healthy trainings lost as many at once
     (`python -m tests.benchmarks healthy_trainings`)."""
-    rounds: int = 3
-    """Number of measurements in a row."""
+    rounds: int = 3  # number of measurements in a row
 
     kind = "dead_units"
     noun = "dead units"
@@ -161,10 +158,8 @@ class SaturatedActivation(StreakWithLossDetector):
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
-    share: float = 0.5
-    """Share of saturated values above which it counts."""
-    rounds: int = 3
-    """Number of measurements in a row."""
+    share: float = 0.5  # share of saturated values above which it counts
+    rounds: int = 3  # number of measurements in a row
 
     kind = "saturated_activation"
     noun = "saturated activations"
@@ -294,14 +289,10 @@ class RepresentationCollapse(StreakDetector):
     (arXiv:2110.09348)
     """
 
-    share: float = 0.1
-    """Share of the first effective rank below which it has collapsed."""
-    starts: int = 3
-    """Number of first measurements that define the start; they are not judged."""
-    cosine: float = 0.95
-    """Mean cosine similarity above which all outputs are nearly identical."""
-    rounds: int = 2
-    """Number of measurements in a row."""
+    share: float = 0.1  # share of the first effective rank below which it has collapsed
+    starts: int = 3  # number of first measurements that define the start; they are not judged
+    cosine: float = 0.95  # mean cosine similarity above which all outputs are nearly identical
+    rounds: int = 2  # number of measurements in a row
 
     kind = "representation_collapse"
     noun = "a collapse of representations"

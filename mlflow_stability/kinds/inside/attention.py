@@ -130,27 +130,19 @@ class AttentionCollapse(Detector):
     Reference: Zhai et al., Stabilizing Transformer Training by Preventing Attention Entropy Collapse (arXiv:2303.06296)
     """
 
-    lowest: float = 0.05
-    """Share of the maximum entropy below which a head has collapsed."""
-    share_of_start: float = 0.1
-    """Share of its first entropy below which a head has collapsed, too."""
-    min_start: float = 0.1
-    """First entropy below which a head is ignored."""
-    heads: float = 0.5
-    """Minimum share of a layer's heads."""
-    rounds: int = 2
-    """Number of measurements in a row."""
+    lowest: float = 0.05  # share of the maximum entropy below which a head has collapsed
+    share_of_start: float = 0.1  # share of its first entropy below which a head has collapsed, too
+    min_start: float = 0.1  # first entropy below which a head is ignored
+    heads: float = 0.5  # minimum share of a layer's heads
+    rounds: int = 2  # number of measurements in a row
     nothing: float = 0.001
     """Entropy below which all heads of a layer count as collapsed, whatever their first entropy, if the loss is stuck.
     """
     stuck: float = 0.98
     """Minimum share of the start at which the loss counts as stuck: of its first value and of the first {start}."""
-    gained: float = 0.5
-    """Share of its start at or below which the loss has fallen, so that the heads are useful."""
-    risen: float = 1.05
-    """Ratio to the lowest loss above which `gained` no longer applies."""
-    start: int = 20
-    """Number of first losses that define the start; their median counts."""
+    gained: float = 0.5  # share of its start at or below which the loss has fallen, so that the heads are useful
+    risen: float = 1.05  # ratio to the lowest loss above which `gained` no longer applies
+    start: int = 20  # number of first losses that define the start; their median counts
 
     kind = "attention_collapse"
     noun = "an attention collapse"
@@ -274,16 +266,11 @@ class AttentionLogitGrowth(JudgedByProgress):
     Reference: Wortsman et al., Small-scale proxies for large-scale Transformer instabilities (arXiv:2309.14322)
     """
 
-    limit: float = 100.0
-    """Logit above which it is too large, with `more`."""
-    more: float = 2.0
-    """Minimum ratio to the first value for `limit`."""
-    growth: float = 10.0
-    """Ratio to the first value above which it is too large, with `floor`."""
-    floor: float = 50.0
-    """Minimum logit for `growth`."""
-    rounds: int = 2
-    """Number of measurements in a row."""
+    limit: float = 100.0  # logit above which it is too large, with `more`
+    more: float = 2.0  # minimum ratio to the first value for `limit`
+    growth: float = 10.0  # ratio to the first value above which it is too large, with `floor`
+    floor: float = 50.0  # minimum logit for `growth`
+    rounds: int = 2  # number of measurements in a row
 
     kind = "attention_logit_growth"
     instability = Instability.SIGN

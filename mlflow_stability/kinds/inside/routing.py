@@ -63,12 +63,9 @@ class RouterCollapse(StreakDetector):
     Reference: Fedus et al., Switch Transformers (arXiv:2101.03961)
     """
 
-    share: float = 0.33
-    """Share of the way from k to E experts below which it is a collapse."""
-    rounds: int = 3
-    """Number of measurements in a row."""
-    fewest: int = 64
-    """Minimum number of tokens of a measurement."""
+    share: float = 0.33  # share of the way from k to E experts below which it is a collapse
+    rounds: int = 3  # number of measurements in a row
+    fewest: int = 64  # minimum number of tokens of a measurement
 
     kind = "router_collapse"
     noun = "a router collapse"
@@ -168,16 +165,11 @@ class DeadExpert(Detector):
     Reference: Shazeer et al., Outrageously large neural networks (arXiv:1701.06538)
     """
 
-    share: float = 0.02
-    """Share of an even load below which an expert is dead."""
-    rounds: int = 5
-    """Minimum number of measurements that are taken together."""
-    steps: int = 200
-    """Minimum number of steps between the first and the last of them."""
-    fewest: float = 50.0
-    """Minimum even share of an expert in them, in tokens."""
-    many: float = 0.1
-    """Minimum share of a router's experts for a WARNING."""
+    share: float = 0.02  # share of an even load below which an expert is dead
+    rounds: int = 5  # minimum number of measurements that are taken together
+    steps: int = 200  # minimum number of steps between the first and the last of them
+    fewest: float = 50.0  # minimum even share of an expert in them, in tokens
+    many: float = 0.1  # minimum share of a router's experts for a WARNING
 
     kind = "dead_expert"
     noun = "a dead expert"

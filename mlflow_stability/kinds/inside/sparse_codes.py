@@ -135,12 +135,9 @@ class SdrCollapse(Detector):
     Reference: Ahmad and Hawkins, Properties of sparse distributed representations (arXiv:1503.07469)
     """
 
-    unique: float = 0.3
-    """Share of unique codes below which it is a collapse."""
-    rounds: int = 2
-    """Number of measurements in a row."""
-    fewest: int = 32
-    """Minimum number of different inputs."""
+    unique: float = 0.3  # share of unique codes below which it is a collapse
+    rounds: int = 2  # number of measurements in a row
+    fewest: int = 32  # minimum number of different inputs
 
     kind = "sdr_collapse"
     noun = "a collapse of sparse codes"
@@ -218,16 +215,11 @@ class SdrLowDiversity(StreakDetector):
     Reference: Ahmad and Hawkins, Properties of sparse distributed representations (arXiv:1503.07469)
     """
 
-    lowest: float = 0.3
-    """Share of unique codes below which it is a collapse instead."""
-    highest: float = 0.6
-    """Share of unique codes above which there are enough."""
-    fallen: float = 0.1
-    """Minimum decrease below the best share."""
-    rounds: int = 2
-    """Number of measurements in a row."""
-    fewest: int = 32
-    """Minimum number of different inputs."""
+    lowest: float = 0.3  # share of unique codes below which it is a collapse instead
+    highest: float = 0.6  # share of unique codes above which there are enough
+    fallen: float = 0.1  # minimum decrease below the best share
+    rounds: int = 2  # number of measurements in a row
+    fewest: int = 32  # minimum number of different inputs
 
     kind = "sdr_low_diversity"
     noun = "sparse codes that become alike"
@@ -296,14 +288,10 @@ class SdrBitUsage(StreakDetector):
     Reference: Cui, Ahmad and Hawkins, The HTM spatial pooler (https://doi.org/10.3389/fncom.2017.00111)
     """
 
-    used: float = 0.5
-    """Share of bits below which too few are used."""
-    uneven: float = 3.0
-    """Ratio of the standard deviation of the duty cycles to their mean above which they are uneven."""
-    reached: float = 0.9
-    """Share of bits that evenly used ones would reach; below it nothing is judged."""
-    rounds: int = 3
-    """Number of measurements in a row."""
+    used: float = 0.5  # share of bits below which too few are used
+    uneven: float = 3.0  # ratio of the standard deviation of the duty cycles to their mean above which they are uneven
+    reached: float = 0.9  # share of bits that evenly used ones would reach; below it nothing is judged
+    rounds: int = 3  # number of measurements in a row
 
     kind = "sdr_bit_usage"
     noun = "unused bits of sparse codes"
@@ -372,12 +360,9 @@ class SdrTemperature(StreakDetector):
     Reference: Jang, Gu and Poole, Categorical reparameterization with Gumbel-softmax (arXiv:1611.01144)
     """
 
-    lowest: float = 0.001
-    """Minimum temperature."""
-    highest: float = 100.0
-    """Maximum temperature."""
-    drift: float = 10.0
-    """Maximum factor above or below its first value."""
+    lowest: float = 0.001  # minimum temperature
+    highest: float = 100.0  # maximum temperature
+    drift: float = 10.0  # maximum factor above or below its first value
 
     kind = "sdr_temperature"
     noun = "a temperature that runs away"

@@ -148,37 +148,26 @@ class Divergence(Detector):
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
 
-    threshold: float = 4.0
-    """Threshold of a single loss, in σ above its baseline."""
-    threshold_of_differences: float = 8.0
-    """Threshold in σ where the loss can be negative."""
-    high_steps: int = 12
-    """How many of the last `of_steps` losses must be above the threshold."""
-    of_steps: int = 16
-    """Number of recent losses that are counted."""
-    smallest_rise: float = 1.10
-    """Minimum ratio of a high loss to its baseline."""
+    threshold: float = 4.0  # threshold of a single loss, in σ above its baseline
+    threshold_of_differences: float = 8.0  # threshold in σ where the loss can be negative
+    high_steps: int = 12  # how many of the last `of_steps` losses must be above the threshold
+    of_steps: int = 16  # number of recent losses that are counted
+    smallest_rise: float = 1.10  # minimum ratio of a high loss to its baseline
     smallest_rise_adversarial: float = RISE
     """Minimum ratio of a high loss to its baseline in adversarial training, such as a GAN."""
     smallest_rise_without_level: float = LOSS_RISE
     """Minimum ratio of a loss whose level does not measure progress to the median size of the first
     {loss_fall.FIRST_VALUES}."""
-    least_size_without_level: float = LEAST_SIZE
-    """Minimum size of a loss without a level."""
-    slow_threshold: float = 7.0
-    """Threshold of a slow rise, in standard errors of a mean of 32 steps."""
+    least_size_without_level: float = LEAST_SIZE  # minimum size of a loss without a level
+    slow_threshold: float = 7.0  # threshold of a slow rise, in standard errors of a mean of 32 steps
     slow_per_longer_run: float = 0.4
     """Increase of `slow_threshold` for each doubling of the run, from 500 steps on: a long run has more chances."""
     slow_per_correlation: float = 4.0
     """Increase of `slow_threshold` for each doubling of the mean's error by correlated noise, from 1.3 on."""
-    slow_smallest_rise: float = 1.04
-    """Minimum ratio of a slow rise to the lowest mean."""
-    slow_critical_rise: float = 1.5
-    """Ratio from which a slow rise is critical."""
-    kept: float = 0.05
-    """Share of the start below which a rise is INFO: nearly all progress is kept."""
-    calm_steps: int = 64
-    """Number of steps without a high loss that end the finding."""
+    slow_smallest_rise: float = 1.04  # minimum ratio of a slow rise to the lowest mean
+    slow_critical_rise: float = 1.5  # ratio from which a slow rise is critical
+    kept: float = 0.05  # share of the start below which a rise is INFO: nearly all progress is kept
+    calm_steps: int = 64  # number of steps without a high loss that end the finding
 
     kind = "divergence"
     instability = Instability.HARMFUL
@@ -399,10 +388,8 @@ class DivergenceClassic(ClassicDetector):
     Reference: llm-foundry, KillLossSpike
     """
 
-    divergence_threshold: float = 2.0
-    """Multiple of the mean above which a loss is too high."""
-    consecutive_steps: int = 3
-    """Number of high losses in a row that make a divergence."""
+    divergence_threshold: float = 2.0  # multiple of the mean above which a loss is too high
+    consecutive_steps: int = 3  # number of high losses in a row that make a divergence
 
     kind = "divergence"
     order = 400

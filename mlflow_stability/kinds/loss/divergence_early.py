@@ -93,20 +93,13 @@ class DivergenceAtStart(Detector):
     Reference: Wortsman et al., Small-scale proxies for large-scale training instabilities (arXiv:2309.14322)
     """
 
-    steps: int = 32
-    """Number of losses that count as the start; later losses have a baseline."""
-    smallest_rise: float = 3.0
-    """Minimum ratio of loss and gradient norm to their first values."""
-    smallest_rise_adversarial: float = RISE
-    """Minimum ratio in adversarial training, such as a GAN."""
-    huge_update: float = 0.3
-    """Update, as a share of the weight norm, after which `huge_row` steps are enough."""
-    huge_row: int = 3
-    """Number of high steps in a row after a huge update."""
-    large_update: float = 0.05
-    """Update, as a share of the weight norm, after which `large_row` steps are needed."""
-    large_row: int = 8
-    """Number of high steps in a row after a large update."""
+    steps: int = 32  # number of losses that count as the start; later losses have a baseline
+    smallest_rise: float = 3.0  # minimum ratio of loss and gradient norm to their first values
+    smallest_rise_adversarial: float = RISE  # minimum ratio in adversarial training, such as a GAN
+    huge_update: float = 0.3  # update, as a share of the weight norm, after which `huge_row` steps are enough
+    huge_row: int = 3  # number of high steps in a row after a huge update
+    large_update: float = 0.05  # update, as a share of the weight norm, after which `large_row` steps are needed
+    large_row: int = 8  # number of high steps in a row after a large update
 
     kind = "divergence"
     instability = Instability.HARMFUL
@@ -220,16 +213,11 @@ class DivergenceAhead(Detector):
     Reference: Page, Continuous inspection schemes (1954)
     """
 
-    height: float = 4.0
-    """Sum above which it is reported, in σ."""
-    slack: float = 1.0
-    """How far each measurement may lie above the line, in σ."""
-    noise: float = 0.01
-    """Smallest σ, as a share of the norm."""
-    window: int = 12
-    """Maximum number of measurements of the line."""
-    fewest: int = 6
-    """Minimum number of measurements of the line."""
+    height: float = 4.0  # sum above which it is reported, in σ
+    slack: float = 1.0  # how far each measurement may lie above the line, in σ
+    noise: float = 0.01  # smallest σ, as a share of the norm
+    window: int = 12  # maximum number of measurements of the line
+    fewest: int = 6  # minimum number of measurements of the line
 
     kind = "divergence_ahead"
     noun = "a sign of divergence"

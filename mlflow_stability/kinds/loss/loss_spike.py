@@ -131,41 +131,29 @@ class LossSpike(Detector):
     Reference: OLMo 2 (arXiv:2501.00656, 3.2); PaLM (arXiv:2204.02311, 5.1)
     """
 
-    threshold: float = 8.0
-    """Threshold of the loss alone, in σ above its baseline."""
-    threshold_with_gradient: float = 6.0
-    """Threshold in σ where loss and gradient norm both exceed it in the same step."""
-    threshold_of_differences: float = 12.0
-    """Threshold of the loss alone, in σ, where the loss can be negative."""
+    threshold: float = 8.0  # threshold of the loss alone, in σ above its baseline
+    threshold_with_gradient: float = 6.0  # threshold in σ where loss and gradient norm both exceed it in the same step
+    threshold_of_differences: float = 12.0  # threshold of the loss alone, in σ, where the loss can be negative
     share_of_tail: float = 1.0
     """Factor on the σ that the loss's own noise reaches once in {baseline.TAIL:one_in} steps; the higher threshold
     counts. 0 turns this off."""
-    smallest_rise: float = 1.05
-    """Minimum ratio of the loss to its baseline; unused where the loss can be negative."""
-    smallest_rise_adversarial: float = RISE
-    """Minimum ratio in adversarial training, such as a GAN."""
-    critical_rise: float = 100.0
-    """Ratio to the baseline from which a spike is critical."""
-    calm_below: float = 4.0
-    """A step below this σ counts as normal."""
-    calm_steps: int = 8
-    """Number of normal steps in a row that end the finding."""
-    watched_steps: int = 16
-    """Number of steps after a spike that show whether it has a consequence."""
+    smallest_rise: float = 1.05  # minimum ratio of the loss to its baseline; unused where the loss can be negative
+    smallest_rise_adversarial: float = RISE  # minimum ratio in adversarial training, such as a GAN
+    critical_rise: float = 100.0  # ratio to the baseline from which a spike is critical
+    calm_below: float = 4.0  # a step below this σ counts as normal
+    calm_steps: int = 8  # number of normal steps in a row that end the finding
+    watched_steps: int = 16  # number of steps after a spike that show whether it has a consequence
     lasting_steps: int = 3
     """Number of high losses among them, the first one included, that make a spike a warning. High are at least
     `calm_below`, half of the threshold of the loss alone, and `smallest_rise`."""
     worse_sigmas: float = 2.0
     """Minimum median of the losses after a spike, in σ above their baseline, for a spike that made the loss worse."""
-    worse_rise: float = 1.1
-    """Minimum ratio of that median to the baseline; unused where the loss can be negative."""
-    kept: float = 0.05
-    """Share of the start below which a spike stays INFO: nearly all progress is kept."""
+    worse_rise: float = 1.1  # minimum ratio of that median to the baseline; unused where the loss can be negative
+    kept: float = 0.05  # share of the start below which a spike stays INFO: nearly all progress is kept
     returns: int = 3
     """Number of spikes within `returns_within` steps that makes each further one a warning: what the noise reaches once
     in {baseline.TAIL:one_in} steps does not come so often."""
-    returns_within: int = 1000
-    """Number of steps over which they are counted."""
+    returns_within: int = 1000  # number of steps over which they are counted
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail, nor a minimum ratio, nor a learning-rate restart excuses a
     loss, a gradient norm lowers no threshold, and a single high loss is a warning. `calm_steps` is 1 then, and
@@ -325,8 +313,7 @@ class LossSpikeClassic(ClassicDetector):
     Reference: Shewhart, Economic control of quality of manufactured product (1931)
     """
 
-    deviations: float = 3.0
-    """Threshold in standard deviations above the mean."""
+    deviations: float = 3.0  # threshold in standard deviations above the mean
 
     kind = "loss_spike"
     order = 390

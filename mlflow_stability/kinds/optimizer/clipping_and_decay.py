@@ -164,10 +164,8 @@ class StrongWeightDecay(FindingType):
     Reference: https://arxiv.org/abs/1711.05101
     """
 
-    strong: float = 0.01
-    """Minimum share of each weight that one step removes."""
-    strong_l2: float = 0.1
-    """Minimum weight decay of Adam, which is part of the gradient."""
+    strong: float = 0.01  # minimum share of each weight that one step removes
+    strong_l2: float = 0.1  # minimum weight decay of Adam, which is part of the gradient
 
     kind = "weight_decay_strong"
     of_setup = True

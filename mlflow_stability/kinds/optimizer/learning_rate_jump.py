@@ -120,24 +120,16 @@ class LearningRateJump(Detector):
     Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
     """
 
-    smallest_rise: float = MIN_RISE
-    """Minimum factor in one step once the rate has decreased before."""
-    smallest_rise_in_warm_up: float = 5.0
-    """Minimum factor in one step before that."""
-    constant: int = 1000
-    """Number of steps without a change that end the warm-up."""
-    same_pace: float = 0.5
-    """Minimum rise of the next step, as a share of the jump, for both to be one linear warm-up."""
+    smallest_rise: float = MIN_RISE  # minimum factor in one step once the rate has decreased before
+    smallest_rise_in_warm_up: float = 5.0  # minimum factor in one step before that
+    constant: int = 1000  # number of steps without a change that end the warm-up
+    same_pace: float = 0.5  # minimum rise of the next step, as a share of the jump, for both to be one linear warm-up
     warm_up_start: float = 1e-5
     """First rate up to which a jump from it may be the second stage of a warm-up that rises once an epoch."""
-    compared_losses: int = 8
-    """Number of losses before and after that jump whose medians are compared."""
-    watched_losses: int = 64
-    """Number of losses for which it is followed."""
-    worse: float = 1.3
-    """Minimum ratio of the loss after it to the loss before for a warning."""
-    beyond_highest: float = MAX_RESTART
-    """Minimum ratio to the highest rate so far."""
+    compared_losses: int = 8  # number of losses before and after that jump whose medians are compared
+    watched_losses: int = 64  # number of losses for which it is followed
+    worse: float = 1.3  # minimum ratio of the loss after it to the loss before for a warning
+    beyond_highest: float = MAX_RESTART  # minimum ratio to the highest rate so far
 
     kind = "learning_rate_jump"
     instability = Instability.HARMFUL

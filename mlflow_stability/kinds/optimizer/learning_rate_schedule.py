@@ -119,12 +119,9 @@ class LearningRateZero(Detector):
     Reference: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
     """
 
-    steps: int = 100
-    """Minimum number of steps with a learning rate of zero."""
-    share: float = 0.05
-    """Minimum share of all steps so far."""
-    nearly_zero: float = 0.01
-    """Share of the highest rate; a smaller one of one digit is not rounded."""
+    steps: int = 100  # minimum number of steps with a learning rate of zero
+    share: float = 0.05  # minimum share of all steps so far
+    nearly_zero: float = 0.01  # share of the highest rate; a smaller one of one digit is not rounded
 
     kind = "learning_rate_zero"
     of_setup = True
@@ -252,12 +249,9 @@ class LearningRateRise(Detector):
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
     """
 
-    low: float = 0.02
-    """Share of the highest rate that it must have fallen to."""
-    high: float = 0.5
-    """Share of the highest rate that it must have risen to again."""
-    steps: int = 10
-    """Minimum number of rises; fewer are a restart."""
+    low: float = 0.02  # share of the highest rate that it must have fallen to
+    high: float = 0.5  # share of the highest rate that it must have risen to again
+    steps: int = 10  # minimum number of rises; fewer are a restart
 
     kind = "learning_rate_rise"
     of_setup = True
@@ -387,14 +381,10 @@ class LearningRateOutOfRange(Detector):
     Reference: https://github.com/google-research/tuning_playbook
     """
 
-    highest: float = 1e-2
-    """Learning rate above which it is unusually high."""
-    high_steps: int = 20
-    """Number of high steps in a row."""
-    lowest: float = 1e-8
-    """Learning rate that must be reached within `low_steps`."""
-    low_steps: int = 1000
-    """Number of first steps for `lowest`."""
+    highest: float = 1e-2  # learning rate above which it is unusually high
+    high_steps: int = 20  # number of high steps in a row
+    lowest: float = 1e-8  # learning rate that must be reached within `low_steps`
+    low_steps: int = 1000  # number of first steps for `lowest`
 
     kind = "learning_rate_out_of_range"
     noun = "a learning rate out of range"

@@ -67,12 +67,9 @@ class LossScaleCollapse(Detector):
     Reference: Micikevicius et al., Mixed precision training (arXiv:1710.03740); DeepSpeed, loss_scaler.py
     """
 
-    floor: float = 1.0
-    """Minimum loss scale; at or below it nothing is left to lower."""
-    falls: int = 5
-    """Number of decreases without growth in between."""
-    settled_after: int = 50
-    """Number of steps the first scale must hold until the search for it is over."""
+    floor: float = 1.0  # minimum loss scale; at or below it nothing is left to lower
+    falls: int = 5  # number of decreases without growth in between
+    settled_after: int = 50  # number of steps the first scale must hold until the search for it is over
 
     kind = "loss_scale_collapse"
     instability = Instability.HARMFUL
@@ -160,14 +157,10 @@ class StepSkipped(Detector):
     Reference: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
     """
 
-    of_steps: int = 300
-    """Number of recent steps in which skips are counted."""
-    scaler_skips: int = 3
-    """Number of skips that make a warning with a loss scaler."""
-    critical_share: float = 0.05
-    """Share of skipped steps above which it is critical."""
-    settled_after: int = 50
-    """Number of steps without a skip that end the scaler's search for its first scale."""
+    of_steps: int = 300  # number of recent steps in which skips are counted
+    scaler_skips: int = 3  # number of skips that make a warning with a loss scaler
+    critical_share: float = 0.05  # share of skipped steps above which it is critical
+    settled_after: int = 50  # number of steps without a skip that end the scaler's search for its first scale
 
     kind = "step_skipped"
     instability = Instability.SIGN

@@ -116,24 +116,15 @@ class UpdateRatioHigh(StreakWithLossDetector):
     Reference: https://karpathy.github.io/2019/04/25/recipe/; You et al., LAMB (arXiv:1904.00962)
     """
 
-    highest: float = 0.1
-    """Ratio of update norm to weight norm above which it is high, in the warm-up."""
-    highest_after_warm_up: float = 0.06
-    """The same after it: twice the largest that lasts in 141 healthy trainings."""
-    warm_up: int = 100
-    """Number of first steps that are warm-up whatever the learning rate is."""
-    risen: int = 10
-    """Number of steps for which a learning rate that has risen is in its warm-up."""
-    highest_in_decay: float = 0.03
-    """The same in the decay. Of 141 healthy trainings none reaches it."""
-    decay: float = 0.5
-    """Share of its highest below which a learning rate is in its decay."""
-    rounds: int = 3
-    """Number of measurements of the whole model in a row."""
-    rounds_of_layer: int = 10
-    """Number of measurements of a layer in a row."""
-    first_steps: int = 10
-    """Number of first steps that are ignored: weights that start near zero change much in them."""
+    highest: float = 0.1  # ratio of update norm to weight norm above which it is high, in the warm-up
+    highest_after_warm_up: float = 0.06  # the same after it: twice the largest that lasts in 141 healthy trainings
+    warm_up: int = 100  # number of first steps that are warm-up whatever the learning rate is
+    risen: int = 10  # number of steps for which a learning rate that has risen is in its warm-up
+    highest_in_decay: float = 0.03  # The same in the decay. Of 141 healthy trainings none reaches it.
+    decay: float = 0.5  # share of its highest below which a learning rate is in its decay
+    rounds: int = 3  # number of measurements of the whole model in a row
+    rounds_of_layer: int = 10  # number of measurements of a layer in a row
+    first_steps: int = 10  # number of first steps that are ignored: weights that start near zero change much in them
 
     kind = "update_ratio_high"
     instability = Instability.HARMFUL
@@ -204,12 +195,9 @@ class UpdateRatioLow(StreakWithLossDetector):
     Reference: Zamirai et al., Revisiting BFloat16 training (arXiv:2010.06192)
     """
 
-    lowest: float = 1e-7
-    """Ratio of update norm to weight norm below which it is low."""
-    rounds: int = 5
-    """Number of measurements in a row."""
-    share_of_rate: float = 0.01
-    """Share of the highest learning rate below which small updates are expected."""
+    lowest: float = 1e-7  # ratio of update norm to weight norm below which it is low
+    rounds: int = 5  # number of measurements in a row
+    share_of_rate: float = 0.01  # share of the highest learning rate below which small updates are expected
 
     kind = "update_ratio_low"
     noun = "tiny updates"
@@ -279,14 +267,10 @@ class WeightSpike(StreakDetector):
     Reference: Molybog et al., A theory on Adam instability (arXiv:2304.09871)
     """
 
-    smallest_rise: float = 10.0
-    """Minimum ratio of the norm to its baseline."""
-    fewest: int = 3
-    """Minimum number of measurements; the last of them must be steady where there is no baseline yet."""
-    window: int = 8
-    """Maximum number of measurements before that count."""
-    steady: float = 1.5
-    """Maximum ratio between the last `fewest` measurements for them to be steady."""
+    smallest_rise: float = 10.0  # minimum ratio of the norm to its baseline
+    fewest: int = 3  # minimum number of measurements; the last of them must be steady where there is no baseline yet
+    window: int = 8  # maximum number of measurements before that count
+    steady: float = 1.5  # maximum ratio between the last `fewest` measurements for them to be steady
 
     kind = "weight_spike"
     instability = Instability.HARMFUL
@@ -361,12 +345,9 @@ class AdamRmsHigh(StreakDetector):
     Reference: Wortsman et al., Stable and low-precision training (arXiv:2304.13013)
     """
 
-    highest: float = 1.0
-    """AdamW RMS above which it is high."""
-    smallest_rise: float = 2.0
-    """Minimum ratio to its baseline."""
-    steps: int = 1
-    """Number of high values in a row."""
+    highest: float = 1.0  # AdamW RMS above which it is high
+    smallest_rise: float = 2.0  # minimum ratio to its baseline
+    steps: int = 1  # number of high values in a row
 
     kind = "adam_rms_high"
     instability = Instability.SIGN

@@ -64,14 +64,10 @@ class SlowProgress(Detector):
     Reference: https://github.com/google-research/tuning_playbook
     """
 
-    least_gain: float = 0.01
-    """Minimum relative fall since the start."""
-    first_steps: int = 20
-    """Number of first losses that define the start."""
-    every: int = 1000
-    """Number of losses between two judgements."""
-    recent_steps: int = 100
-    """Number of losses in the recent mean."""
+    least_gain: float = 0.01  # minimum relative fall since the start
+    first_steps: int = 20  # number of first losses that define the start
+    every: int = 1000  # number of losses between two judgements
+    recent_steps: int = 100  # number of losses in the recent mean
 
     kind = "slow_progress"
     noun = "slow progress"

@@ -71,16 +71,11 @@ class Oscillation(Detector):
     Reference: Cohen et al., Gradient descent at the edge of stability (arXiv:2103.00065)
     """
 
-    window: int = 256
-    """Number of losses that are judged together."""
-    every: int = 32
-    """Number of new losses between two judgements."""
-    extremes: float = 0.3
-    """Minimum share of local maxima and minima."""
-    swing: float = 0.05
-    """Minimum median change from step to step, as a share of the loss."""
-    correlation: float = -0.7
-    """Maximum correlation of one change with the next."""
+    window: int = 256  # number of losses that are judged together
+    every: int = 32  # number of new losses between two judgements
+    extremes: float = 0.3  # minimum share of local maxima and minima
+    swing: float = 0.05  # minimum median change from step to step, as a share of the loss
+    correlation: float = -0.7  # maximum correlation of one change with the next
 
     kind = "oscillation"
     instability = Instability.HARMFUL

@@ -130,19 +130,15 @@ class Overfitting(Detector):
     Reference: Prechelt, Early stopping - but when? (1998)
     """
 
-    smallest_rise: float = 1.10
-    """Minimum ratio of the validation loss to the best one."""
-    in_a_row: int = 3
-    """Number of validation losses in a row that must be that high."""
+    smallest_rise: float = 1.10  # minimum ratio of the validation loss to the best one
+    in_a_row: int = 3  # number of validation losses in a row that must be that high
     beyond_noise: float = 3.2
     """Minimum distance above the best, as a multiple of the usual distance of a validation loss from the line through
     the two before it. The default is 5.3σ of its noise."""
     few_bends: float = 3.0
     """Relative increase of `beyond_noise` where only one such distance is known; half of it with two, and so on."""
-    train_fell: float = 0.98
-    """Maximum training loss as a share of its value at the best validation loss."""
-    over: float = 1.02
-    """At or below this multiple of the best validation loss the finding ends."""
+    train_fell: float = 0.98  # maximum training loss as a share of its value at the best validation loss
+    over: float = 1.02  # at or below this multiple of the best validation loss the finding ends
 
     kind = "overfitting"
     noun = "overfitting"

@@ -108,12 +108,9 @@ class RepeatedData(Detector):
     Reference: Karpathy, A recipe for training neural networks (https://karpathy.github.io/2019/04/25/recipe/)
     """
 
-    share: float = 0.25
-    """Share of the usual difference between two changes below which the curve is smooth."""
-    row: int = 16
-    """Number of smooth steps in a row."""
-    first_steps: int = 128
-    """Number of losses before the usual noise is known."""
+    share: float = 0.25  # share of the usual difference between two changes below which the curve is smooth
+    row: int = 16  # number of smooth steps in a row
+    first_steps: int = 128  # number of losses before the usual noise is known
     least_turns: float = 0.3
     """Minimum usual share of turning points: a curve that was smooth from the start is not judged."""
     most_turns: int = 4

@@ -264,10 +264,8 @@ class RankSlowStep(FindingType):
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
 
-    times: ClassVar[float] = 5.0
-    """Minimum ratio to the usual time of that rank."""
-    seconds: ClassVar[float] = 0.5
-    """Minimum difference from it."""
+    times: ClassVar[float] = 5.0  # minimum ratio to the usual time of that rank
+    seconds: ClassVar[float] = 0.5  # minimum difference from it
 
     kind = "rank_slow_step"
     noun = "a step that one rank made longer"
@@ -297,12 +295,9 @@ class Straggler(FindingType):
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
 
-    times: ClassVar[float] = 2.0
-    """Minimum ratio to the median of the other ranks."""
-    seconds: ClassVar[float] = 0.02
-    """Minimum difference from it."""
-    in_a_row: ClassVar[int] = 5
-    """Number of comparisons in a row."""
+    times: ClassVar[float] = 2.0  # minimum ratio to the median of the other ranks
+    seconds: ClassVar[float] = 0.02  # minimum difference from it
+    in_a_row: ClassVar[int] = 5  # number of comparisons in a row
 
     kind = "straggler"
     noun = "a straggler"

@@ -143,31 +143,21 @@ class AttentionMap:
         (2, 3)
     """
 
-    step: int
-    """The step at which it was measured."""
-    attempt: int
-    """How many rollbacks there were before it."""
-    layer: str
-    """The name of the module that attends."""
-    layer_number: int
-    """Its place in the order of the forward pass, from 0 on."""
-    heads: tuple[int, ...]
-    """Which heads `weights` holds, from 0 on."""
+    step: int  # the step at which it was measured
+    attempt: int  # how many rollbacks there were before it
+    layer: str  # the name of the module that attends
+    layer_number: int  # its place in the order of the forward pass, from 0 on
+    heads: tuple[int, ...]  # which heads `weights` holds, from 0 on
     weights: NDArray[np.float16]
     """By head, query and key. A row is a share of all keys that the model used, so where there are more keys than are
     kept, it adds up to less than 1."""
-    average: NDArray[np.float32]
-    """By query and key: the mean over all heads, those left out of `weights` too."""
+    average: NDArray[np.float32]  # by query and key: the mean over all heads, those left out of `weights` too
     entropy: NDArray[np.float32]
     """Of every head, in the order of heads: 0 where each query looks at one key, 1 where at all of them alike."""
-    max_logit: NDArray[np.float32]
-    """Of every head: the largest score before the softmax."""
-    kind: str = "self"
-    """``self`` or ``cross``."""
-    causal: bool = False
-    """Whether no query may look at a key behind its own place."""
-    tokens: tuple[int, int] = (0, 0)
-    """How many queries and keys there were in all; of these the first are kept."""
+    max_logit: NDArray[np.float32]  # of every head: the largest score before the softmax
+    kind: str = "self"  # ``self`` or ``cross``
+    causal: bool = False  # whether no query may look at a key behind its own place
+    tokens: tuple[int, int] = (0, 0)  # how many queries and keys there were in all; of these the first are kept
 
     @property
     def all_heads(self) -> int:

@@ -183,28 +183,18 @@ class Comparison(ShownAsPage):
         [('healthy', 'stable'), ('loss_spike', 'unstable')]
     """
 
-    runs: tuple[Compared, ...] = ()
-    """Those that could be read."""
-    unread: tuple[RunCard, ...] = ()
-    """Those of which nothing could be read; `error` says why."""
-    summary: str = ""
-    """One sentence about all of them."""
-    differences: tuple[Difference, ...] = ()
-    """Parameters and tags that are not the same in all runs."""
-    first_difference: FirstDifference | None = None
-    """Where two runs part; None for more than two."""
+    runs: tuple[Compared, ...] = ()  # those that could be read
+    unread: tuple[RunCard, ...] = ()  # those of which nothing could be read; `error` says why
+    summary: str = ""  # one sentence about all of them
+    differences: tuple[Difference, ...] = ()  # parameters and tags that are not the same in all runs
+    first_difference: FirstDifference | None = None  # Where two runs part; None for more than two.
     layers: tuple[LayerComparison, ...] = ()
     """Of two runs, in their order: what both have by layer, or by attention head."""
-    gate: BaselineGate | None = None
-    """Whether each is worse than the baseline; None where none was named."""
-    cohort: Cohort | None = None
-    """What the runs have in common; None for fewer than three."""
-    notes: tuple[str, ...] = ()
-    """What else there is to know about the comparison."""
-    asked: int = 0
-    """How many runs were asked for; more than there are here if it was interrupted."""
-    interrupted: bool = False
-    """Whether Ctrl-C ended the reading early."""
+    gate: BaselineGate | None = None  # Whether each is worse than the baseline; None where none was named.
+    cohort: Cohort | None = None  # What the runs have in common; None for fewer than three.
+    notes: tuple[str, ...] = ()  # what else there is to know about the comparison
+    asked: int = 0  # how many runs were asked for; more than there are here if it was interrupted
+    interrupted: bool = False  # whether Ctrl-C ended the reading early
 
     def __repr__(self) -> str:
         unread = f", {len(self.unread)} not readable" if self.unread else ""

@@ -117,46 +117,29 @@ class Diagnosis(ShownAsPage):
         ['Inspect the batch at step 400.']
     """
 
-    source: str
-    """The run id or path that was asked about."""
-    name: str
-    """What the run is called."""
-    format: str
-    """What it is: ``MLflow run``, ``CSV``, ..."""
-    basis: str
-    """What was read."""
+    source: str  # the run id or path that was asked about
+    name: str  # what the run is called
+    format: str  # what it is: ``MLflow run``, ``CSV``, ...
+    basis: str  # what was read
     outcome: str
     """``healthy``; ``unstable``: trouble that passed; ``recovered``: trouble that a rollback ended; ``diverged``;
     ``broken``: non-finite to the end; ``stuck``; ``overfitted``; ``crashed``, ``killed``, ``out_of_memory``,
     ``exited``, ``interrupted``; ``cannot_tell``; ``not_found``: nothing of the kinds that were asked for."""
-    verdict: str
-    """One sentence."""
-    findings: tuple[Finding, ...] = ()
-    """In order of time."""
-    cause: Cause | None = None
-    """Of the finding that decides the outcome; each episode has its own beside it."""
-    remedies: tuple[Remedy, ...] = ()
-    """What to change, most useful first, each once."""
-    curves: tuple[CurveReading, ...] = ()
-    """How each loss curve went, read as a whole."""
-    sketches: tuple[Sketch, ...] = ()
-    """The loss curves, small enough to draw."""
+    verdict: str  # one sentence
+    findings: tuple[Finding, ...] = ()  # in order of time
+    cause: Cause | None = None  # of the finding that decides the outcome; each episode has its own beside it
+    remedies: tuple[Remedy, ...] = ()  # what to change, most useful first, each once
+    curves: tuple[CurveReading, ...] = ()  # how each loss curve went, read as a whole
+    sketches: tuple[Sketch, ...] = ()  # the loss curves, small enough to draw
     judged: JudgedCurves = field(default_factory=JudgedCurves)
     """Which curves are taken for the loss and the validation loss."""
-    cannot_tell: tuple[NotJudged, ...] = ()
-    """What could not be judged, and why."""
-    asked_kinds: tuple[str, ...] = ()
-    """The kinds of findings that were asked for; empty: all."""
-    notes: tuple[str, ...] = ()
-    """What else there is to know about what was read."""
-    ended: str = ""
-    """How the process ended, where that is known: ``finished``, ``killed``, …"""
-    steps: tuple[int, int] | None = None
-    """First and last step; None for a run without any."""
-    points: int = 0
-    """How many values were looked at."""
-    unit: str = "step"
-    """What the log calls a step: ``epoch`` where it counts nothing else."""
+    cannot_tell: tuple[NotJudged, ...] = ()  # what could not be judged, and why
+    asked_kinds: tuple[str, ...] = ()  # the kinds of findings that were asked for; empty: all
+    notes: tuple[str, ...] = ()  # what else there is to know about what was read
+    ended: str = ""  # how the process ended, where that is known: ``finished``, ``killed``, …
+    steps: tuple[int, int] | None = None  # First and last step; None for a run without any.
+    points: int = 0  # how many values were looked at
+    unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
 
     def __repr__(self) -> str:
         cause = f" Cause ({self.cause.certainty}): {self.cause.statement}" if self.cause else ""

@@ -20,12 +20,9 @@ class Severity(enum.IntEnum):
         'CRITICAL'
     """
 
-    INFO = 10
-    """Worth knowing; changes no verdict."""
-    WARNING = 20
-    """Look at it."""
-    CRITICAL = 30
-    """The training is broken or lost."""
+    INFO = 10  # worth knowing; changes no verdict
+    WARNING = 20  # look at it
+    CRITICAL = 30  # the training is broken or lost
 
 
 def most_severe(score: float) -> Severity:
@@ -111,14 +108,10 @@ class Source(TextEnum):
         True
     """
 
-    DETECTOR = "detector"
-    """A detector, step by step; judging the record again finds it again."""
-    WHOLE_CURVE = "whole_curve"
-    """A rule that sees whole curves, when the training was over."""
-    REPORTED = "reported"
-    """What acts or looks while the training runs: the autopilot, probes, the courier."""
-    LOG = "log"
-    """A log says it in words, or by how it ends."""
+    DETECTOR = "detector"  # a detector, step by step; judging the record again finds it again
+    WHOLE_CURVE = "whole_curve"  # a rule that sees whole curves, when the training was over
+    REPORTED = "reported"  # what acts or looks while the training runs: the autopilot, probes, the courier
+    LOG = "log"  # a log says it in words, or by how it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +125,10 @@ class Span:
         Span(start=400, peak=400, end=403, recovered=True)
     """
 
-    start: int
-    """The first step."""
-    peak: int
-    """The step at which it was worst."""
-    end: int
-    """The last step."""
-    recovered: bool | None = None
-    """Whether things were as before afterwards; None where that is not known."""
+    start: int  # the first step
+    peak: int  # the step at which it was worst
+    end: int  # the last step
+    recovered: bool | None = None  # Whether things were as before afterwards; None where that is not known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +142,9 @@ class Where:
         Where(place='', metric='loss', attempt=0)
     """
 
-    place: str = ""
-    """The module, parameter group or loss; empty: the whole training."""
-    metric: str = ""
-    """The metric, by the name that the script gave it."""
-    attempt: int = 0
-    """Number of rollbacks before it."""
+    place: str = ""  # the module, parameter group or loss; empty: the whole training
+    metric: str = ""  # the metric, by the name that the script gave it
+    attempt: int = 0  # number of rollbacks before it
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -175,42 +161,27 @@ class Finding:
         8.0
     """
 
-    kind: str
-    """``loss_spike``: the name that ``mlflow-stability explain`` knows."""
-    severity: Severity
-    """INFO, WARNING or CRITICAL; ordered, so that the worst is the largest."""
-    span: Span
-    """Its steps."""
-    where: Where
-    """Where it was found."""
-    facts: Facts
-    """What is known: a frozen dataclass whose fields have types and units."""
-    remedies: tuple[Remedy, ...] = ()
-    """What to do, most useful first."""
-    source: Source = Source.DETECTOR
-    """Who found it."""
+    kind: str  # ``loss_spike``: the name that ``mlflow-stability explain`` knows
+    severity: Severity  # INFO, WARNING or CRITICAL; ordered, so that the worst is the largest
+    span: Span  # its steps
+    where: Where  # where it was found
+    facts: Facts  # what is known: a frozen dataclass whose fields have types and units
+    remedies: tuple[Remedy, ...] = ()  # what to do, most useful first
+    source: Source = Source.DETECTOR  # who found it
     score: float = MAX_SCORE
     """How sure it is: by how many times it exceeds what a finding needs at normal sensitivity; 1 to 64."""
-    time: float = 0.0
-    """When it was found, in seconds since the epoch; 0 where that is not known."""
-    count: int = 1
-    """Number of findings that were merged into it, or of points that it is made of."""
-    statements: tuple[Statement, ...] = ()
-    """What it says, in order; empty: what its facts say of its first step."""
-    also: tuple[Facts, ...] = ()
-    """Facts of what was found of the same trouble in other ways, and is one with it."""
-    spikes: tuple[int, ...] = ()
-    """Of a divergence: the steps of the loss spikes that are part of it."""
+    time: float = 0.0  # when it was found, in seconds since the epoch; 0 where that is not known
+    count: int = 1  # number of findings that were merged into it, or of points that it is made of
+    statements: tuple[Statement, ...] = ()  # what it says, in order; empty: what its facts say of its first step
+    also: tuple[Facts, ...] = ()  # facts of what was found of the same trouble in other ways, and is one with it
+    spikes: tuple[int, ...] = ()  # of a divergence: the steps of the loss spikes that are part of it
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the message."""
     experimental: bool = False
     """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
-    cause: Cause | None = None
-    """Why it began; None where that is not known, and for what is only mentioned."""
-    unit: str = "step"
-    """What the log calls a step: ``epoch`` where it counts nothing else."""
-    line: int | None = None
-    """The line of a printed log at which it begins."""
+    cause: Cause | None = None  # Why it began; None where that is not known, and for what is only mentioned.
+    unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
+    line: int | None = None  # the line of a printed log at which it begins
 
     @classmethod
     def at(

@@ -26,18 +26,12 @@ class ModelFinding:
         <ModelFinding CRITICAL nonfinite_parameters: 1 parameter has NaN or infinite values (2 in all): weight.>
     """
 
-    check: str
-    """Which check found it: ``nonfinite_values``, ``not_in_optimizer``, ``loss_above_chance``, …"""
-    severity: Severity
-    """INFO, WARNING or CRITICAL."""
-    message: str
-    """What was found, with numbers, in one sentence."""
-    place: str = ""
-    """The module or parameter; of several, the first."""
-    evidence: dict[str, float] = field(default_factory=dict)
-    """The numbers behind the message."""
-    remedies: tuple[Remedy, ...] = ()
-    """What to do, most useful first."""
+    check: str  # which check found it: ``nonfinite_values``, ``not_in_optimizer``, ``loss_above_chance``, …
+    severity: Severity  # INFO, WARNING or CRITICAL
+    message: str  # what was found, with numbers, in one sentence
+    place: str = ""  # the module or parameter; of several, the first
+    evidence: dict[str, float] = field(default_factory=dict)  # the numbers behind the message
+    remedies: tuple[Remedy, ...] = ()  # what to do, most useful first
 
     @property
     def kind(self) -> str:
@@ -87,28 +81,18 @@ class ModelCheck:
         'Linear: nothing is wrong.'
     """
 
-    model: str
-    """The class of the model."""
-    parameters: int
-    """How many numbers its parameters have."""
-    trainable: int
-    """How many of them require a gradient."""
-    findings: tuple[ModelFinding, ...] = ()
-    """The worst first."""
-    layers: tuple[LayerCheck, ...] = ()
-    """Every parameter, in the order of the model."""
+    model: str  # the class of the model
+    parameters: int  # how many numbers its parameters have
+    trainable: int  # how many of them require a gradient
+    findings: tuple[ModelFinding, ...] = ()  # the worst first
+    layers: tuple[LayerCheck, ...] = ()  # every parameter, in the order of the model
     activations: tuple[ActivationCheck, ...] = ()
     """What each module puts out for the batch, in the order in which their calls end; empty without a batch."""
-    loss: float | None = None
-    """The loss of the batch; None where it was not computed."""
-    chance: float | None = None
-    """What the loss is for guessing; None where that is not known."""
-    grad_norm: float | None = None
-    """L2 norm of all gradients together."""
-    gradient_flow: float | None = None
-    """The share of layers whose gradient norm lies in a healthy band."""
-    not_checked: tuple[str, ...] = ()
-    """What was not checked, and why."""
+    loss: float | None = None  # The loss of the batch; None where it was not computed.
+    chance: float | None = None  # What the loss is for guessing; None where that is not known.
+    grad_norm: float | None = None  # L2 norm of all gradients together
+    gradient_flow: float | None = None  # the share of layers whose gradient norm lies in a healthy band
+    not_checked: tuple[str, ...] = ()  # what was not checked, and why
 
     @property
     def severity(self) -> Severity:

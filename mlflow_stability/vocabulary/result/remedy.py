@@ -27,28 +27,18 @@ class Remedy:
         'Lower the learning rate from 0.03 to about 0.003, 10 times less.'
     """
 
-    action: Action
-    """What to do."""
+    action: Action  # what to do
     target: Amount | None = None
     """The value to go to: a learning rate, a gradient norm, beta2, a share of the steps in percent."""
-    factor: Amount | None = None
-    """By how many times to change the value; of a range any number in it."""
-    baseline: float | None = None
-    """The present value, where that is known."""
-    step: int | None = None
-    """The step that it is about."""
-    unit: str = "step"
-    """What the log calls a step: ``epoch`` where it counts nothing else."""
-    module: str = ""
-    """The module, the optimizer or the schedule that it is about."""
-    path: str = ""
-    """The file that the batch is saved in."""
-    text: str = ""
-    """The sentence of `Action.IN_WORDS`."""
-    conditional: bool = False
-    """Whether the run does not show that it has what the action needs."""
-    alternative: Remedy | None = None
-    """What may be done instead."""
+    factor: Amount | None = None  # by how many times to change the value; of a range any number in it
+    baseline: float | None = None  # the present value, where that is known
+    step: int | None = None  # the step that it is about
+    unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
+    module: str = ""  # the module, the optimizer or the schedule that it is about
+    path: str = ""  # the file that the batch is saved in
+    text: str = ""  # the sentence of `Action.IN_WORDS`
+    conditional: bool = False  # whether the run does not show that it has what the action needs
+    alternative: Remedy | None = None  # what may be done instead
 
     @property
     def topic(self) -> Topic | None:
