@@ -52,13 +52,11 @@ class Detector(FindingType, ABC):
     quantities: ClassVar[tuple[str, ...]]  # the quantities to look at; those of one place share one state
     compared: ClassVar[tuple[str, ...]] = ()  # those of them that are compared with their baseline
     across_places: ClassVar[bool] = False  # whether all places share one state
-    takes_losses: ClassVar[bool] = True
-    """Whether `step` is called with each loss; else the detector reads the losses of `Progress` alone."""
+    takes_losses: ClassVar[bool] = True  # whether `step` gets each loss; else the detector reads `Progress` alone
     places: ClassVar[str] = ALL
     """Of quantities measured by layer: ``whole``, values of the whole model only; ``layers``, those of layers only."""
     on_request: ClassVar[bool] = False  # whether it runs only when it is asked for by name
-    state_type: ClassVar[type[Any]]
-    """Class of its state, made without arguments; where it takes some, `begin` is overridden."""
+    state_type: ClassVar[type[Any]]  # class of its state, made without arguments, unless `begin` is overridden
 
     def begin(self) -> Any:
         """Return the state of a new training."""

@@ -66,18 +66,13 @@ class FindingType:
     """A type of finding. Its docstring says what it sees, why it matters, what to try, when it is wrong."""
 
     kind: ClassVar[str]  # the name of the finding: ``nan_detected``
-    noun: ClassVar[str] = ""
-    """One finding within a sentence, with its article: "a loss spike"; empty: the words of `kind`."""
+    noun: ClassVar[str] = ""  # one finding in a sentence, with an article: "a loss spike"; empty: the words of `kind`
     plural: ClassVar[str] = ""  # several, after a number: "loss spikes"; empty where it is not counted, such as NaN
-    question: ClassVar[str] = ""
-    """Its question in checklists: "Are units dead?"; empty: none. The findings of a run answer it."""
-    check_by_hand: ClassVar[str] = ""
-    """How to answer the question without a recording; thresholds in braces, as in the docstring."""
+    question: ClassVar[str] = ""  # its question in checklists, which findings answer: "Are units dead?"; or empty
+    check_by_hand: ClassVar[str] = ""  # how to answer it without a recording; thresholds in braces, as above
     rule: ClassVar[str] = ""  # name of the way to find it: empty for our own, ``classic`` for the one in general use
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    """The severities that it can have, the mildest first."""
-    experimental: ClassVar[bool] = False
-    """Whether its false-alarm rate is not known; its findings are INFO, and change no verdict."""
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)  # those that it can have, the mildest first
+    experimental: ClassVar[bool] = False  # whether its false-alarm rate is unknown; then it is INFO everywhere
     remedies: ClassVar[tuple[Remedy, ...]] = ()  # what to try, most likely first
     symptom: ClassVar[Symptom] = Symptom.NONE
     instability: ClassVar[Instability] = Instability.NONE

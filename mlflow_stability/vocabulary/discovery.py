@@ -1,4 +1,4 @@
-"""Find what the modules of a package define, so that adding a file is enough, and what stands behind it."""
+"""Find what the modules of a package define, so that adding a file is enough, and the notes on it."""
 
 from __future__ import annotations
 

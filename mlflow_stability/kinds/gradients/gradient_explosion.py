@@ -131,8 +131,7 @@ class GradientExplosion(Detector):
     row_share_of_tail: float = 0.33  # the same as `share_of_tail` for norms in a row
     row_smallest_rise: float = 5.0  # minimum ratio to the baseline for norms in a row
     smallest_rise_adversarial: float = RISE  # minimum ratio in adversarial training, such as a GAN
-    smallest_rise_without_level: float = GRADIENT_RISE
-    """Minimum ratio of other trainings whose loss has no level, as in reinforcement learning."""
+    smallest_rise_without_level: float = GRADIENT_RISE  # minimum ratio of other losses without a level, as of a reward
     returns: int = 3  # number of findings within `returns_within` steps that makes each further one a warning
     returns_within: int = 1000  # number of steps over which they are counted
     critical_norm: float = 1000.0  # norm from which it is critical, with `critical_rise`

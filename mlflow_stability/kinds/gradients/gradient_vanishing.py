@@ -212,8 +212,7 @@ class GradientVanishingLayers(Detector):
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
-    smallest: float = 1e-7
-    """Gradient norm of a layer below which it has vanished, for each unit of a loss that starts below 1."""
+    smallest: float = 1e-7  # gradient norm below which a layer has vanished, for each unit of a first loss below 1
     share_of_last: float = 0.01  # share of the last layer's norm below which the first layer's has vanished
     rounds: int = 5  # number of measurements in a row
     fewest: int = 3  # minimum number of layers

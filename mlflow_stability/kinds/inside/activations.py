@@ -66,8 +66,7 @@ class DeadUnits(StreakWithLossDetector):
     """
 
     share: float = 0.5  # share of dead units above which it counts
-    share_of_learning: float = 0.9
-    """The same while the loss falls: features that few examples need are zero in most batches."""
+    share_of_learning: float = 0.9  # the same while the loss falls: features of few examples are zero in most batches
     gained: float = 0.5  # share of its start at or below which the loss has fallen
     lost_at_once: float = 0.5
     """Minimum increase of the share between two measurements for units to have died suddenly. Units that a layer stops

@@ -135,9 +135,7 @@ class AttentionCollapse(Detector):
     min_start: float = 0.1  # first entropy below which a head is ignored
     heads: float = 0.5  # minimum share of a layer's heads
     rounds: int = 2  # number of measurements in a row
-    nothing: float = 0.001
-    """Entropy below which all heads of a layer count as collapsed, whatever their first entropy, if the loss is stuck.
-    """
+    nothing: float = 0.001  # entropy below which all heads of a layer are collapsed in any case, if the loss is stuck
     stuck: float = 0.98
     """Minimum share of the start at which the loss counts as stuck: of its first value and of the first {start}."""
     gained: float = 0.5  # share of its start at or below which the loss has fallen, so that the heads are useful

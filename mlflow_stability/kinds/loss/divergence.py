@@ -153,8 +153,7 @@ class Divergence(Detector):
     high_steps: int = 12  # how many of the last `of_steps` losses must be above the threshold
     of_steps: int = 16  # number of recent losses that are counted
     smallest_rise: float = 1.10  # minimum ratio of a high loss to its baseline
-    smallest_rise_adversarial: float = RISE
-    """Minimum ratio of a high loss to its baseline in adversarial training, such as a GAN."""
+    smallest_rise_adversarial: float = RISE  # minimum ratio of a high loss in adversarial training, such as a GAN
     smallest_rise_without_level: float = LOSS_RISE
     """Minimum ratio of a loss whose level does not measure progress to the median size of the first
     {loss_fall.FIRST_VALUES}."""
@@ -162,8 +161,7 @@ class Divergence(Detector):
     slow_threshold: float = 7.0  # threshold of a slow rise, in standard errors of a mean of 32 steps
     slow_per_longer_run: float = 0.4
     """Increase of `slow_threshold` for each doubling of the run, from 500 steps on: a long run has more chances."""
-    slow_per_correlation: float = 4.0
-    """Increase of `slow_threshold` for each doubling of the mean's error by correlated noise, from 1.3 on."""
+    slow_per_correlation: float = 4.0  # increase of `slow_threshold` per doubling of the error by correlated noise
     slow_smallest_rise: float = 1.04  # minimum ratio of a slow rise to the lowest mean
     slow_critical_rise: float = 1.5  # ratio from which a slow rise is critical
     kept: float = 0.05  # share of the start below which a rise is INFO: nearly all progress is kept

@@ -146,8 +146,7 @@ class LossSpike(Detector):
     lasting_steps: int = 3
     """Number of high losses among them, the first one included, that make a spike a warning. High are at least
     `calm_below`, half of the threshold of the loss alone, and `smallest_rise`."""
-    worse_sigmas: float = 2.0
-    """Minimum median of the losses after a spike, in σ above their baseline, for a spike that made the loss worse."""
+    worse_sigmas: float = 2.0  # minimum median of the losses after a spike, in σ, for a spike that made the loss worse
     worse_rise: float = 1.1  # minimum ratio of that median to the baseline; unused where the loss can be negative
     kept: float = 0.05  # share of the start below which a spike stays INFO: nearly all progress is kept
     returns: int = 3

@@ -111,16 +111,12 @@ class RepeatedData(Detector):
     share: float = 0.25  # share of the usual difference between two changes below which the curve is smooth
     row: int = 16  # number of smooth steps in a row
     first_steps: int = 128  # number of losses before the usual noise is known
-    least_turns: float = 0.3
-    """Minimum usual share of turning points: a curve that was smooth from the start is not judged."""
-    most_turns: int = 4
-    """Maximum number of turning points in the smooth steps: noise that is only smaller turns in two of three steps."""
+    least_turns: float = 0.3  # minimum usual share of turning points; a curve that was always smooth is not judged
+    most_turns: int = 4  # maximum number of turning points in the smooth steps: smaller noise has two in three steps
     risen: float = 1.5
     """Usual differences above the median of 100 losses from which the output, and not the batch, is constant."""
-    noisiest: float = 0.2
-    """Usual difference, as a share of the loss, above which nothing is reported: a very noisy loss has settled."""
-    quietest: float = 0.001
-    """Usual difference, as a share of the loss, below which nothing is reported: it is not noise of batches."""
+    noisiest: float = 0.2  # usual difference, as a share of a loss, above which a very noisy one has only settled
+    quietest: float = 0.001  # usual difference, as a share of a loss, below which it is not noise of batches
 
     kind = "repeated_data"
     noun = "repeated data"

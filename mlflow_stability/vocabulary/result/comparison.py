@@ -188,8 +188,7 @@ class Comparison(ShownAsPage):
     summary: str = ""  # one sentence about all of them
     differences: tuple[Difference, ...] = ()  # parameters and tags that are not the same in all runs
     first_difference: FirstDifference | None = None  # Where two runs part; None for more than two.
-    layers: tuple[LayerComparison, ...] = ()
-    """Of two runs, in their order: what both have by layer, or by attention head."""
+    layers: tuple[LayerComparison, ...] = ()  # of two runs: what both have by layer, or by attention head
     gate: BaselineGate | None = None  # Whether each is worse than the baseline; None where none was named.
     cohort: Cohort | None = None  # What the runs have in common; None for fewer than three.
     notes: tuple[str, ...] = ()  # what else there is to know about the comparison

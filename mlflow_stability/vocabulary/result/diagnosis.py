@@ -131,8 +131,7 @@ class Diagnosis(ShownAsPage):
     remedies: tuple[Remedy, ...] = ()  # what to change, most useful first, each once
     curves: tuple[CurveReading, ...] = ()  # how each loss curve went, read as a whole
     sketches: tuple[Sketch, ...] = ()  # the loss curves, small enough to draw
-    judged: JudgedCurves = field(default_factory=JudgedCurves)
-    """Which curves are taken for the loss and the validation loss."""
+    judged: JudgedCurves = field(default_factory=JudgedCurves)  # which curves are taken for its losses
     cannot_tell: tuple[NotJudged, ...] = ()  # what could not be judged, and why
     asked_kinds: tuple[str, ...] = ()  # the kinds of findings that were asked for; empty: all
     notes: tuple[str, ...] = ()  # what else there is to know about what was read

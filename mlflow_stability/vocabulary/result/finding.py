@@ -168,8 +168,7 @@ class Finding:
     facts: Facts  # what is known: a frozen dataclass whose fields have types and units
     remedies: tuple[Remedy, ...] = ()  # what to do, most useful first
     source: Source = Source.DETECTOR  # who found it
-    score: float = MAX_SCORE
-    """How sure it is: by how many times it exceeds what a finding needs at normal sensitivity; 1 to 64."""
+    score: float = MAX_SCORE  # how sure it is: how many times what a finding needs at normal sensitivity; 1 to 64
     time: float = 0.0  # when it was found, in seconds since the epoch; 0 where that is not known
     count: int = 1  # number of findings that were merged into it, or of points that it is made of
     statements: tuple[Statement, ...] = ()  # what it says, in order; empty: what its facts say of its first step
@@ -177,8 +176,7 @@ class Finding:
     spikes: tuple[int, ...] = ()  # of a divergence: the steps of the loss spikes that are part of it
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the message."""
-    experimental: bool = False
-    """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
+    experimental: bool = False  # whether the judgement is experimental: at most INFO, and changes no verdict
     cause: Cause | None = None  # Why it began; None where that is not known, and for what is only mentioned.
     unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
     line: int | None = None  # the line of a printed log at which it begins

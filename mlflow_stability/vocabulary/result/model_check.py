@@ -86,8 +86,7 @@ class ModelCheck:
     trainable: int  # how many of them require a gradient
     findings: tuple[ModelFinding, ...] = ()  # the worst first
     layers: tuple[LayerCheck, ...] = ()  # every parameter, in the order of the model
-    activations: tuple[ActivationCheck, ...] = ()
-    """What each module puts out for the batch, in the order in which their calls end; empty without a batch."""
+    activations: tuple[ActivationCheck, ...] = ()  # what modules put out for the batch, as their calls end; or empty
     loss: float | None = None  # The loss of the batch; None where it was not computed.
     chance: float | None = None  # What the loss is for guessing; None where that is not known.
     grad_norm: float | None = None  # L2 norm of all gradients together
