@@ -154,20 +154,17 @@ class LayerSketch:
                 self._steps[self._columns] = step
                 self._columns += 1
                 return self._columns - 1
-            self._merge()
-
-    def _merge(self) -> None:
-        while True:
-            self._width *= 2
-            places = self._steps // self._width
-            starts = np.flatnonzero(np.r_[True, np.diff(places) != 0])
-            if len(starts) <= MAX_COLUMNS // 2:
-                break
-        kept = np.fmax.reduceat(self._values, starts, axis=1)
-        self._steps[: len(starts)] = self._steps[starts]
-        self._values[:, : len(starts)] = kept
-        self._values[:, len(starts) :] = np.nan
-        self._columns = len(starts)
+            while True:
+                self._width *= 2
+                places = self._steps // self._width
+                starts = np.flatnonzero(np.r_[True, np.diff(places) != 0])
+                if len(starts) <= MAX_COLUMNS // 2:
+                    break
+            kept = np.fmax.reduceat(self._values, starts, axis=1)
+            self._steps[: len(starts)] = self._steps[starts]
+            self._values[:, : len(starts)] = kept
+            self._values[:, len(starts) :] = np.nan
+            self._columns = len(starts)
 
 
 def evened(grid: LayerGrid) -> LayerGrid:

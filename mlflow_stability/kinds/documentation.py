@@ -57,7 +57,17 @@ def documentation_of(finding_type: type[FindingType]) -> FindingDocumentation:
     sentence, *paragraphs = (inspect.getdoc(finding_type) or "").split("\n\n")
     texts = dict(" ".join(paragraph.split()).split(": ", 1) for paragraph in paragraphs if ": " in paragraph)
     sees, why, try_, wrong, reference = (texts.get(title, "") for title in PARAGRAPHS)
-    thresholds = _thresholds(finding_type)
+    meanings: dict[str, str] = {}
+    for cls in finding_type.__mro__:
+        if cls is FindingType:
+            break
+        meanings = _field_notes(cls) | meanings
+    usual, own = finding_type(), vars(finding_type).get("__annotations__", {})
+    values = {field.name: getattr(usual, field.name) for field in fields(usual)}
+    thresholds = tuple(
+        Threshold(name, value, " ".join(rendered(meanings.get(name, ""), values, finding_type.__module__).split()))
+        for name, value in sorted(values.items(), key=lambda item: item[0] not in own)  # its own before inherited ones
+    )
     own_thresholds = ""
     if issubclass(finding_type, Detector) and thresholds:
         name, first = finding_type.__name__, thresholds[0]
@@ -78,21 +88,6 @@ def documentation_of(finding_type: type[FindingType]) -> FindingDocumentation:
         thresholds=thresholds,
         remedies=finding_type.remedies,
         own_thresholds=own_thresholds,
-    )
-
-
-def _thresholds(finding_type: type[FindingType]) -> tuple[Threshold, ...]:
-    """Return the fields with their notes, the class's own before inherited ones."""
-    meanings: dict[str, str] = {}
-    for cls in finding_type.__mro__:
-        if cls is FindingType:
-            break
-        meanings = _field_notes(cls) | meanings
-    usual, own = finding_type(), vars(finding_type).get("__annotations__", {})
-    values = {field.name: getattr(usual, field.name) for field in fields(usual)}
-    return tuple(
-        Threshold(name, value, " ".join(rendered(meanings.get(name, ""), values, finding_type.__module__).split()))
-        for name, value in sorted(values.items(), key=lambda item: item[0] not in own)
     )
 
 

@@ -41,24 +41,21 @@ def show(out: TerminalWriter, comparison: Comparison) -> None:
     if common := lead(comparison):
         out.console.print(out.text(common))
     if comparison.runs:
-        _show_runs(out, comparison)
+        most = len(comparison.runs) if out.verbose else MAX_STABLEST
+        first, last, between = wording.chosen(comparison.runs, most, MAX_UNSTABLE)
+        runs = (*first, *last)
+        _show_table(out, COLUMNS, [_cells(out, run) for run in runs], len(first), between)
+        columns = wording.number_columns([run.card for run in runs])
+        if columns and (out.verbose or len(comparison.runs) <= MAX_RUNS_WITH_NUMBERS):
+            heads = ("run", *(column.title for column in columns))
+            rows = [
+                [out.text(wording.name(run.card)), *(out.text(column.text(run.card)) for column in columns)]
+                for run in runs
+            ]
+            _show_table(out, heads, rows, len(first), between)
+            out.console.print(out.text(wording.meanings(columns), "dim"))
     for section in comparison_sections(comparison).all():
         draw_section(out, section)
-
-
-def _show_runs(out: TerminalWriter, comparison: Comparison) -> None:
-    most = len(comparison.runs) if out.verbose else MAX_STABLEST
-    first, last, between = wording.chosen(comparison.runs, most, MAX_UNSTABLE)
-    runs = (*first, *last)
-    _show_table(out, COLUMNS, [_cells(out, run) for run in runs], len(first), between)
-    columns = wording.number_columns([run.card for run in runs])
-    if columns and (out.verbose or len(comparison.runs) <= MAX_RUNS_WITH_NUMBERS):
-        heads = ("run", *(column.title for column in columns))
-        rows = [
-            [out.text(wording.name(run.card)), *(out.text(column.text(run.card)) for column in columns)] for run in runs
-        ]
-        _show_table(out, heads, rows, len(first), between)
-        out.console.print(out.text(wording.meanings(columns), "dim"))
 
 
 def _show_table(

@@ -24,7 +24,7 @@ from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityEr
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats.json import json_value
 from mlflow_stability.reports.terminal_kit import TerminalWriter
-from mlflow_stability.vocabulary.result import ModelCheck, ModelFinding, Severity
+from mlflow_stability.vocabulary.result import ModelCheck, Severity
 from mlflow_stability.vocabulary.text.phrases import number_text
 
 ARGUMENTS = ("model", "batch", "loss", "optimizer")
@@ -107,10 +107,29 @@ def show_model_check(out: TerminalWriter, check: ModelCheck) -> None:
     out.console.print(out.text(check.verdict, style))
     out.section("Model", ((out.text(label), out.text(fact)) for label, fact in _facts(check)))
     for finding in check.findings:
-        _show_finding(out, finding)
+        out.console.print()
+        name = out.text(finding.check, "bold")
+        out.console.print(Text.assemble(out.text(finding.severity.name, out.style(finding.severity)), " ", name))
+        rows = Table.grid(padding=(0, 1), pad_edge=False)
+        rows.add_column(width=1)
+        rows.add_column(overflow="fold")
+        rows.add_row("", out.text(finding.message))
+        for remedy in finding.remedies:
+            rows.add_row(out.text("→" if out.unicode else ">", "cyan"), out.text(str(remedy)))
+        out.console.print(rows)
     out.section("Not checked", ((out.text("-"), out.text(reason)) for reason in check.not_checked))
     if out.verbose:
-        _show_parameters(out, check)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("parameter", overflow="fold")
+        for title in ("shape", "rms", "largest", "gradient norm"):
+            table.add_column(title, justify="right")
+        for layer in check.layers:
+            shape = "x".join(map(str, layer.shape)) or "1"
+            norm = "-" if layer.grad_norm is None else number_text(layer.grad_norm)
+            row = (layer.name, shape, number_text(layer.rms), number_text(layer.largest), norm)
+            table.add_row(*(out.text(plain(cell)) for cell in row), style="red" if layer.nonfinite else "")
+        out.console.print()
+        out.console.print(table)
 
 
 def as_json(check: ModelCheck) -> str:
@@ -131,30 +150,3 @@ def _facts(check: ModelCheck) -> Iterator[tuple[str, str]]:
         yield "gradient norm", number_text(check.grad_norm)
     if check.gradient_flow is not None:
         yield "gradient flow", f"{check.gradient_flow:.0%} of the parameters in a healthy band"
-
-
-def _show_finding(out: TerminalWriter, finding: ModelFinding) -> None:
-    out.console.print()
-    name = out.text(finding.check, "bold")
-    out.console.print(Text.assemble(out.text(finding.severity.name, out.style(finding.severity)), " ", name))
-    rows = Table.grid(padding=(0, 1), pad_edge=False)
-    rows.add_column(width=1)
-    rows.add_column(overflow="fold")
-    rows.add_row("", out.text(finding.message))
-    for remedy in finding.remedies:
-        rows.add_row(out.text("→" if out.unicode else ">", "cyan"), out.text(str(remedy)))
-    out.console.print(rows)
-
-
-def _show_parameters(out: TerminalWriter, check: ModelCheck) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("parameter", overflow="fold")
-    for title in ("shape", "rms", "largest", "gradient norm"):
-        table.add_column(title, justify="right")
-    for layer in check.layers:
-        shape = "x".join(map(str, layer.shape)) or "1"
-        norm = "-" if layer.grad_norm is None else number_text(layer.grad_norm)
-        row = (layer.name, shape, number_text(layer.rms), number_text(layer.largest), norm)
-        table.add_row(*(out.text(plain(cell)) for cell in row), style="red" if layer.nonfinite else "")
-    out.console.print()
-    out.console.print(table)

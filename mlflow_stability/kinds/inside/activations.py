@@ -92,7 +92,15 @@ class DeadUnits(StreakWithLossDetector):
     state_type = DeadUnitsState
 
     def facts(self, state: DeadUnitsState, point: Point) -> Facts | None:
-        self._remember(state, point)
+        if point.value <= self.share:
+            state.first[point.place] = -1
+        state.first.setdefault(point.place, point.step)
+        before = state.before.setdefault(point.place, deque(maxlen=self.rounds))
+        if len(before) == self.rounds and point.value - max(before) >= self.lost_at_once:
+            state.died.add(point.place)
+        elif point.value <= self.share:
+            state.died.discard(point.place)
+        before.append(point.value)
         limit, losses = self.share, state.progress.losses
         if point.value <= limit or losses.falls.learnt():
             return None
@@ -109,17 +117,6 @@ class DeadUnits(StreakWithLossDetector):
         finding = super(DeadUnits, self).finding(point, severity, facts)
         from_start = isinstance(facts, DeadUnitsFacts) and facts.from_start
         return replace(finding, remedies=self.remedies[1:]) if from_start else finding
-
-    def _remember(self, state: DeadUnitsState, point: Point) -> None:
-        if point.value <= self.share:
-            state.first[point.place] = -1
-        state.first.setdefault(point.place, point.step)
-        before = state.before.setdefault(point.place, deque(maxlen=self.rounds))
-        if len(before) == self.rounds and point.value - max(before) >= self.lost_at_once:
-            state.died.add(point.place)
-        elif point.value <= self.share:
-            state.died.discard(point.place)
-        before.append(point.value)
 
 
 @dataclass(frozen=True, slots=True)

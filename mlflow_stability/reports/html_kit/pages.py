@@ -138,9 +138,18 @@ class Chart:
 
 def chart_of(curve: DrawnCurve, numbered: Sequence[tuple[int, Finding]]) -> Chart:
     steps = _steps(curve)
-    bands = _bands(curve, numbered)
+    bands: list[Band] = []
+    free_from = [0.0] * MAX_NUMBER_ROWS  # where the last number of each row ends
+    for number, finding in sorted(numbered, key=lambda item: item[1].start):
+        left, right = _across(curve, np.array([finding.start, max(finding.start, finding.end)], np.float64)).tolist()
+        width = max(MIN_BAND_PERCENT, right - left)
+        left = min(left, 100 - width)
+        row = next((row for row, free in enumerate(free_from) if left >= free), None)
+        if row is not None:
+            free_from[row] = left + NUMBER_PERCENT
+        bands.append(Band(number, finding, left, width, row))
     if not curve.finite.any():
-        return Chart(curve, "", "", (), steps, bands)
+        return Chart(curve, "", "", (), steps, tuple(bands))
     low, high = _heights(curve, curve.low), _heights(curve, curve.high)
     across = _across(curve, curve.steps.astype(np.float64)) * WIDTH / 100
     line, envelope = "", ""
@@ -148,7 +157,7 @@ def chart_of(curve: DrawnCurve, numbered: Sequence[tuple[int, Finding]]) -> Char
         line += _path(across[part], (low[part] + high[part]) / 2)
         there_and_back = np.append(across[part], across[part][::-1])
         envelope += _path(there_and_back, np.append(high[part], low[part][::-1])) + "Z"
-    return Chart(curve, line, envelope, _values(curve), steps, bands)
+    return Chart(curve, line, envelope, _values(curve), steps, tuple(bands))
 
 
 def _parts(curve: DrawnCurve) -> list[slice]:
@@ -191,17 +200,3 @@ def _steps(curve: DrawnCurve) -> tuple[Tick, ...]:
     steps = steps if len(steps) > 1 else sorted({float(curve.first), float(curve.last)})
     across = _across(curve, np.asarray(steps))
     return tuple(Tick(float(at), f"{int(value):,}") for at, value in zip(across, steps, strict=True))
-
-
-def _bands(curve: DrawnCurve, numbered: Sequence[tuple[int, Finding]]) -> tuple[Band, ...]:
-    bands = []
-    free_from = [0.0] * MAX_NUMBER_ROWS  # where the last number of each row ends
-    for number, finding in sorted(numbered, key=lambda item: item[1].start):
-        left, right = _across(curve, np.array([finding.start, max(finding.start, finding.end)], np.float64)).tolist()
-        width = max(MIN_BAND_PERCENT, right - left)
-        left = min(left, 100 - width)
-        row = next((row for row, free in enumerate(free_from) if left >= free), None)
-        if row is not None:
-            free_from[row] = left + NUMBER_PERCENT
-        bands.append(Band(number, finding, left, width, row))
-    return tuple(bands)

@@ -147,25 +147,22 @@ def card_to_json(card: RunCard) -> str:
 def card_from_json(text: str) -> RunCard:
     """Read what `card_to_json` wrote; ValueError for any other text."""
     try:
-        return _read_card(json.loads(text))
+        values = json.loads(text)
+        if set(values) != {column.name for column in fields(RunCard)}:
+            raise ValueError("Not a run card, or one of another version.")
+        sketch, course = values["sketch"], values["course"]
+        return RunCard(
+            **{
+                **values,
+                "severity": Severity(values["severity"]),
+                "marks": tuple(Mark(**{**mark, "severity": Severity(mark["severity"])}) for mark in values["marks"]),
+                "course": None if course is None else LossLevels(**_with_tuples(course)),
+                "sketch": None if sketch is None else Sketch(**_with_tuples(sketch)),
+                **{name: tuple(values[name]) for name in ("spikes_in_divergence", "notes", "cannot_tell")},
+            }
+        )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"Not a run card: {error!r}") from error
-
-
-def _read_card(values: dict[str, Any]) -> RunCard:
-    if set(values) != {column.name for column in fields(RunCard)}:
-        raise ValueError("Not a run card, or one of another version.")
-    sketch, course = values["sketch"], values["course"]
-    return RunCard(
-        **{
-            **values,
-            "severity": Severity(values["severity"]),
-            "marks": tuple(Mark(**{**mark, "severity": Severity(mark["severity"])}) for mark in values["marks"]),
-            "course": None if course is None else LossLevels(**_with_tuples(course)),
-            "sketch": None if sketch is None else Sketch(**_with_tuples(sketch)),
-            **{name: tuple(values[name]) for name in ("spikes_in_divergence", "notes", "cannot_tell")},
-        }
-    )
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
