@@ -37,7 +37,6 @@ def typed_runs(sources: tuple[str, ...], last: int, tracking_uri: str | None) ->
 
 
 def typed_run(run: str | None, last: bool, tracking_uri: str | None) -> str:
-    """Return the whole id of one run."""
     if (run is None) is not last:
         raise click.UsageError("Give a run id, its beginning or a run's name, or --last.")
     return last_runs(1, tracking_uri)[0] if run is None else run_id_of(run, tracking_uri)

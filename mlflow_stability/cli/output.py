@@ -68,7 +68,6 @@ def present(draw: Callable[[TerminalWriter], None], *, verbose: bool = False) ->
 
 
 def put_out(text: str, file: Path | None = None) -> None:
-    """Write the result to a file, else to stdout."""
     data = text.encode("utf-8")
     if file is not None:
         try:

@@ -36,7 +36,6 @@ class RangeTest:
     trained_before: bool = False  # whether the model was trained at the rate from which it grows: the schedule is wrong
 
     def see(self, rate: float) -> None:
-        """Take the rate of one more step."""
         growth = math.log(rate / self.last) if 0 < self.last < rate < math.inf else 0.0
         if growth == 0.0 or abs(growth - self.growth) > SAME_GROWTH * growth:
             self.steps, self.begun_at, self.growth = int(growth > 0), self.last, growth
@@ -55,8 +54,6 @@ class RangeTest:
 
 @dataclass(slots=True)
 class RateRestart:
-    """The learning rates of one training, and its last restart."""
-
     last: float = 0.0
     highest: float = 0.0
     at: int | None = None  # the step of the last restart

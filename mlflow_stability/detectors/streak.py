@@ -42,8 +42,6 @@ class Streak:
 
 @dataclass(slots=True)
 class Once(Streak):
-    """A streak that is reported once in a training."""
-
     def reaches(self, _place: str, needed: int, *, bad: bool) -> bool:
         return not self.is_found and Streak.reaches(self, _place, needed, bad=bad)
 

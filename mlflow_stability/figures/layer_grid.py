@@ -18,8 +18,6 @@ _MIN_BLOCKS = 8  # names are shortened to the depth at which there are at least 
 
 @dataclass(frozen=True, slots=True)
 class LayerLabel:
-    """A name beside some rows."""
-
     name: str
     first: int
     last: int
@@ -107,7 +105,6 @@ class LayerSketch:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers in the order of their first measurement."""
         return tuple(self._rows)
 
     def rows(self, layers: Sequence[str]) -> NDArray[np.int64]:

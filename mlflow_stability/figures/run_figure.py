@@ -48,6 +48,5 @@ class RunFigure:
 
 @cache
 def run_figures() -> tuple[RunFigure, ...]:
-    """Return all figures in the order of drawing."""
     figures = [figure for module in modules_of(f"{__package__}.of_run") for figure in getattr(module, "FIGURES", ())]
     return tuple(sorted(figures, key=lambda figure: (figure.order, figure.name)))

@@ -122,7 +122,6 @@ def entitle(figure: Figure, title: str, facts: str, name: str = "") -> None:
 
 
 def say_instead(axes: Axes, text: str) -> None:
-    """Write text where nothing can be drawn."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=TEXT_SIZE)
 
 
@@ -147,7 +146,6 @@ def add_legend(parent: Axes | Figure, marks: Mapping[str, Artist], **place: Any)
 
 
 def rgb_bytes(colour: str) -> tuple[int, int, int]:
-    """Return red, green and blue from 0 to 255."""
     red, green, blue = to_rgb(colour)
     return round(red * 255), round(green * 255), round(blue * 255)
 

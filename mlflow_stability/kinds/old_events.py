@@ -90,7 +90,6 @@ def _tensor(name: str, dtype: str, evidence: Numbers) -> TensorFacts | None:
 
 
 def _batch(message: str, evidence: Numbers) -> dict[str, Any]:
-    """Return the fields of `BatchFacts`."""
     names = dict.fromkeys(name.partition(".")[2] for name in evidence if "." in name)
     tensors = tuple(
         TensorFacts(

@@ -100,7 +100,6 @@ class Panel:
         return self._levels.reason
 
     def judge(self, reading: StepReading) -> list[Finding]:
-        """Judge all values of a step, in their order."""
         layout = self._layouts.get(id(reading.signals))  # a training has a handful of tuples
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:

@@ -51,7 +51,6 @@ class EasingPlan:
         return asked * self.lasting * self.share(self.start)
 
     def ceiling(self, held: float, step: int) -> float:
-        """Return the limit of a held learning rate at a step."""
         return held * math.pow(2.0, min(max(step - self.start, 0) / self.hold_doubles_in, 64.0))
 
 
@@ -79,7 +78,6 @@ class Easing:
         return step >= self.plan.start + self.plan.steps and not lasts
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
-        """Write the reduced learning rate into the optimizer."""
         self.step_ended(optimizer)  # left over from a step that raised an exception
         share, lasting = self.plan.share(step), self.plan.lasting
         held = self._held.get(id(optimizer))
@@ -102,7 +100,6 @@ class Easing:
             self._written[optimizer] = written
 
     def step_ended(self, optimizer: Optimizer) -> None:
-        """Restore the script's own learning rate."""
         written = self._written.pop(optimizer, {})
         for number, rate in written.items():
             if number >= len(optimizer.param_groups):
@@ -191,7 +188,6 @@ FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # names of first moments in torc
 
 
 def reset_momentum(optimizer: Optimizer) -> int:
-    """Set first moments to zero; return their number."""
     count = 0
     for state in state_of(optimizer).values():
         for name in FIRST_MOMENTS:

@@ -29,8 +29,6 @@ _ERROR_OF_MEDIAN = 1.25  # standard error of a median relative to that of a mean
 
 
 class LossHistory:
-    """Losses of one training, and what restored states gave."""
-
     def __init__(self) -> None:
         self._losses: dict[str, tuple[list[int], list[float]]] = {}  # by place, such as the halves of a GAN
         self._breaks: list[int] = []  # steps after which a rollback followed

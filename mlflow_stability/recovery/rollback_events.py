@@ -162,7 +162,6 @@ class RollbackCountdown:
         self._rows = 0
 
     def line(self, step: int, loss: float, place: str = "") -> str:
-        """Return the line to print after this step, or an empty string."""
         losses, rule = self._losses.setdefault(place, _Losses()), self._rule
         window, before = losses.window, losses.window.length
         mean = window.mean() if window.values else 0.0

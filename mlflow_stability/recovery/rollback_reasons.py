@@ -281,7 +281,6 @@ def repetitions(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble)
 
 
 def is_spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
-    """Whether the policy allows no further rollback."""
     if len(past.rollbacks) >= policy.max_rollbacks_in_all:
         return True
     recent, until = 0, step

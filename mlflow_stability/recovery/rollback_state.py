@@ -12,8 +12,6 @@ from mlflow_stability.vocabulary.result import Finding
 
 
 class StopPlace(NamedTuple):
-    """A condition of `stop_on` that is met, and on which rank."""
-
     rank: int
     condition: int
 
@@ -28,8 +26,6 @@ class GoodState:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """State of a training at the end of a step."""
-
     step: int
     events: tuple[Finding, ...] = ()
     loss: float = math.nan

@@ -28,7 +28,6 @@ COLUMNS = ("run", "outcome", "first issue", "spikes/10k", "final", "best", "lost
 
 
 def render(comparison: Comparison, *, verbose: bool = False, width: int = FILE_WIDTH, unicode: bool = True) -> str:
-    """Return the comparison as plain text, for a file or a pipe."""
     return written(lambda console: show(TerminalWriter(console, unicode=unicode, verbose=verbose), comparison), width)
 
 

@@ -73,7 +73,6 @@ def show(out: TerminalWriter, report: Report) -> None:
 
 
 def show_gist(out: TerminalWriter, diagnosis: Diagnosis, title: str) -> None:
-    """Write outcome and cause of a run, in a few lines."""
     run = run_sections(diagnosis)
     out.console.print()
     out.console.print(out.text(title, "bold"))

@@ -57,7 +57,6 @@ class Section:
 
 
 def sentences(title: str, texts: Iterable[str], sign: Sign = Sign.ITEM, few: int | None = None) -> Section:
-    """Return a section of sentences without labels."""
     return Section(title, tuple(Row((text,), sign=sign) for text in texts), few=few)
 
 

@@ -129,7 +129,6 @@ def check_sessions() -> Iterator[Check]:
 
 
 def check_alerts() -> Iterator[Check]:
-    """Check whether alerts arrive by sending a test message."""
     alerts = alerts_from_environment()
     if not alerts:
         advice = f"export {ALERTS_VARIABLE}='slack://... mailto://...': URLs of apprise, separated by blanks."

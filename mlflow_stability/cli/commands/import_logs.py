@@ -60,7 +60,6 @@ def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[Stability
 
 @contextmanager
 def _progress(console: Console, histories: list[RunHistory]) -> Iterator[Callable[[RunHistory], Callable[[int], None]]]:
-    """Show a bar while values are sent, on a terminal only."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(20),

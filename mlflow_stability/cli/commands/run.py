@@ -231,7 +231,6 @@ class _CommandWithSections(click.Command):
     """A command whose help lists the settings of a recording in sections."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own options, then those of each section."""
         records = {parameter.name: parameter.get_help_record(context) for parameter in self.get_params(context)}
         own = [name for name in records if name not in _SETTINGS]
         for title, names in {"Options": own, **_SECTIONS}.items():

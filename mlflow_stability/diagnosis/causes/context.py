@@ -287,7 +287,6 @@ class RateRise:
 
 
 def jumps_in(rate: Curve) -> list[RateRise]:
-    """Return the jumps that the detector finds, in order of time."""
     if not _rises_in_one_step(rate):
         return []
     detector = LearningRateJump()

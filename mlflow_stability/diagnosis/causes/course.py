@@ -91,7 +91,6 @@ def _was_always_far(finding: Finding, loss: Curve | None) -> bool:
 
 
 def finding_check(kind: type[FindingType]) -> Callable[[EpisodeContext], CheckResult]:
-    """Return a check for one kind of mistake in the set-up."""
     return lambda context: _first_mistake(context, context.findings_of(kind.kind))
 
 

@@ -291,7 +291,6 @@ def abnormal_before(context: EpisodeContext) -> str:
 
 
 def _step_before(context: EpisodeContext) -> str:
-    """Return the values of the last step before the episode."""
     named = [(context.loss, "loss"), (context.norm, "gradient norm")]
     named += [(rate, "learning rate") for rate in context.rates[:1]]
     values = [(name, context.before(curve)) for curve, name in named if curve is not None]

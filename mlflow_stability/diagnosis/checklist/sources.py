@@ -62,7 +62,6 @@ class Question:
         return replace(self, check_by_hand=check)
 
     def answer(self, case: Case) -> Answer:
-        """Return the answer of the first source that has data."""
         answers = [answer for source in self.sources if (answer := source(case)) is not None]
         missing = answers[0] if answers else no_data("a run does not show this")
         return next((answer for answer in answers if answer.has_data), missing)

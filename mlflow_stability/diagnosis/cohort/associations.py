@@ -54,7 +54,6 @@ class AssociationResult:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Names of the associated parameters, the strongest first."""
         return tuple(name for association in self.associations for name in association.params)
 
 

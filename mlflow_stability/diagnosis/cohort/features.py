@@ -160,6 +160,5 @@ def _splits(feature: Feature) -> list[Split]:
 
 
 def _impurity(side: NDArray[np.bool_], outcome: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
-    """Return Gini's impurity of both sides together."""
     parts = [outcome[among & side], outcome[among & ~side]]
     return float(sum(len(part) * part.mean() * (1 - part.mean()) for part in parts))

@@ -99,8 +99,6 @@ class OptimizedTwice(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class AccumulationFacts(Facts):
-    """Losses of micro-batches that are summed."""
-
     kind: ClassVar[str] = "accumulation_sum"
 
     passes: int  # Number of backward passes in a step

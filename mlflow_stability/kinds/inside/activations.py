@@ -17,8 +17,6 @@ FIRST_STEPS = 10  # last step of a first measurement of initial weights: units d
 
 @dataclass(frozen=True, slots=True)
 class DeadUnitsFacts(FollowedFacts, LimitFacts):
-    """A layer with many dead units, as their share."""
-
     kind: ClassVar[str] = "dead_units"
     metrics: ClassVar = {"dead_share": "value", "limit": "threshold"}
 
@@ -121,8 +119,6 @@ class DeadUnits(StreakWithLossDetector):
 
 @dataclass(frozen=True, slots=True)
 class SaturatedActivationFacts(FollowedFacts, LimitFacts):
-    """A module with many saturated outputs, as their share."""
-
     kind: ClassVar[str] = "saturated_activation"
     metrics: ClassVar = {"pinned_share": "value", "limit": "threshold"}
 

@@ -195,7 +195,6 @@ class NonFiniteRule(Rule):
     """Number of first gradient norms in which NaN may come from a loss scaler's search."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """Return one finding for each series, earliest first."""
         reach = self.nearby * max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
         merged = _merge_neighbours(self._series((*curves.losses, *curves.validations), curves.validations), reach)
         for norm in self._series(curves.norms):

@@ -56,8 +56,6 @@ class EarlyStopFacts(Facts):
 
 
 class SkipNews(TextEnum):
-    """What is new about skipped steps."""
-
     FIRST = "first"  # a step was skipped after one that was taken
     SCALE_LOWERED = "scale lowered"  # the loss scale was lowered because several were
     NO_HELP = "no help"  # steps skipped in a row are enough for a rollback
@@ -106,8 +104,6 @@ class SkippedStepFacts(Facts):
 
 
 class Smaller(TextEnum):
-    """How the autopilot made steps smaller without a rollback."""
-
     CUT = "cut_learning_rate"  # the learning rate is limited for the rest of the training
     RESET = "reset_at_spike"  # the moments of the optimizers were reset, and the learning rate is warmed up
     AHEAD = "act_ahead"  # a divergence may follow: the learning rate is eased, or a checkpoint was written

@@ -15,8 +15,6 @@ _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "floa
 
 @dataclass(frozen=True, slots=True)
 class TokenFacts:
-    """What is in a tensor of whole numbers."""
-
     different: int  # How many different ones there are
     most_frequent: int  # The most frequent number
     its_share: float  # Its share of all
@@ -219,8 +217,6 @@ class Rerun(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts(Facts):
-    """What is in a batch, and where it is kept."""
-
     tensors: tuple[TensorFacts, ...] = ()  # Its first tensors, and all that are not finite
     first_process_only: bool = False  # Whether other processes had other parts of it, which were not inspected
     saved_in: str = ""  # Path of the file with its tensors; empty where they are not saved

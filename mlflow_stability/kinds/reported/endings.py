@@ -26,8 +26,6 @@ class EndFacts(Facts):
 
 
 class StallEnd(TextEnum):
-    """What came after a long wait."""
-
     NONE = "none"  # nothing yet
     CONTINUED = "continued"  # the next step
     ENDED = "ended"  # the end of the training
@@ -174,8 +172,6 @@ WAYS_TO_END: tuple[type[Stall | Crashed | Killed | OutOfMemory], ...] = (Stall, 
 
 
 class LogSays(TextEnum):
-    """What a line of a log is about."""
-
     FINDING = "finding"  # it names a type of finding
     SKIPPED = "skipped"  # a step was skipped
     STOPPED = "stopped"  # the script stops because a number is not finite

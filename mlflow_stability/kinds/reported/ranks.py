@@ -18,8 +18,6 @@ MAX_NAMED = 8  # number of ranks that a sentence names
 
 @dataclass(frozen=True, slots=True)
 class RankFacts(Facts):
-    """Some ranks, compared with the others."""
-
     @abstractmethod
     def heading(self, step: int, /) -> str:
         """Return what happened and where, without a full stop."""
@@ -27,8 +25,6 @@ class RankFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class FirstRanksFacts(RankFacts):
-    """The ranks on which something began."""
-
     names: tuple[str, ...]  # The ranks, such as ``rank 3``
     ranks: int  # Number of these ranks
     of_ranks: int  # Number of all ranks
@@ -81,8 +77,6 @@ class RankSpikeFacts(FirstRanksFacts):
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts(RankFacts):
-    """The time that one rank took before its backward pass."""
-
     metrics = ("seconds", "level", "rank")
 
     name: str  # The rank, such as ``rank 3``

@@ -50,8 +50,6 @@ from mlflow_stability.recovery.state.value_tree import foreign_paths
 
 
 class DirectoryOwner:
-    """Ownership of a checkpoint directory by one run."""
-
     def __init__(self, directory: Path, run: str) -> None:
         self._directory = directory
         self._mine = {"run": run, **own_identity().as_json()}

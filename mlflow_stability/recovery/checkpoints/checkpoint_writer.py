@@ -86,7 +86,6 @@ class CheckpointWriter:
             self._enqueue(lambda: self._reporting_errors(step, lambda: change(disk)))
 
     def events(self) -> list[Finding]:
-        """Return the findings since the last call."""
         findings = []
         while not self._findings.empty():
             findings.append(self._findings.get())

@@ -211,7 +211,6 @@ OWNER = "owner.json"  # names the run and the process that write to a directory
 
 
 def read_owner(directory: Path) -> dict[str, Any]:
-    """Return what the owner file says; empty without one."""
     return read_page(directory / OWNER)
 
 

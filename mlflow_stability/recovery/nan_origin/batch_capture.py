@@ -30,7 +30,6 @@ _EMPTY_IS_FALSE = (dict, tuple, list, type(None))
 
 
 def tensors_in(*trees: Any) -> list[Tensor]:
-    """Return every tensor in arguments or outputs, in order."""
     tensors: list[Tensor] = []
     for tree in trees:
         if isinstance(tree, Tensor):
@@ -89,8 +88,6 @@ MOST_PASSES = 32  # limit for passes of a step
 
 
 class CapturedBatch:
-    """One forward pass of a model in training."""
-
     # No dataclass: one is made in every step, and with these slots, a weak reference too, in a third of the time.
     __slots__ = (
         "__weakref__",
@@ -140,7 +137,6 @@ class CapturedBatch:
         return self.ended and all(output is not None for output in self.outputs)
 
     def without_outputs(self) -> CapturedBatch:
-        """Return the pass with its inputs alone."""
         size = self.bytes - sum(output.nbytes for output in self.outputs if output is not None)
         same = self.root, self.args, self.kwargs, self.autocast, self.device, self.random, self.step, self.versions
         alone = CapturedBatch(*same, size)
@@ -149,7 +145,6 @@ class CapturedBatch:
 
     @property
     def was_changed(self) -> bool:
-        """Whether an input was changed in place since."""
         return self.versions != tuple(map(version_of, tensors_in(self.args, self.kwargs)))
 
 
@@ -162,8 +157,6 @@ class CapturedLoss:
 
 
 class BatchCapture(ForwardObserver):
-    """Observes forward passes and remembers those of the last step."""
-
     part = "the broken batch"
 
     def __init__(

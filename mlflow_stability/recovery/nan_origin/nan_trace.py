@@ -119,8 +119,6 @@ MOST_INPUTS = 4  # inputs of an operation that are described
 
 
 class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
-    """Follows non-finite values from operation to operation."""
-
     supports_higher_order_operators = True
 
     def __init__(self, path: ModulePath, written: WrittenTensors) -> None:
@@ -139,7 +137,6 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def register(self, origins: Sequence[tuple[Tensor, NanOrigin]]) -> None:
-        """Register tensors that are non-finite before anything runs."""
         for tensor, origin in origins:
             key = storage_of(tensor)
             if key is not None:
@@ -244,7 +241,6 @@ def _facts(tensors: Sequence[Tensor]) -> tuple[TensorFacts, ...]:
 
 
 def _saved(node: Any) -> tuple[TensorFacts, ...]:
-    """Describe what an autograd node saved in the forward pass."""
     facts: list[TensorFacts] = []
     for name in dir(node) if node is not None else ():
         if name.startswith("_saved_") and name != "_saved_tensors":

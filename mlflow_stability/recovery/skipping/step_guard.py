@@ -48,8 +48,6 @@ _SOUND = Verdict(False, None)
 
 @dataclass(slots=True)
 class _Hidden:
-    """Gradients of an optimizer whose step is skipped."""
-
     gradients: dict[Tensor, Tensor]
     put_back: PutBack
     zeros: dict[Tensor, Tensor] | None = None  # what the step gets instead; None: no gradients
@@ -95,7 +93,6 @@ class StepGuard:
         return bool(self._gated or self._hidden or self._copies)
 
     def skip_next(self) -> None:
-        """Skip the next capture, broken or not."""
         self._skip_next = True
 
     def forward_began(self) -> None:
@@ -299,7 +296,6 @@ class StepGuard:
 
 
 def _hidden_of(optimizer: Optimizer) -> _Hidden:
-    """Prepare to skip an optimizer's step."""
     if not passes_over_none(optimizer):
         # Too little memory, or state of a type that cannot be copied or filled: most pass over a missing gradient.
         with contextlib.suppress(Exception):

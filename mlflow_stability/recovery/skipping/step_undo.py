@@ -54,8 +54,6 @@ class _Bucket:
 
 
 class BufferUndo:
-    """A rolling copy of the buffers of a training."""
-
     def __init__(self, modules: Iterable[Module], budget: int = BUDGET) -> None:
         self._modules = [weakref.ref(module) for module in modules]
         self._budget = budget
@@ -67,7 +65,6 @@ class BufferUndo:
         self._gather()
 
     def keep(self) -> None:
-        """Copy the buffers after a normal capture."""
         if self._filled and not self._places:
             return
         self._refresh()
