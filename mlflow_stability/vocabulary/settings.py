@@ -1,6 +1,6 @@
 """The settings of a recording: arguments of `autolog()` with their types, ranges, choices and defaults.
 
-The arguments of `autolog()` are described in its docstring, those of `Options` and `RollbackPolicy` below each field.
+The arguments of `autolog()` are described in its docstring, those of `Options` and `RollbackPolicy` at each field.
 An argument that moved to another object is answered with where it is now.
 """
 
