@@ -47,7 +47,7 @@ STILL_RISING = 1.25  # ratio of the last rises above the level to the first ones
 class RiseAfterJumpFacts(LossRiseFacts):
     """A loss that rose after a jump of the learning rate and is still high."""
 
-    jump: RateJump  # the jump
+    jump: RateJump  # The jump
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Learning rate jumped from 0.001 to 0.1 at step 400; the loss rose from 1.2 and is still 9, 64 steps …``"""

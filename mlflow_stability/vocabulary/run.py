@@ -39,9 +39,9 @@ class Opening:
     time: float
     tracking_uri: str | None = None  # store of the run, without credentials; None: MLflow's default in `directory`
     directory: str = ""  # working directory of the training, to which relative tracking URIs refer
-    run_id: str | None = None  # The active run when the recording began; None: the courier starts one.
+    run_id: str | None = None  # the active run when the recording began; None: the courier starts one
     resumed: bool = False  # whether ``MLFLOW_RUN_ID`` named the run, which the courier resumes and ends like its own
-    experiment_id: str | None = None  # Where the courier starts its run; None: MLflow's default.
+    experiment_id: str | None = None  # where the courier starts its run; None: MLflow's default
     first_step: int = 1  # first step of this recording; above 1 where the run has steps already
     earlier: list[str] = field(default_factory=list)
     """Recordings of the same process in the same run that ended before, at least the newest of them. Their steps come

@@ -45,7 +45,7 @@ class ForeignWrite:
     """A change of the weights between two steps that the optimizer did not make."""
 
     step: int  # the first step with the changed weights
-    share: float | None  # Size of the change as a share of the weight norm; None if only the write was detected.
+    share: float | None  # size of the change as a share of the weight norm; None if only the write was detected
     steps: tuple[int, ...]  # all steps of the run that have one
 
     @property

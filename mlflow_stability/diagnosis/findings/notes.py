@@ -114,7 +114,7 @@ class NanAfterInf(Facts):
 
 @dataclass(frozen=True, slots=True)
 class GradientFlowFacts(Facts):
-    gradient_flow: float  # share of layers whose gradient norm lies in a healthy band
+    gradient_flow: float  # Share of layers whose gradient norm lies in a healthy band
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``gradient flow 83%``."""

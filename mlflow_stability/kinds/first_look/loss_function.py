@@ -105,8 +105,8 @@ class LossBroadcastFacts(Facts):
 
     kind: ClassVar[str] = "loss_broadcast"
 
-    rows: int  # number of predictions in the batch
-    is_column: bool  # whether the prediction, not the target, has a second dimension of size 1
+    rows: int  # Number of predictions in the batch
+    is_column: bool  # Whether the prediction, not the target, has a second dimension of size 1
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         flat, column = f"({self.rows},)", f"({self.rows}, 1)"

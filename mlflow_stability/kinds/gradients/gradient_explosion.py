@@ -281,6 +281,8 @@ class GradientExplosionClassic(ClassicDetector):
 
 @dataclass(frozen=True, slots=True)
 class GradientRiseFacts(Facts):
+    """A gradient norm that kept growing while the loss rose."""
+
     kind = "gradient_rise"
 
     signal: str  # The gradient norm, by the name that the log gives it

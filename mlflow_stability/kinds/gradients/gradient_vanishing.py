@@ -138,6 +138,8 @@ class GradientVanishing(Detector):
 
 @dataclass(frozen=True, slots=True)
 class VanishingLayerFacts(Facts):
+    """A layer that gets almost no gradient, in several measurements in a row."""
+
     kind = "vanishing_layer"
     metrics = ("grad_norm", "last", "share_of_loss")
 
@@ -163,6 +165,8 @@ class VanishingLayerFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class LostGradientFacts(Facts):
+    """First layers whose gradient is almost nothing beside the largest one."""
+
     kind = "lost_gradient"
     metrics = ("grad_norm", "greatest", "share_of_loss")
 

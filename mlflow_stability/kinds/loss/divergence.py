@@ -78,13 +78,13 @@ class SlowRiseFacts(LossRiseFacts):
     kind = "slow_rise"
     metrics: ClassVar = {"loss": "value", "level": "baseline", "rise": "rise", "errors": "errors", "limit": "threshold"}
 
-    of_steps: int  # number of losses in the mean
-    rise: float  # how far it rose, as a share of that level
-    errors: float | None = None  # The rise in standard errors of its noise; None where it became worse later.
-    threshold: float | None = None  # From how many standard errors on it is a rise; None where it became worse later.
+    of_steps: int  # Number of losses in the mean
+    rise: float  # How far it rose, as a share of that level
+    errors: float | None = None  # The rise in standard errors of its noise; None where it became worse later
+    threshold: float | None = None  # From how many standard errors on it is a rise; None where it became worse later
     exceeds: float | None = None
     """By how many times it exceeds that threshold; where it became worse later, the smallest rise of a high loss."""
-    late_share: float | None = None  # share of the rise that came in the last 128 losses
+    late_share: float | None = None  # Share of the rise that came in the last 128 losses
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         above = risen(self.rise, f"{self.baseline:.4g}")

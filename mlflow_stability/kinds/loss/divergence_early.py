@@ -50,10 +50,10 @@ class StartFacts(LossRiseFacts):
     kind = "divergence_at_start"
     metrics: ClassVar = {"loss": "value", "level": "baseline", "update_ratio": "update_ratio", "onset": "onset"}
 
-    update_ratio: float  # the largest update up to then, as a share of the norm of the weights
-    onset: int  # the first step of the high losses
-    steps_in_a_row: int  # number of high losses in a row
-    threshold: float  # from how many times the first loss on a loss is high
+    update_ratio: float  # The largest update up to then, as a share of the norm of the weights
+    onset: int  # The first step of the high losses
+    steps_in_a_row: int  # Number of high losses in a row
+    threshold: float  # From how many times the first loss on a loss is high
     exceeds: float | None = None
     """By how many times the rise is the smallest one of a loss that has a level, both as logarithms."""
 

@@ -25,17 +25,19 @@ from mlflow_stability.vocabulary.text.phrases import infinite
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteFacts(Facts):
+    """A loss or a gradient norm that is NaN or infinite."""
+
     kind = "non_finite"
 
-    signal: str  # what is not finite, by the name that the log gives it
-    value: float  # its first value that is not finite
-    last_finite: float | None  # its last finite value before, if there was one
-    nan_from: int | None = None  # The step at which an infinity became NaN; None where it did not.
-    count: int | None = None  # Number of values that are not finite; None while the training runs.
-    last_step: int | None = None  # the step of the last of several
+    signal: str  # What is not finite, by the name that the log gives it
+    value: float  # Its first value that is not finite
+    last_finite: float | None  # Its last finite value before, if there was one
+    nan_from: int | None = None  # The step at which an infinity became NaN; None where it did not
+    count: int | None = None  # Number of values that are not finite; None while the training runs
+    last_step: int | None = None  # The step of the last of several
     finite_afterwards: bool | None = None
     """Whether finite values follow; None where the log ends with the only value, and while the training runs."""
-    loss_step: int | None = None  # of a gradient norm: the first step at which the loss is not finite, too
+    loss_step: int | None = None  # Of a gradient norm: the first step at which the loss is not finite, too
 
     def numbers(self) -> dict[str, float]:
         if self.count is None:

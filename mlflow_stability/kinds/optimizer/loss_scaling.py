@@ -214,6 +214,8 @@ class StepSkipped(Detector):
 
 @dataclass(frozen=True, slots=True)
 class SkippedEndFacts(Facts):
+    """Last steps that were all skipped."""
+
     kind = "skipped_end"
     metrics = ("skipped_of_recent", "skipped_steps")
 

@@ -35,6 +35,8 @@ class RepeatedDataState:
 
 @dataclass(frozen=True, slots=True)
 class NoNoiseFacts(Facts):
+    """A loss that has lost its noise."""
+
     kind: ClassVar[str] = "no_noise"
     metrics = ("loss", "usual", "steps", "before")
 

@@ -15,6 +15,8 @@ _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "floa
 
 @dataclass(frozen=True, slots=True)
 class TokenFacts:
+    """What is in a tensor of whole numbers."""
+
     different: int  # How many different ones there are
     most_frequent: int  # The most frequent number
     its_share: float  # Its share of all
@@ -25,6 +27,8 @@ class TokenFacts:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
+    """What is in one tensor."""
+
     name: str  # Such as ``args[0]``
     shape: tuple[int, ...]  # Its length in each dimension
     dtype: str  # Such as ``float32``; empty where it was not recorded
@@ -70,19 +74,19 @@ class NanSource(TextEnum):
 class NanOriginFacts(Facts):
     kind = "nan_origin"
 
-    source: NanSource  # where it comes from
-    module: str = ""  # the innermost module that was being run, or that owns the weight; empty for the loss function
+    source: NanSource  # Where it comes from
+    module: str = ""  # The innermost module that was being run, or that owns the weight; empty for the loss function
     operations: tuple[str, ...] = ()
     """The operation; in the backward pass that of the forward pass; for the loss function each possible one."""
-    line: str = ""  # the user's own line: ``model.py:41 in Block.forward``
+    line: str = ""  # The user's own line: ``model.py:41 in Block.forward``
     name: str = ""
     """Of the input, weight or buffer; of the optimizer's state; ``loss`` or ``gradient`` for the loss function,
     ``hook`` where the script hooks the model's output."""
-    inputs: tuple[TensorFacts, ...] = ()  # what went into the operation
-    output: TensorFacts | None = None  # what came out of it
-    nan_by: str = ""  # the later operation that made NaN of an infinity
-    overflowed: bool | None = None  # Whether large finite numbers exceeded the type; None where that was not asked.
-    text: str = ""  # the sentence of an earlier version, which recorded nothing else of the operation
+    inputs: tuple[TensorFacts, ...] = ()  # What went into the operation
+    output: TensorFacts | None = None  # What came out of it
+    nan_by: str = ""  # The later operation that made NaN of an infinity
+    overflowed: bool | None = None  # Whether large finite numbers exceeded the type; None where that was not asked
+    text: str = ""  # The sentence of an earlier version, which recorded nothing else of the operation
 
     @property
     def operation(self) -> str:

@@ -23,7 +23,7 @@ MIN_BAR_PERCENT = 0.5  # percent of the width that a bar takes at least
 MAX_BANDS = 2  # more confidence bands than this hide each other
 DOTS_MARGIN = 4.0  # percent that stay free at each edge, so that no dot is cut
 LETTERS = 32  # letters that fit beneath a picture of dots
-MIN_LETTERS = 5  # where a word would have fewer, every second, third, ... word is left out.
+MIN_LETTERS = 5  # where a word would have fewer, every second, third, ... word is left out
 MAX_SPREAD_VALUES = 12  # dots of at most this many different values are spread, so that none hides another
 _GOLDEN = 0.6180339887
 
@@ -42,7 +42,7 @@ class Overlay:
     """The losses of several runs, aligned at the onset of their trouble."""
 
     lines: tuple[Line, ...]
-    zero: float | None  # Percent from the left where the onset is; None where nothing was aligned.
+    zero: float | None  # percent from the left where the onset is; None where nothing was aligned
     steps: tuple[Tick, ...]
     values: tuple[Tick, ...]
     left_out: int = 0

@@ -85,7 +85,7 @@ class LayersPicture:
     letters: int
     common: str  # the common beginning of all names, left out beside the rows
     steps: tuple[Tick, ...]
-    zero: float | None  # Percent from the left where the onset is; None where nothing was aligned.
+    zero: float | None  # percent from the left where the onset is; None where nothing was aligned
     bar: tuple[str, ...]  # the colours, from the lowest value to the highest
     values: tuple[Tick, ...]
     special: tuple[str, ...]  # which of ``not finite``, ``zero``, ``absent layer``, ... there are

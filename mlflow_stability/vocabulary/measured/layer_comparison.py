@@ -70,14 +70,14 @@ class LayerComparison:
     width: int  # number of steps in a column
     zeros: tuple[int, int]
     """For each run the step that counts as zero: its onset, or that of the other run where only that had trouble."""
-    aligned: bool  # Whether zero is an onset; False: no run had trouble, and columns count from step 0.
+    aligned: bool  # whether zero is an onset; False: no run had trouble, and columns count from step 0
     first: Cells
     second: Cells
     smallest: bool = False  # whether a cell holds the smallest value of its steps, as for an entropy; else the largest
     farthest: LargestGap | None = None  # None where no cell is finite in both
     broken: tuple[FirstNonFinite | None, FirstNonFinite | None] = (None, None)
     """For each run where it was first not finite; None where it always was finite."""
-    onsets: tuple[int | None, int | None] = (None, None)  # For each run the step of its onset; None without trouble.
+    onsets: tuple[int | None, int | None] = (None, None)  # for each run the step of its onset; None without trouble
     spans: tuple[tuple[int, int], tuple[int, int]] = (EVERYWHERE, EVERYWHERE)
     """For each run its first and last step, counted from its zero."""
     absent: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())

@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.result.run_card import RunCard
 class Interval:
     value: float
     low: float | None = None
-    high: float | None = None  # 95 %; None where there are too few values for it.
+    high: float | None = None  # 95 %; None where there are too few values for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Rate:
 @dataclass(frozen=True, slots=True)
 class Compared:
     card: RunCard
-    spike_rate: Rate | None = None  # Of loss spikes; None for a run without steps or without a loss.
+    spike_rate: Rate | None = None  # of loss spikes; None for a run without steps or without a loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Difference:
     """A parameter or a tag that is not the same in all runs."""
 
     name: str
-    values: tuple[str | None, ...]  # For each run in the order of the comparison; None where it is not set.
+    values: tuple[str | None, ...]  # for each run in the order of the comparison; None where it is not set
     is_tag: bool = False
 
 
@@ -137,9 +137,9 @@ class FirstDifference:
     second: str  # the sources of the two, the stabler first
     metric: str  # the metric that is compared; empty where they have none in common
     common: int = 0  # number of steps with a value in both
-    same_seed: bool | None = None  # Whether both name the same seed; None where one names none.
+    same_seed: bool | None = None  # whether both name the same seed; None where one names none
     identical_until: int | None = None  # the last step up to which all values are identical; None without any
-    differs_at: int | None = None  # The first step at which they differ at all; None where they never do.
+    differs_at: int | None = None  # the first step at which they differ at all; None where they never do
     parts_at: int | None = None  # the first step at which they differ by more than noise; None where they never do
     gap: float | None = None  # share by which the second is above the first, from there to the last compared step
     meets_at: int | None = None  # where they meet again, if they are together at the end
@@ -187,10 +187,10 @@ class Comparison(ShownAsPage):
     unread: tuple[RunCard, ...] = ()  # those of which nothing could be read; `error` says why
     summary: str = ""  # one sentence about all of them
     differences: tuple[Difference, ...] = ()  # parameters and tags that are not the same in all runs
-    first_difference: FirstDifference | None = None  # Where two runs part; None for more than two.
+    first_difference: FirstDifference | None = None  # where two runs part; None for more than two
     layers: tuple[LayerComparison, ...] = ()  # of two runs: what both have by layer, or by attention head
-    gate: BaselineGate | None = None  # Whether each is worse than the baseline; None where none was named.
-    cohort: Cohort | None = None  # What the runs have in common; None for fewer than three.
+    gate: BaselineGate | None = None  # whether each is worse than the baseline; None where none was named
+    cohort: Cohort | None = None  # what the runs have in common; None for fewer than three
     notes: tuple[str, ...] = ()  # what else there is to know about the comparison
     asked: int = 0  # how many runs were asked for; more than there are here if it was interrupted
     interrupted: bool = False  # whether Ctrl-C ended the reading early

@@ -76,7 +76,7 @@ class CurveReading:
     pattern: str = ""  # ``monotone``, ``not monotone``, ``oscillating``; empty for a curve that does not move
     shape: str = ""  # ``decay``, ``u-shape``, ``plateau``, ``explosion``
     health: str = ""  # ``ok``, ``broken``, ``exploding``, ``converged``
-    expected_final: float | None = None  # Where the fitted decay ends; None where no fit holds.
+    expected_final: float | None = None  # where the fitted decay ends; None where no fit holds
     spike_score: float | None = None
     """Share of values 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
     unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
@@ -136,7 +136,7 @@ class Diagnosis(ShownAsPage):
     asked_kinds: tuple[str, ...] = ()  # the kinds of findings that were asked for; empty: all
     notes: tuple[str, ...] = ()  # what else there is to know about what was read
     ended: str = ""  # how the process ended, where that is known: ``finished``, ``killed``, …
-    steps: tuple[int, int] | None = None  # First and last step; None for a run without any.
+    steps: tuple[int, int] | None = None  # first and last step; None for a run without any
     points: int = 0  # how many values were looked at
     unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
 

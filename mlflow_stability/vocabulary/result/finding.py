@@ -128,7 +128,7 @@ class Span:
     start: int  # the first step
     peak: int  # the step at which it was worst
     end: int  # the last step
-    recovered: bool | None = None  # Whether things were as before afterwards; None where that is not known.
+    recovered: bool | None = None  # whether things were as before afterwards; None where that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Finding:
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the message."""
     experimental: bool = False  # whether the judgement is experimental: at most INFO, and changes no verdict
-    cause: Cause | None = None  # Why it began; None where that is not known, and for what is only mentioned.
+    cause: Cause | None = None  # why it began; None where that is not known, and for what is only mentioned
     unit: str = "step"  # what the log calls a step: ``epoch`` where it counts nothing else
     line: int | None = None  # the line of a printed log at which it begins
 

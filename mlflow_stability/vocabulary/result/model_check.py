@@ -53,7 +53,7 @@ class LayerCheck:
     rms: float  # root of the mean square of its values
     largest: float  # largest absolute value
     nonfinite: int  # how many values are NaN or infinite
-    grad_norm: float | None = None  # L2 norm of its gradient for the batch; None: it has none, or no batch was given.
+    grad_norm: float | None = None  # L2 norm of its gradient for the batch; None: it has none, or no batch was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class ModelCheck:
     findings: tuple[ModelFinding, ...] = ()  # the worst first
     layers: tuple[LayerCheck, ...] = ()  # every parameter, in the order of the model
     activations: tuple[ActivationCheck, ...] = ()  # what modules put out for the batch, as their calls end; or empty
-    loss: float | None = None  # The loss of the batch; None where it was not computed.
-    chance: float | None = None  # What the loss is for guessing; None where that is not known.
+    loss: float | None = None  # the loss of the batch; None where it was not computed
+    chance: float | None = None  # what the loss is for guessing; None where that is not known
     grad_norm: float | None = None  # L2 norm of all gradients together
     gradient_flow: float | None = None  # the share of layers whose gradient norm lies in a healthy band
     not_checked: tuple[str, ...] = ()  # what was not checked, and why

@@ -67,7 +67,7 @@ class RunCard:
     loss: str = ""  # the metric of its curve, first, final and best loss
     finite_share: float = 1.0  # share of finite loss values: a loss that is NaN cannot spike
     first_loss: float | None = None
-    final_loss: float | None = None  # Median of the last 5 %; not finite where the run ended so; None without a loss.
+    final_loss: float | None = None  # median of the last 5 %; not finite where the run ended so; None without a loss
     best_loss: float | None = None
     """Lowest level of any 5 % of the run, so that one lucky batch does not count; where a divergence states a lower
     level that was held for a shorter time, that one."""

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import mlflow_stability.kinds.catalog  # noqa: F401 - its import registers the facts of all kinds
+from mlflow_stability.kinds.catalog import documentation  # its import registers the facts of all kinds
 from mlflow_stability.vocabulary.facts import classes_of_facts
 
 PACKAGE = "mlflow_stability."
@@ -60,13 +60,24 @@ def _define(cls: type, definitions: dict[str, Any]) -> None:
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     definition = definitions[cls.__name__] = {
         "type": "object",
-        "description": (inspect.getdoc(cls) or "").partition("\n")[0],
+        "description": _description(cls),
         "required": list(names),
         "properties": {},
     }
     for name in names:
         schema = _schema_of(hints[name], definitions)
         definition["properties"][name] = schema | ({"description": meanings[name]} if name in meanings else {})
+
+
+def _description(cls: Any) -> str:
+    """The first line of its docstring, else the sentence of the only finding that has such facts."""
+    return (ast.get_docstring(_body(cls)) or documentation(cls.kind).sentence).partition("\n")[0]
+
+
+def _body(cls: type) -> ast.ClassDef:
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return body
 
 
 def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -100,10 +111,8 @@ def _meanings(cls: type) -> dict[str, str]:
         if not each.__module__.startswith(PACKAGE):
             continue
         source = textwrap.dedent(inspect.getsource(each))
-        body = ast.parse(source).body[0]
-        assert isinstance(body, ast.ClassDef)
         found |= {name: f"{comment}." for name, comment in COMMENT.findall(source)}
-        for field, meaning in pairwise(body.body):
+        for field, meaning in pairwise(_body(each).body):
             if isinstance(field, ast.AnnAssign) and isinstance(meaning, ast.Expr):
                 found[ast.unparse(field.target)] = " ".join(ast.literal_eval(meaning.value).split())
     return found
