@@ -31,9 +31,16 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run_of_recording import EarlierRecordings, RunTags, open_run
 from mlflow_stability.courier.sinks.attention_sinks import AttentionPictures, AttentionSink
 from mlflow_stability.courier.sinks.event_sink import EventSink
-from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
 from mlflow_stability.courier.sinks.figure_sink import FigureSink
-from mlflow_stability.courier.sinks.file_sinks import BatchSink, CheckpointSink, KeptFileSink, LayerSink, PartSink
+from mlflow_stability.courier.sinks.file_sinks import (
+    BatchSink,
+    CheckpointSink,
+    FactSink,
+    KeptFileSink,
+    LayerSink,
+    PartSink,
+    ask_git,
+)
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.outlets import Outlets
 from mlflow_stability.courier.sinks.sink import Backoff, JournalReader, OutletPlan, TimedSink, upload_file

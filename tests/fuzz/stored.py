@@ -20,6 +20,7 @@ from mlflow.utils.validation import _validate_metric_name
 from recovery.checkpoints.test_checkpoint_store import STATE as TRAINED
 
 from mlflow_stability.courier.progress import DELIVERED, Delivered
+from mlflow_stability.courier.run_of_recording import tags_of_recordings
 from mlflow_stability.errors import CheckpointsRefused, SettingsError
 from mlflow_stability.journal.journal import FINAL_STATUS, closing_from_page
 from mlflow_stability.journal.layout import RANKS, read_page, read_ranks
@@ -38,7 +39,6 @@ from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
     read_owner,
 )
 from mlflow_stability.tracking.keys import LONGEST_KEY, fitting_keys, metric_key, parse_key
-from mlflow_stability.tracking.recording_claim import tags_of_recordings
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import RunCard, card_from_json, card_to_json
 from mlflow_stability.vocabulary.run import Closing

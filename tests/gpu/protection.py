@@ -15,7 +15,7 @@ from scenarios.flying import QUICK, flying
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from mlflow_stability.probes.flat_copies import copy_budget
+from mlflow_stability.probes.tensor_sums import copy_budget
 from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.probes.flat_copies import Piece, share_out
+from mlflow_stability.probes.tensor_sums import Piece, share_out
 
 SHAPES = st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple), min_size=1, max_size=12)
 

@@ -14,7 +14,7 @@ from servers.ports import free_port
 from waiting import wait_until
 
 import mlflow_stability
-from mlflow_stability.tracking.recording_claim import recordings_in
+from mlflow_stability.courier.run_of_recording import recordings_in
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 HERE = Path(__file__).parent

@@ -14,8 +14,8 @@ from scenarios import restarted_training
 from scenarios.restarted_training import CHECKPOINT, DIES_AT, STEPS
 
 import mlflow_stability
+from mlflow_stability.courier.run_of_recording import recordings_in
 from mlflow_stability.kinds.reported.ranks import JobRestarted, RankDied
-from mlflow_stability.tracking.recording_claim import recordings_in
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 ROOT = Path(mlflow_stability.__file__).parent.parent

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from mlflow_stability.probes.flat_copies import Piece, flat_copies, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeContext, ProbeFactory, StepView
 from mlflow_stability.probes.step.readback import Block, signals_at
-from mlflow_stability.probes.tensor_sums import on_device, squares, widest
+from mlflow_stability.probes.tensor_sums import Piece, flat_copies, on_device, squares, turns_of_copies, widest
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.presets import PRESETS
 

@@ -14,14 +14,23 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.flat_copies import flat_copies, flat_rows, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
 from mlflow_stability.probes.probe import ProbeFactory, StepView
 from mlflow_stability.probes.step.readback import Block, signals_at
-from mlflow_stability.probes.tensor_sums import as_real, largest_of, nonzeros_of, on_device, scalars, widest
+from mlflow_stability.probes.tensor_sums import (
+    as_real,
+    flat_copies,
+    flat_rows,
+    largest_of,
+    nonzeros_of,
+    on_device,
+    scalars,
+    turns_of_copies,
+    widest,
+)
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
 SIGNALS = (

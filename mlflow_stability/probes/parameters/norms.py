@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.flat_copies import Piece, copies_and_rows, flat_copies, turns_of_copies
 from mlflow_stability.probes.gradient_norm import dense_gradients, few_values, local_part, norm_of_row
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout
@@ -32,7 +31,15 @@ from mlflow_stability.probes.parameters.per_optimizer import (
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
 from mlflow_stability.probes.step.readback import Block, signals_at
-from mlflow_stability.probes.tensor_sums import on_device, squares, widest
+from mlflow_stability.probes.tensor_sums import (
+    Piece,
+    copies_and_rows,
+    flat_copies,
+    on_device,
+    squares,
+    turns_of_copies,
+    widest,
+)
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 
 SIGNALS = signals(

@@ -21,7 +21,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_copies, share_out
 from mlflow_stability.probes.gradient_norm import (
     is_of_one_rank,
     is_split,
@@ -36,7 +35,7 @@ from mlflow_stability.probes.parameters.layers import LayerLayout
 from mlflow_stability.probes.parameters.norms import BUFFERS, UpdateChunks, rates_by_parameter
 from mlflow_stability.probes.ranks.rank_row import Layout
 from mlflow_stability.probes.step.readback import values_on_host
-from mlflow_stability.probes.tensor_sums import on_device, squares
+from mlflow_stability.probes.tensor_sums import bytes_of_copy, copy_budget, flat_copies, on_device, share_out, squares
 
 # Values of gradients that are still to be summed over processes; more are not sent.
 MOST_PARTIAL = 2**16

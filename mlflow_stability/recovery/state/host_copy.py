@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.flat_copies import copy_budget
 from mlflow_stability.probes.gradient_norm import local_part
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.tensor_sums import copy_budget
 
 _Key = tuple[Any, ...]
 _Pair = tuple[Tensor, Tensor]  # source and target

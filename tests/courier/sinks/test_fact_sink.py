@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
-from mlflow_stability.courier.sinks.fact_sink import MOST_LINES, git_state
+from mlflow_stability.courier.sinks.file_sinks import MOST_LINES, git_state
 from mlflow_stability.tracking.read.run_reader import RunReader, read_run_history
 from mlflow_stability.vocabulary.run import Closing, Fact
 

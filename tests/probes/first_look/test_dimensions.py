@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlflow_stability.kinds.first_look.dimensions import AttentionDimFacts
-from mlflow_stability.probes.first_look.dimensions import AttentionScores, OutputRows
+from mlflow_stability.probes.first_look.first_look import AttentionScores, OutputRows
 from mlflow_stability.vocabulary.result import Severity
 
 ROWS, LENGTH, FEATURES, CLASSES = 24, 12, 6, 3

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlflow_stability.probes.hooks import thread_state
 from mlflow_stability.probes.hooks.thread_state import untracked
-from mlflow_stability.probes.inside.attention_tracer import AttentionMode
+from mlflow_stability.probes.inside.attention_probe import AttentionMode
 from mlflow_stability.probes.performance.flop_count import FlopCounter
 
 

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlflow import MlflowClient
 
-from mlflow_stability.tracking.recording_claim import (
+from mlflow_stability.courier.run_of_recording import (
     RecordingTag,
     claim_place,
     earlier_left,
