@@ -43,6 +43,7 @@ from mlflow_stability.session.recording.unseen_training import UnseenTraining
 from mlflow_stability.session.run_binding import RUN_ID_WAIT, RunBinding
 from mlflow_stability.session.training_output import TrainingOutput
 from mlflow_stability.tracking.in_process import announce, end_fluent_run, fluent_run_id
+from mlflow_stability.vocabulary.measured.signal import StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 from mlflow_stability.vocabulary.settings import Settings
@@ -342,15 +343,22 @@ class Session:
     def _on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
         if recording is not None and recording.closed:
             return
+        control = None
         if self._lifecycle is not None:
             self._output.readings += 1
             if self._output.held:
                 self._output.step_done()
-            self._lifecycle.on_reading(recording, reading)
-        elif recording is not None:
-            recording.record(reading)
+            if self._lifecycle.recording is recording:
+                control = self._lifecycle.current
         if recording is None:
+            if control is not None:
+                control.on_reading(StepReading(0, reading.signals, reading.values, 0, reading.time), ())
             return
+        if control is not None and control.has_eased:
+            reading = control.with_used_rate(reading)
+        step, findings = recording.record(reading)
+        if control is not None:
+            control.on_reading(step, findings)
         if self._alerts.needs_readings:
             self._alerts.see(recording.last)
         if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be changed

@@ -2,7 +2,7 @@
 
 What people open is in `stability/`: report, dashboard, pictures, checkpoints. What programs read is in
 `stability/data/`. In runs of version 0.1 the record and the events were beside the pictures; they are read from
-either place. Tables as Parquet files are in `parquet_parts`, which loads pyarrow.
+either place. Tables as Parquet files are in `read.run_record`, which loads pyarrow.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
 from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLDER
-from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
+from mlflow_stability.tracking.read.run_record import PartBuffer, part_name, write_layer_part
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading

@@ -12,7 +12,7 @@ from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.pictures import compare_layers
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
-from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
+from mlflow_stability.tracking.read.run_record import PartBuffer, part_name
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Severity
 

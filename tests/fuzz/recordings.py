@@ -35,7 +35,7 @@ from mlflow_stability.journal.journal import (
     read_journal,
 )
 from mlflow_stability.tracking.artifacts import line_of, lines_in, read_attention_part, read_line
-from mlflow_stability.tracking.parquet_parts import read_layer_part, read_part
+from mlflow_stability.tracking.read.run_record import read_layer_part, read_part
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned

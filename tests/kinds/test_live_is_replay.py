@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.journal.journal import JournalWriter, read_journal
 from mlflow_stability.kinds.panel import Panel, replay
-from mlflow_stability.tracking.parquet_parts import PartBuffer, read_part
+from mlflow_stability.tracking.read.run_record import PartBuffer, read_part
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Opening, Reset

@@ -13,7 +13,7 @@ from mlflow_stability.cli.main import run as run_command
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.artifacts import read_line
-from mlflow_stability.tracking.parquet_parts import read_part
+from mlflow_stability.tracking.read.run_record import read_part
 from mlflow_stability.vocabulary.result import Severity, Source
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run import Opening

@@ -16,8 +16,8 @@ from scenarios.delivering import end, watch
 from torch import Tensor, nn
 
 import mlflow_stability
-from mlflow_stability.tracking.parquet_parts import read_layer_part
 from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.tracking.read.run_record import read_layer_part
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 pytestmark = pytest.mark.scenario

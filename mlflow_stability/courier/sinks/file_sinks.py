@@ -35,7 +35,7 @@ from mlflow_stability.journal.layout import read_page
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import StoredCheckpoint, damage_of, listing
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, LAYER_TABLES_FOLDER, RECORD_FOLDER
 from mlflow_stability.tracking.client import RefusedError
-from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
+from mlflow_stability.tracking.read.run_record import PartBuffer, part_name, write_layer_part
 from mlflow_stability.tracking.run_writer import RunWriter, is_chosen
 from mlflow_stability.tracking.thinning import LayerMetrics, Point, chosen_signals
 from mlflow_stability.vocabulary.measured.layer_arrays import STATISTICS, LayerTable

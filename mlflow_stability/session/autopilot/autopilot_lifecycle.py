@@ -15,7 +15,6 @@ from mlflow_stability.journal.layout import make_root
 from mlflow_stability.journal.process_identity import launched_job, mark_folder
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
-from mlflow_stability.probes.step.capture import ProbeReading
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointRanks
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import folder_of_job, listing
 from mlflow_stability.recovery.state.training_parts import any_shards
@@ -27,8 +26,6 @@ from mlflow_stability.session.autopilot.step_modifier import AutopilotPart
 from mlflow_stability.session.probe_plan import report_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.vocabulary.measured.signal import StepReading
-from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 CLOSE_SECONDS = 30.0  # how long the end of a recording waits for the checkpoint that is being written
@@ -54,20 +51,20 @@ class AutopilotLifecycle:
         self._ranks: Ranks | None = None
         self._checkpoint_ranks: CheckpointRanks | None = None
         self._is_refused = False  # no autopilot, because other ranks have none
-        self._control: Autopilot | None = None
-        self._recording: Recording | None = None
+        self.current: Autopilot | None = None
+        self.recording: Recording | None = None
         self._make = guard(AutopilotPart.AUTOPILOT, self._new_control)
         self._close = guard(AutopilotPart.AUTOPILOT_END, self._close_control)
 
     @property
     def control(self) -> Autopilot:
         """The autopilot of the current recording; StabilityError before the first step."""
-        if self._control is None:
+        if self.current is None:
             raise StabilityError(
                 "No step was recorded yet, so this call has no effect on a training. Call it after "
                 "the first optimizer step."
             )
-        return self._control
+        return self.current
 
     def control_for(self, recording: Recording | None) -> Any:
         """End the autopilot of the last recording, and make that of a new one."""
@@ -76,17 +73,6 @@ class AutopilotLifecycle:
         if control is None and not self._is_refused:
             self._exchanges.leave()  # the others would wait for the votes of this process
         return control
-
-    def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
-        events: list[Finding] = []
-        if recording is None:
-            step = StepReading(0, reading.signals, reading.values, 0, reading.time)
-        else:
-            if self._control is not None and self._control.has_eased and self._recording is recording:
-                reading = self._control.with_used_rate(reading)
-            step, events = recording.record(reading)
-        if self._control is not None and self._recording is recording:
-            self._control.on_reading(step, events)
 
     def offer_to_restore(self) -> str:
         """Return a sentence about the checkpoints of an earlier attempt of this job."""
@@ -98,8 +84,8 @@ class AutopilotLifecycle:
         return f" restore(model, optimizer{where}) on every rank continues from its checkpoint of step {max(steps)}."
 
     def release(self) -> None:
-        if self._control is not None:
-            self._control.release()
+        if self.current is not None:
+            self.current.release()
 
     def close(self) -> None:
         self._end_control()
@@ -109,7 +95,7 @@ class AutopilotLifecycle:
 
     def _end_control(self) -> None:
         self._close()
-        self._control = self._recording = None
+        self.current = self.recording = None
 
     def _new_control(self, recording: Recording | None) -> Autopilot | None:
         if self._is_refused:
@@ -135,12 +121,12 @@ class AutopilotLifecycle:
             self._warn,
             self._checkpoint_ranks,
         )
-        self._control, self._recording = Autopilot(recording, context), recording
-        return self._control
+        self.current, self.recording = Autopilot(recording, context), recording
+        return self.current
 
     def _close_control(self) -> None:
-        if self._control is not None:
-            self._control.close(CLOSE_SECONDS)
+        if self.current is not None:
+            self.current.close(CLOSE_SECONDS)
 
     def _directory(self, recording: Recording | None) -> tuple[Path, str]:
         """Return a folder named after the run, or after the recording while the run is not known yet."""

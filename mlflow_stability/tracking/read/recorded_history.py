@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDERS, RECORD_FOLDERS, EventLine, events_order, read_events
 from mlflow_stability.tracking.keys import parse_key
-from mlflow_stability.tracking.parquet_parts import part_order, read_part
-from mlflow_stability.tracking.read.run_record import RunRecord, joined
+from mlflow_stability.tracking.read.run_record import RunRecord, joined, part_order, read_part
 from mlflow_stability.tracking.tag_names import PREFIX, process_end
 from mlflow_stability.vocabulary.measured.signal import Series
 from mlflow_stability.vocabulary.result import Finding

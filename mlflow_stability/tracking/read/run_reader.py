@@ -41,7 +41,6 @@ from mlflow_stability.tracking.artifacts import (
 )
 from mlflow_stability.tracking.client import answering_client, no_progress_bar, not_mlflow, sentence, store_trouble
 from mlflow_stability.tracking.keys import parse_key
-from mlflow_stability.tracking.parquet_parts import part_order, read_layer_part, read_part
 from mlflow_stability.tracking.read.recorded_history import (
     RecordedLine,
     RunFacts,
@@ -54,7 +53,15 @@ from mlflow_stability.tracking.read.recorded_history import (
     with_left_out,
     with_metrics_of_the_script,
 )
-from mlflow_stability.tracking.read.run_record import RecordThinner, RunRecord, joined, whole_number
+from mlflow_stability.tracking.read.run_record import (
+    RecordThinner,
+    RunRecord,
+    joined,
+    part_order,
+    read_layer_part,
+    read_part,
+    whole_number,
+)
 from mlflow_stability.tracking.run_files import artifacts_in, download_file
 from mlflow_stability.tracking.run_import import COUNTED, TIMES
 from mlflow_stability.tracking.tag_names import is_recorded

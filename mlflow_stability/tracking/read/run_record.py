@@ -1,14 +1,37 @@
-"""The record of a run as columns: one row per value, in the order of measurement; a long one can be thinned."""
+"""The record of a run as columns, one row per value in the order of measurement, and as Parquet files.
+
+Every value of every step is in parts `stability/data/record/part-<recording>-<offset>.parquet`, a row for each value:
+
+    recording int32, attempt int32, step int64, time float64 (seconds since the epoch),
+    quantity and place (dictionaries of strings), value float64 (NaN and infinities as they are)
+
+Tables of layers are in parts `stability/data/layers/part-<recording>-<step>.parquet`, a row for each layer of each
+table, with a column for each statistic and percentile:
+
+    recording int32, attempt int32, step int64, what and layer (dictionaries of strings),
+    mean, std, abs_max, zeros, min, p1, ..., max float64; edges list of float64; counts list of int64
+
+Where only the statistics were measured, percentiles, edges and counts are null. Guarantees: a part is named by its
+place in the journal or its first step, so that one sent twice replaces itself.
+"""
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from mlflow_stability.vocabulary.measured.layer_arrays import PERCENTILES, STATISTICS, LayerTable
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 
@@ -139,3 +162,194 @@ class RecordThinner:
             before = self._event_steps[np.maximum(place - 1, 0)]
             near |= (np.abs(after - steps) <= STEPS_AROUND) | (np.abs(steps - before) <= STEPS_AROUND)
         return part.rows((ordinal % every == 0) | (counts[part.signal] < MIN_VALUES) | near)
+
+
+SCHEMA_KEY = b"mlflow_stability.schema"
+SCHEMA = 1
+_PART = re.compile(r"part-(\d{3,})-(\d{12,})\.parquet")
+_NAMES = pa.dictionary(pa.int32(), pa.string())
+_POSITION = [("recording", pa.int32()), ("attempt", pa.int32()), ("step", pa.int64())]
+RECORD_COLUMNS = pa.schema(
+    [*_POSITION, ("time", pa.float64()), ("quantity", _NAMES), ("place", _NAMES), ("value", pa.float64())],
+    metadata={SCHEMA_KEY: str(SCHEMA).encode()},
+)
+LAYER_COLUMNS = pa.schema(
+    [
+        *_POSITION,
+        ("what", _NAMES),
+        ("layer", _NAMES),
+        *((name, pa.float64()) for name in (*STATISTICS, *PERCENTILES)),
+        ("edges", pa.list_(pa.float64())),
+        ("counts", pa.list_(pa.int64())),
+    ],
+    metadata={SCHEMA_KEY: str(SCHEMA).encode()},
+)
+
+
+def part_name(recording: int, offset: int) -> str:
+    """Return the name of the part that begins at this offset of the recording's journal, or at this step."""
+    return f"part-{recording:03d}-{offset:012d}.parquet"
+
+
+def part_order(name: str) -> tuple[int, int] | None:
+    """Return recording and offset of a part, to sort by; None for other files."""
+    match = _PART.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+class PartBuffer:
+    """Readings that wait to become a part, in about 20 bytes each and 8 a value."""
+
+    def __init__(self) -> None:
+        self._layouts: list[tuple[Signal, ...]] = []
+        self._newest = 0
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def clear(self) -> None:
+        self._steps, self._attempts = array("q"), array("i")
+        self._times, self._values = array("d"), array("d")
+        self._layout_of = array("i")
+
+    @property
+    def readings(self) -> int:
+        return len(self._steps)
+
+    def add(self, reading: StepReading, step: int) -> None:
+        """Add a reading; ``step``: as the run counts it."""
+        self._steps.append(step)
+        self._attempts.append(reading.attempt)
+        self._times.append(reading.time)
+        self._values.extend(reading.values)
+        self._layout_of.append(self._layout_number(reading.signals))
+
+    def write(self, file: Path, recording: int) -> None:
+        numbers: dict[Signal, int] = {}
+        codes = [np.array([numbers.setdefault(signal, len(numbers)) for signal in layout]) for layout in self._layouts]
+        layout_of = np.asarray(self._layout_of, np.int32)
+        lengths = np.array([len(layout) for layout in self._layouts], np.int64)[layout_of]
+        signal_codes = np.concatenate([codes[layout] for layout in layout_of]).astype(np.int32)
+        table = pa.Table.from_arrays(
+            [
+                pa.array(np.full(len(signal_codes), recording, np.int32)),
+                pa.array(np.repeat(np.asarray(self._attempts, np.int32), lengths)),
+                pa.array(np.repeat(np.asarray(self._steps, np.int64), lengths)),
+                pa.array(np.repeat(np.asarray(self._times, np.float64), lengths)),
+                _dictionary_column([signal.quantity for signal in numbers], signal_codes),
+                _dictionary_column([signal.place for signal in numbers], signal_codes),
+                pa.array(np.asarray(self._values, np.float64)),
+            ],
+            schema=RECORD_COLUMNS,
+        )
+        pq.write_table(table, file, compression="zstd")
+
+    def _layout_number(self, signals: tuple[Signal, ...]) -> int:
+        # A journal gives the same tuple for the same layout, mostly that of the step before: compare by identity.
+        if self._layouts and self._layouts[self._newest] is signals:
+            return self._newest
+        for number, layout in enumerate(self._layouts):
+            if layout is signals:
+                self._newest = number
+                return number
+        self._layouts.append(signals)
+        self._newest = len(self._layouts) - 1
+        return self._newest
+
+
+def read_part(file: Path) -> RunRecord:
+    table = _read_columns(file, RECORD_COLUMNS)
+    if any(table.column(name).null_count for name in table.column_names):
+        raise ValueError("columns or values are missing")
+    quantity, place = (table.column(name).combine_chunks() for name in ("quantity", "place"))
+    high, low = (codes.indices.to_numpy(zero_copy_only=False).astype(np.int64) for codes in (quantity, place))
+    pairs, first, signal = np.unique((high << 32) | low, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # in order of first appearance
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    quantities, places = quantity.dictionary.to_pylist(), place.dictionary.to_pylist()
+    signals = tuple(Signal(quantities[pair >> 32], places[pair & 0xFFFFFFFF]) for pair in pairs[order].tolist())
+    return RunRecord(
+        signals,
+        table.column("recording").to_numpy(),
+        table.column("attempt").to_numpy(),
+        table.column("step").to_numpy(),
+        table.column("time").to_numpy(),
+        rank[signal].astype(np.int32),
+        table.column("value").to_numpy(),
+    )
+
+
+def _read_columns(file: Path, columns: pa.Schema) -> pa.Table:
+    """Read a file; ArrowException or ValueError where it is damaged, as in its last bytes, which name its columns."""
+    with pa.OSFile(str(file)) as opened:
+        try:
+            table = pq.read_table(opened, schema=columns)
+            table.validate(full=True)  # also that all codes of names have a name
+            return table
+        except OSError as error:  # what pyarrow calls bytes that it cannot decode
+            raise ValueError(f"{file.name} is damaged: {error}") from error
+
+
+def _dictionary_column(names: list[str], codes: NDArray[np.int32]) -> Any:
+    """Return a column of strings that keeps each different one once."""
+    different = list(dict.fromkeys(names))
+    numbers = np.array([different.index(name) for name in names], np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(numbers[codes]), pa.array(different, pa.string()))
+
+
+def write_layer_part(file: Path, tables: Sequence[LayerTable], recording: int, offset: int = 0) -> None:
+    """Write tables of layers; `offset` is what the run adds to their steps."""
+    parts = [_rows(table, recording, offset) for table in tables]
+    pq.write_table(pa.concat_tables(parts).unify_dictionaries(), file, compression="zstd")
+
+
+def read_layer_part(file: Path) -> list[LayerTable]:
+    """Return the tables of a part in the order in which they were written."""
+    rows = _read_columns(file, LAYER_COLUMNS)
+    what = rows.column("what").cast(pa.string()).to_numpy(zero_copy_only=False)
+    step = rows.column("step").to_numpy()
+    cuts = np.flatnonzero((step[1:] != step[:-1]) | (what[1:] != what[:-1])) + 1
+    edges = [0, *cuts.tolist(), len(rows)]
+    return [_table(rows.slice(begin, end - begin)) for begin, end in pairwise(edges) if end > begin]
+
+
+def _rows(table: LayerTable, recording: int, offset: int) -> pa.Table:
+    count = len(table.layers)
+    columns: dict[str, Any] = {
+        "recording": np.full(count, recording, np.int32),
+        "attempt": np.full(count, table.attempt, np.int32),
+        "step": np.full(count, table.step + offset, np.int64),
+        "what": pa.array([table.what] * count, pa.string()).dictionary_encode(),
+        "layer": pa.array(table.layers, pa.string()).dictionary_encode(),
+    }
+    columns |= {name: table.statistics[:, number] for number, name in enumerate(STATISTICS)}
+    if table.has_histograms:
+        columns |= {name: table.percentiles[:, number] for number, name in enumerate(PERCENTILES)}
+        columns |= {"edges": list(table.edges), "counts": list(table.counts)}
+    arrays = []
+    for field in LAYER_COLUMNS:
+        column = columns.get(field.name)
+        if column is None:
+            column = pa.nulls(count, field.type)
+        arrays.append(column if isinstance(column, pa.Array) else pa.array(column, field.type))
+    return pa.table(arrays, schema=LAYER_COLUMNS)
+
+
+def _table(rows: pa.Table) -> LayerTable:
+    def numbers(names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.stack([rows.column(name).to_numpy() for name in names], axis=1)
+
+    count = len(rows)
+    full = rows.column("counts").null_count == 0
+    return LayerTable(
+        int(rows.column("step")[0].as_py()),
+        int(rows.column("attempt")[0].as_py()),
+        str(rows.column("what")[0].as_py()),
+        tuple(rows.column("layer").cast(pa.string()).to_pylist()),
+        numbers(STATISTICS),
+        numbers(PERCENTILES) if full else np.empty((count, 0)),
+        np.array(rows.column("edges").to_pylist(), np.float64) if full else np.empty((count, 0)),
+        np.array(rows.column("counts").to_pylist(), np.int64) if full else np.empty((count, 0), np.int64),
+    )

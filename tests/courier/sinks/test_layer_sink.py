@@ -16,7 +16,7 @@ from mlflow_stability.courier.sinks import file_sinks
 from mlflow_stability.courier.sinks.file_sinks import LayerSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.array_files import layer_table_files, write_layer_table
-from mlflow_stability.tracking.parquet_parts import read_layer_part
+from mlflow_stability.tracking.read.run_record import read_layer_part
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable
 

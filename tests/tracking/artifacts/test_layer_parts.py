@@ -7,7 +7,7 @@ import pandas as pd
 from figures.layers import gpt_layers, normal, not_finite, table
 from journal.test_layer_tables import bare, equal
 
-from mlflow_stability.tracking.parquet_parts import part_name, read_layer_part, write_layer_part
+from mlflow_stability.tracking.read.run_record import part_name, read_layer_part, write_layer_part
 
 
 def test_tables_are_read_back_unchanged(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from mlflow_stability.tracking.artifacts import (
     lines_in,
     read_line,
 )
-from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, part_order, read_part
-from mlflow_stability.tracking.read.run_record import joined
+from mlflow_stability.tracking.read.run_record import PartBuffer, joined, part_name, part_order, read_part
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity, Source
 from mlflow_stability.vocabulary.run import Closing, Gap, Note, Opening, Reset

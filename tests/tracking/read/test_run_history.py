@@ -23,9 +23,9 @@ from waiting import wait_until
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
-from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
 from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder
 from mlflow_stability.tracking.read.run_reader import RunReader, read_run_history
+from mlflow_stability.tracking.read.run_record import PartBuffer, part_name
 from mlflow_stability.tracking.run_files import log_report
 from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.vocabulary.measured.signal import Signal, StepReading

@@ -27,7 +27,7 @@ from mlflow_stability.tracking.artifacts import (
     AttentionPart,
     attention_of_run,
 )
-from mlflow_stability.tracking.parquet_parts import part_name
+from mlflow_stability.tracking.read.run_record import part_name
 from mlflow_stability.tracking.run_files import CHECKPOINTS_FOLDER
 
 pytestmark = pytest.mark.slow
