@@ -50,7 +50,7 @@ from mlflow_stability.journal.layout import read_page
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.tracking.client import RefusedError
 from mlflow_stability.tracking.run_files import REPORT_FOLDER
-from mlflow_stability.tracking.run_writer import SystemMetrics
+from mlflow_stability.tracking.run_writer import system_monitor
 from mlflow_stability.vocabulary.run import Closing, Opening
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 
@@ -74,7 +74,7 @@ class OpenRecording:
             self.writer, place = open_run(opening, delivered, uri, process)
         finally:  # also if the store is away: the code may change until it is back
             ask_git(delivered, opening)
-        self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
+        self._machine = system_monitor(self.writer.run_id, uri) if opening.system_metrics else None
         self.parts = PartSink(delivered, self.writer, opening.time)
         self.events = EventSink(delivered, self.writer)
         facts = FactSink(delivered, self.writer)
@@ -163,16 +163,11 @@ class OpenRecording:
             if not (arrived and picture.done):
                 moved |= self._try(picture, partial(picture.flush, arrived))
         left = [picture for picture in self._pictures if not picture.done]
-        if (
-            self.concluded
-            and not self._has_ended
-            and not self._awaits()
-            and (not left or (left == [self._attention] and not self._attention.awaited))
-        ):
+        rest = not left or (left == [self._attention] and not self._attention.awaited)
+        if self.concluded and not self._has_ended and not self._awaits() and rest:
             moved |= self._try(self._board, partial(self._end, state))
-        if (
-            self._has_ended or self._delivered.complete
-        ) and not self.metrics.filled:  # the training does not wait any more
+        # The training does not wait any more.
+        if (self._has_ended or self._delivered.complete) and not self.metrics.filled:
             moved |= self._try(self.metrics, self._fill)
         self.finished = self._has_ended and not left and self.metrics.filled
         if not self.concluded and not self._delivered.complete and self._board.due():

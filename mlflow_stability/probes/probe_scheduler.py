@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -42,16 +42,7 @@ class Probes:
     forward: ForwardScheduler | None = None  # probes inside forward passes
     spread: LayerStatistics | None = None  # distributions of gradients and weights in each layer
     nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)  # counts gradients where a norm is not finite
-    broken: BrokenSteps | None = None
-
-
-class BrokenSteps(Protocol):
-    """Inspects steps whose gradient norm is not finite."""
-
-    def inspect_step(self, step: int, optimizers: Sequence[Optimizer]) -> None: ...
-
-    def taken(self, step: int) -> None:
-        """Runs after such a step that was not skipped."""
+    broken: Any = None  # the session's `FirstBrokenStep`: inspects steps whose gradient norm is not finite
 
 
 class ProbeScheduler:

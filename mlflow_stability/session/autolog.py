@@ -181,9 +181,9 @@ def flush(seconds: float = 60.0) -> bool:
     wait = ACCEPTS["exit_wait"].check("seconds", seconds)
     if _current is not None and not _current.is_inherited:
         return _current.wait(wait)
-    recorded = latest()
-    state = None if recorded is None else recorded.delivered(wait)
-    return recorded is None or (state is not None and not state.missing)
+    deliver = latest()
+    state = None if deliver is None else deliver(wait)
+    return deliver is None or (state is not None and not state.missing)
 
 
 class Attachment:

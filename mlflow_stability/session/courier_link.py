@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakMethod
 
 import mlflow_stability
 from mlflow_stability.alerts.alert import OUTLETS_VARIABLE
@@ -340,24 +339,21 @@ def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCo
     return [courier for courier, _ in late]
 
 
-class RecordedRun:
-    """A recording that outlives its session, and holds nothing of the training."""
+def wait_for_run(
+    link: CourierLink,
+    folder: Path,
+    address: str,
+    output: TrainingOutput,
+    settle: Callable[[], Callable[[], None] | None],
+    seconds: float,
+) -> DeliveredState | None:
+    """Wait until everything recorded so far is in the run; None where the run is not known by then.
 
-    def __init__(
-        self, link: CourierLink, folder: Path, address: str, output: TrainingOutput, settle: Callable[[], None]
-    ) -> None:
-        """`settle`: a method that brings the last readings into the journal."""
-        self._link = link
-        self._folder = folder
-        self._address = address
-        self._output = output
-        self._settle = WeakMethod(settle)
-
-    def delivered(self, seconds: float) -> DeliveredState | None:
-        """Wait until everything recorded so far is in the run; None where the run is not known by then."""
-        settle = self._settle()
-        if settle is not None:
-            settle()
-        late = wait_for_delivery([DeliveringCourier(self._link, seconds, self._output, seconds)])
-        run_id = self._link.run(self._folder).run_id
-        return DeliveredState(run_id, self._address, self._link.left() if late else "") if run_id else None
+    `settle` gives a method that brings the last readings into the journal, if its object is still there.
+    """
+    method = settle()
+    if method is not None:
+        method()
+    late = wait_for_delivery([DeliveringCourier(link, seconds, output, seconds)])
+    run_id = link.run(folder).run_id
+    return DeliveredState(run_id, address, link.left() if late else "") if run_id else None

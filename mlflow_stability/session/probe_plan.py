@@ -23,8 +23,8 @@ from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
 from mlflow_stability.probes.model_discovery import ObjectMemory
 from mlflow_stability.probes.parameters.extreme_values import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
-from mlflow_stability.probes.probe import ForwardProbe, Probe, ProbeContext
-from mlflow_stability.probes.probe_scheduler import BrokenSteps, Probes, ProbeScheduler, TrainingPace
+from mlflow_stability.probes.probe import Probe, ProbeContext
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler, TrainingPace
 from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.facts_probe import FactsProbe
 from mlflow_stability.session.rank_comparison import rank_and_world_size
@@ -71,7 +71,7 @@ def report_of(settings: Settings, guard: PartGuard, recording: Recording, host_o
 
 def held_batches(
     settings: Settings, guard: PartGuard, recording: Recording
-) -> tuple[BatchReport | None, BrokenSteps | None]:
+) -> tuple[BatchReport | None, FirstBrokenStep | None]:
     """Return who holds the batches, and who inspects broken steps where the autopilot does not."""
     if recording.batches is not None:
         return recording.batches, None
@@ -123,7 +123,9 @@ def probe_scheduler_of(
     capture = None if batches is None else batches.capture
     listeners = [observer for observer in (capture, recording.before_forward) if observer is not None]
     context = ProbeContext(settings, guard, lambda: pace.models, recording.say, recording.keep_attention)
-    probes_asked_for = probes_for(context)
+    # Every factory in `PROBES`, in the order of the files.
+    factories = [make for name in modules_with("PROBES") for make in import_module(name).PROBES]
+    probes_asked_for = [probe for make in factories if (probe := make(context)) is not None]
     inside = [probe for probe in probes_asked_for if not isinstance(probe, Probe)]
     forward = ForwardScheduler(guard, inside, recording.step + 1, recording.emit)
     probes = Probes(
@@ -147,9 +149,3 @@ def probe_scheduler_of(
     look_at_losses(True)
     scheduler = ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
     return scheduler
-
-
-def probes_for(context: ProbeContext) -> list[Probe | ForwardProbe]:
-    """Call every factory in `PROBES`, in the order of the files."""
-    factories = [make for name in modules_with("PROBES") for make in import_module(name).PROBES]
-    return [probe for make in factories if (probe := make(context)) is not None]

@@ -28,7 +28,7 @@ from mlflow_stability.kinds.catalog import describe
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
 from mlflow_stability.probes.hooks.guarded_hooks import PartGuard
-from mlflow_stability.session.courier_link import CourierLink, RecordedRun, Say
+from mlflow_stability.session.courier_link import CourierLink, Say, wait_for_run
 from mlflow_stability.session.probe_plan import chosen_detectors, judging_of
 from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
@@ -38,6 +38,7 @@ from mlflow_stability.session.training_output import DeliveredRun, TrainingOutpu
 from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.in_process import (
     CLIENT,
+    Deliver,
     ImplicitRunJoin,
     RunInProgress,
     announced_run,
@@ -253,11 +254,15 @@ class RunBinding:
             self._run_id = self._recording_link.run_id(self._folder, wait)
         return self._run_id
 
-    def recorded_run(self, output: TrainingOutput, settle: Callable[[], None]) -> RecordedRun | None:
-        """Return the recording in progress, or the last one, for reading its run; None before the first step."""
+    def delivery(self, output: TrainingOutput, settle: Callable[[], None]) -> Deliver | None:
+        """Return what waits for the recording in progress, or the last one; None before the first step.
+
+        It outlives the session, and holds nothing of the training.
+        """
         if self._folder is None or self._recording_link is None:
             return None
-        return RecordedRun(self._recording_link, self._folder, self._recording_address, output, settle)
+        link, address = self._recording_link, self._recording_address
+        return partial(wait_for_run, link, self._folder, address, output, weakref.WeakMethod(settle))
 
     def delivered_run(self) -> DeliveredRun:
         if self._folder is None or self._recording_link is None:

@@ -113,8 +113,8 @@ class Session:
 
     def _repr_html_(self) -> str | None:
         """Return the report so far for a notebook; None: show the `repr`."""
-        recorded = self._binding.recorded_run(self._output, self._bring_all_in)
-        state = None if recorded is None else recorded.delivered(SHOWN_WITHIN)
+        deliver = self._binding.delivery(self._output, self._bring_all_in)
+        state = None if deliver is None else deliver(SHOWN_WITHIN)
         if state is None:
             return None
         page: str | None = mlflow_stability.diagnose(state.run_id, state.tracking_uri)._repr_html_()
@@ -236,7 +236,7 @@ class Session:
 
     def _announce(self) -> None:
         self._binding.tell_beginning(self._output)
-        announce(self._binding.recorded_run(self._output, self._bring_all_in))
+        announce(self._binding.delivery(self._output, self._bring_all_in))
 
     def _cell_ended(self, closing: Closing) -> None:
         """End our own run with the notebook's cell that trained, unless another thread trains."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from mlflow_stability.errors import TrackingError
 
@@ -276,23 +276,18 @@ class DeliveredState:
     missing: str = ""  # what has not arrived yet, in words; empty if everything has
 
 
-class Recorded(Protocol):
-    """A session, as readers see it: they need not import it, because it loads torch."""
-
-    def delivered(self, seconds: float) -> DeliveredState | None:
-        """Wait until what was recorded is in the run; None if the run is not known by then."""
+Deliver: TypeAlias = Callable[[float], DeliveredState | None]
+"""Waits until what was recorded is in the run; returns None if the run is not known by then."""
+_latest: Deliver | None = None
 
 
-_latest: Recorded | None = None
-
-
-def announce(recorded: Recorded | None) -> None:
+def announce(deliver: Deliver | None) -> None:
     """Set what this process records from now on."""
     global _latest
-    _latest = recorded
+    _latest = deliver
 
 
-def latest() -> Recorded | None:
+def latest() -> Deliver | None:
     return _latest
 
 
@@ -303,7 +298,7 @@ def latest_run(seconds: float = WAIT_SECONDS) -> DeliveredState | None:
     """
     if _latest is None:
         return None
-    state = _latest.delivered(seconds)
+    state = _latest(seconds)
     if state is None:
         raise TrackingError(
             f"The run recorded last is not in MLflow yet: the courier process has not made it within {seconds:.0f} s. "

@@ -271,18 +271,13 @@ def with_summary(description: str, summary: str) -> str:
         del paragraphs[-2]
 
 
-class SystemMetrics:
-    """MLflow's monitor of one run: metrics ``system/…`` as `mlflow.enable_system_metrics_logging` gives them."""
-
-    def __init__(self, run_id: str, tracking_uri: str) -> None:
-        module: Any = system_metrics_monitor  # has no types
-        # A run that goes on has points already, which are continued.
-        self._monitor = module.SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=tracking_uri)
-        self._monitor.start()
-
-    def finish(self) -> None:
-        """Stop measuring and send what is left."""
-        self._monitor.finish()
+def system_monitor(run_id: str, tracking_uri: str) -> Any:
+    """Start MLflow's monitor of one run: metrics ``system/…`` as `mlflow.enable_system_metrics_logging` gives them."""
+    module: Any = system_metrics_monitor  # has no types
+    # A run that goes on has points already, which are continued.
+    monitor = module.SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=tracking_uri)
+    monitor.start()
+    return monitor
 
 
 class TrackingStore:

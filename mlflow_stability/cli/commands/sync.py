@@ -20,12 +20,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlflow_stability.cli.options import journal_root, tracking_uri_option
 from mlflow_stability.cli.output import megabytes, notes_console, result_console
-from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import (
     DeliveryReport,
     ask_for_short_requests,
+    clean_up,
     deliver_many,
     deliver_session,
+    size_of,
     waiting_bytes,
     waits_for_its_process,
 )

@@ -321,12 +321,9 @@ class AlertOutlet(Outlet):
                 self._tell(event, now)
         waits_for_link = self.link is None and time.monotonic() - self._began < LINK_SECONDS
         if not waits_for_link:
-            link = self.link or RunLink(
-                self._opening.run_id or "",
-                ""
-                if self._opening.run_id
-                else f"not created yet; trained on {self._opening.host} in {self._opening.directory}",
-            )
+            where = f"not created yet; trained on {self._opening.host} in {self._opening.directory}"
+            run_id = self._opening.run_id or ""
+            link = self.link or RunLink(run_id, "" if run_id else where)
             for key, router in self._routers.items():
                 messages = router.due(now, link, over=(self.over_since is not None and not self.more))
                 if messages:

@@ -91,7 +91,7 @@ class ForwardWatch:
         self._to_end: list[Callable[[], None]] = []  # called at the end of the open pass
         self._gave = _by_part("forward_gave", observers)
         self._did_fail = _by_part("forward_failed", observers)
-        self._evaluated = _overriding("evaluated", observers)
+        self._evaluated = [emit for _, emit in _by_part("evaluated", observers)]
         self.gradients_begin = _by_part("gradients_begin", observers)  # called before a backward pass
         self.gradients_end = _by_part("gradients_end", observers)
         self._before = guard("forward passes", self._begins)
@@ -255,12 +255,8 @@ class ForwardWatch:
             self._give_up()
 
 
-def _overriding(name: str, observers: Sequence[ForwardObserver]) -> tuple[Callable[..., Any], ...]:
-    return tuple([method for observer in observers if (method := _overridden(observer, name)) is not None])
-
-
 def _by_part(name: str, observers: Sequence[ForwardObserver]) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    """The same, each with the part that is switched off where it fails."""
+    """Methods that observers override, each with the part that is switched off where it fails."""
     return tuple(
         [(observer.part, method) for observer in observers if (method := _overridden(observer, name)) is not None]
     )
@@ -344,11 +340,8 @@ class ForwardScheduler(ForwardObserver, Probe):
         if not due or any(kind.__name__ in UNSUPPORTED for kind in type(root).__mro__):
             return False
         if too_deep(root):
-            why = (
-                f"its modules are nested {depth_of(root)} levels deep, and hooks on them might exceed the "
-                "recursion limit of "
-            )
-            why += f"{sys.getrecursionlimit():,} calls; raise it with sys.setrecursionlimit()"
+            why = f"its modules are nested {depth_of(root)} levels deep, and hooks on them might exceed the recursion "
+            why += f"limit of {sys.getrecursionlimit():,} calls; raise it with sys.setrecursionlimit()"
             self._report_unmeasured(root, why)
             return False
         self.busy = True

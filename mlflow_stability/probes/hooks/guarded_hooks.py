@@ -281,9 +281,7 @@ class PartGuard:
         if self._torn.get(part, 0):
             self._torn[part] -= 1
             return None
-        if isinstance(
-            failure, TorchLacksError
-        ):  # reported when recording began, with everything else that this torch lacks
+        if isinstance(failure, TorchLacksError):  # all that this torch lacks was reported when recording began
             self.off[part] = str(failure)
             return None
         if self.strict:

@@ -30,8 +30,7 @@ from mlflow_stability.probes.inside.activation_statistics import (
     sample_of_output,
     statistics_of,
 )
-from mlflow_stability.probes.inside.sampled_forward_probe import SampledForwardProbe
-from mlflow_stability.probes.probe import Guard, ProbeFactory
+from mlflow_stability.probes.probe import Guard, ProbeFactory, SampledForwardProbe
 from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.probes.tensor_sums import HALVES, on_device
 from mlflow_stability.vocabulary.measured.signal import Signal

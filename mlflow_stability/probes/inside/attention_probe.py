@@ -51,9 +51,8 @@ from mlflow_stability.probes.inside.attention_sources import (
     scores_of_flex,
     scores_of_function,
 )
-from mlflow_stability.probes.inside.sampled_forward_probe import WatchedModules
 from mlflow_stability.probes.model_discovery import unwrapped
-from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
+from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, WatchedModules, next_sampled_step
 from mlflow_stability.probes.step.readback import Block, Parcel
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 from mlflow_stability.vocabulary.measured.signal import Signal

@@ -24,7 +24,6 @@ from torch.nn import Embedding, Module
 
 from mlflow_stability.probes.hooks.thread_state import untracked
 from mlflow_stability.probes.inside.activation_statistics import axis_of, nature_of, output_tensor
-from mlflow_stability.probes.inside.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.inside.sparse_codes import QUANTITIES as OF_CODES
 from mlflow_stability.probes.inside.sparse_codes import (
     are_codes,
@@ -35,7 +34,7 @@ from mlflow_stability.probes.inside.sparse_codes import (
     spread_rows,
     temperature_of,
 )
-from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory
+from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, SampledForwardProbe
 from mlflow_stability.probes.step.readback import Block, Readback, signals_at, value_on_host
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals
 

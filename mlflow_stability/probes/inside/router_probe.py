@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
-from mlflow_stability.probes.inside.sampled_forward_probe import PassHooks, SampledForwardProbe
-from mlflow_stability.probes.probe import Guard, ProbeFactory
+from mlflow_stability.probes.probe import Guard, PassHooks, ProbeFactory, SampledForwardProbe
 from mlflow_stability.probes.step.readback import Block, signals_at
 from mlflow_stability.probes.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured.signal_type import SignalType, signals

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,19 +136,10 @@ ACCELERATED = ("cuda", "xpu")  # devices whose streams have events
 MAX_MARKS = 256  # a step of more micro-batches is not measured
 
 
-class Event(Protocol):
-    def record(self) -> Any:
-        """Put it into the current stream."""
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
 class StepEvents:
-    def __init__(self, new_event: Callable[[], Event]) -> None:
-        self._new_event = new_event
-        self._marks: list[tuple[int, Event]] = []
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        self._new_event = new_event  # makes an event of torch
+        self._marks: list[tuple[int, Any]] = []
         self._is_on = False
 
     def begin(self) -> None:

@@ -111,7 +111,6 @@ class Autopilot:
         self._show_rate = guard(AutopilotPart.CLIPPING_AND_EASING, self._modifier.show_rate)
 
     def before_backward(self, tensors: Any) -> None:
-        """Runs before anything else of a backward pass."""
         if self._states.incomplete is not None:
             self._run(AutopilotPart.SNAPSHOTS, self._states.complete, self._parts.alive())
         if self._ranks.pending is HEALTHY and self.step < self._states.quiet_until and self._delayed is None:
@@ -133,12 +132,10 @@ class Autopilot:
             self._ease(optimizer, self.step + 1)
 
     def closure_begins(self, optimizer: Optimizer) -> None:
-        """Runs before each evaluation of a closure, which sees the script's own learning rate."""
-        if self._modifier.easing is not None:
+        if self._modifier.easing is not None:  # it sees the script's own learning rate
             self._show_rate(optimizer)
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
-        """Runs after each further evaluation of a closure."""
         self._evaluated(optimizer)
         if self._modifier.easing is not None and self._record is not None and not self._record.skipped_by:
             self._ease(optimizer, self.step)
@@ -151,7 +148,6 @@ class Autopilot:
         norm: Tensor | None,
         companions: Sequence[Optimizer],
     ) -> None:
-        """Runs when the gradients are complete and measured, and not used yet."""
         record = self._record
         if record is None or capture is not self._capture:
             record = self._new_record(capture, place)
@@ -186,7 +182,6 @@ class Autopilot:
         record.rates[id(optimizer)] = self._rates[id(optimizer)] = rates
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
-        """Runs when a loss scaler skipped a step."""
         record = self._record
         if record is None or capture is not self._capture:
             record = self._new_record(capture, place)
@@ -195,7 +190,6 @@ class Autopilot:
         self._swallow(optimizer, capture, record)
 
     def step_ending(self, optimizer: Optimizer) -> bool:
-        """Runs right after a step; True where it was skipped."""
         modifier = self._modifier
         if modifier.easing is None and not modifier.guard.changes_step:
             modifier.guard.awaits_forward = modifier.has_buffers
@@ -207,7 +201,6 @@ class Autopilot:
         return skipped
 
     def step_over(self, capture_over: bool, is_whole: bool, scan: AbstractContextManager[None]) -> None:
-        """Runs after `step_ending`, when nothing is hidden any more; `is_whole`: no other training steps in it."""
         self._is_whole = is_whole
         if capture_over or self._captures == 1:
             pending, decider = self._ranks.pending, self._decider
@@ -254,7 +247,6 @@ class Autopilot:
             self._best.forget()
 
     def was_rolled_back(self) -> bool:
-        """Whether it rolled back since the last call."""
         was, self._was_rolled_back = self._was_rolled_back, False
         return was
 

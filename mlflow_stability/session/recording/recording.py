@@ -206,9 +206,8 @@ class DeferredDetection:
         before: StepReading | None = None
         while not over.wait(IDLE_SECONDS):
             first = self._first()
-            if (
-                first is not None and first is before and self._lock.acquire(blocking=False)
-            ):  # else another thread judges
+            # Where the lock is taken, another thread judges.
+            if first is not None and first is before and self._lock.acquire(blocking=False):
                 try:
                     self.settle()
                 except Exception as error:

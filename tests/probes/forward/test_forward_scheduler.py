@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from mlflow_stability.probes.forward.forward_passes import ForwardScheduler, ForwardWatch
-from mlflow_stability.probes.inside.sampled_forward_probe import PassHooks
+from mlflow_stability.probes.probe import PassHooks
 from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Finding

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.forward.forward_passes import ForwardObserver, ForwardWatch
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.inside.sampled_forward_probe import WatchedModules
+from mlflow_stability.probes.probe import WatchedModules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)"),  # on its way out, and still in use
