@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -300,15 +299,13 @@ def _values(view: TrainingView) -> list[object] | None:
 
 
 def _settings(view: TrainingView) -> dict[SettingName, str]:
-    settings: dict[SettingName, str] = {}
-    if view.batch:
-        settings[_BATCHES] = view.batch
-    if view.micro_batches:
-        settings[SettingName(Setting.MICRO_BATCHES)] = str(view.micro_batches)
-    if "max_norm" in view.limits:
-        settings[SettingName(Setting.CLIPPING_NORM)] = view.limits["max_norm"]
-    if "clip_value" in view.limits:
-        settings[SettingName(Setting.CLIPPING_VALUE)] = view.limits["clip_value"]
+    known = {
+        Setting.BATCH_SHAPE: view.batch,
+        Setting.MICRO_BATCHES: str(view.micro_batches or ""),
+        Setting.CLIPPING_NORM: view.limits.get("max_norm"),
+        Setting.CLIPPING_VALUE: view.limits.get("clip_value"),
+    }
+    settings = {SettingName(setting): value for setting, value in known.items() if value}
     captures = any(vars(scheduler).get("cycle_momentum") for scheduler in view.schedulers)
     passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
@@ -329,28 +326,17 @@ def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step
     trained = [
         parameter for optimizer in optimizers for parameter in parameters_of(optimizer) if parameter.requires_grad
     ]
-    findings = (_hidden(models, trained, step), _split(trained, step))
-    return [finding for finding in findings if finding is not None]
-
-
-def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Finding | None:
-    """Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze"""
+    seen: list[tuple[NotMeasuredFacts, Action]] = []
     owned = {id(parameter) for model in models for parameter in parameters_in(model)}
-    hidden = [parameter for parameter in trained if id(parameter) not in owned]
-    # Counting walks over all frozen objects: 0.1 s for a million.
-    if not hidden or not gc.get_freeze_count():
-        return None
-    facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(hidden), of_parameters=len(trained))
-    remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)
-    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
-
-
-def _split(trained: Sequence[Tensor], step: int) -> Finding | None:
-    split = [parameter for parameter in trained if is_split(parameter)]
-    if not split:
-        return None
-    facts = NotMeasuredFacts(
-        Unmeasured.SPLIT_PARAMETERS, parameters=len(split), of_parameters=len(trained), one_process=world_size() == 1
-    )
-    remedies = (Remedy(Action.NO_ACTION_FOR_SHARDS),)
-    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
+    hidden = sum(id(parameter) not in owned for parameter in trained)
+    # Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze
+    if hidden and gc.get_freeze_count():  # counting walks over all of them: 0.1 s for a million
+        facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=hidden, of_parameters=len(trained))
+        seen.append((facts, Action.CALL_GC_FREEZE_LATER))
+    split, alone = sum(map(is_split, trained)), world_size() == 1
+    if split:
+        facts = NotMeasuredFacts(
+            Unmeasured.SPLIT_PARAMETERS, parameters=split, of_parameters=len(trained), one_process=alone
+        )
+        seen.append((facts, Action.NO_ACTION_FOR_SHARDS))
+    return [Finding.at(facts, step, Severity.INFO, remedies=(Remedy(action),)) for facts, action in seen]

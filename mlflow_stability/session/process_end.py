@@ -113,11 +113,10 @@ def closing_of(error: BaseException) -> Closing:
         return Closing("stopped", error.reason[:500])
     if isinstance(error, KeyboardInterrupt):
         return Closing("interrupted", "Ctrl-C")
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Closing("out_of_memory", text)
-    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
-        return Closing("out_of_memory", text)
-    return Closing("crashed", text)
+    no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, RuntimeError):
+        no_memory = no_memory or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+    return Closing("out_of_memory" if no_memory else "crashed", text)
 
 
 End = Callable[[Closing | None], Callable[[], None]]

@@ -78,18 +78,16 @@ MIN_TARGETS = 8  # in a step
 
 class Targets:
     def __init__(self) -> None:
+        self._tokens = InputTokens()
+        self.clear()
+
+    def clear(self) -> None:
         # Of each loss: lowest and highest class, number of ignored targets and of all.
         self._classes: list[Tensor] = []
         self._labels: list[Tensor] = []
-        self._unreachable: list[Tensor] = []
         self._variances: list[Tensor | None] = []
-        self._above_one: list[Tensor] = []
-        self._tokens = InputTokens()
+        self._shares: dict[tuple[Signal, ...], list[Tensor]] = {UNREACHABLE: [], ABOVE_ONE: []}
         self._counted = 0
-
-    def clear(self) -> None:
-        self._classes, self._labels, self._unreachable, self._variances, self._counted = [], [], [], [], 0
-        self._above_one = []
         self._tokens.clear()
 
     def note(self, loss: Tensor) -> None:
@@ -115,10 +113,10 @@ class Targets:
             self._variances.append(_variance(loss))
             probabilities = _probabilities(loss)
             if probabilities is not None:
-                self._above_one.append((probabilities.sum(1) > MAX_SUM).float().mean())
+                self._shares[ABOVE_ONE].append((probabilities.sum(1) > MAX_SUM).float().mean())
             unreachable = _unreachable(loss)
             if unreachable is not None:
-                self._unreachable.append(unreachable)
+                self._shares[UNREACHABLE].append(unreachable)
 
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
@@ -131,10 +129,9 @@ class Targets:
             if _same_device(self._labels):
                 rows = torch.stack(self._labels)
                 blocks.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
-            if _same_device(self._unreachable):
-                blocks.append(Block(UNREACHABLE, torch.stack(self._unreachable).mean(0, keepdim=True)))
-            if _same_device(self._above_one):
-                blocks.append(Block(ABOVE_ONE, torch.stack(self._above_one).mean(0, keepdim=True)))
+            for signals, shares in self._shares.items():
+                if _same_device(shares):
+                    blocks.append(Block(signals, torch.stack(shares).mean(0, keepdim=True)))
             variances = [variance for variance in self._variances if variance is not None]
             if len(variances) == len(self._variances) and _same_device(variances):
                 blocks.append(Block(VARIANCE, torch.stack(variances).sum(0, keepdim=True)))

@@ -320,11 +320,11 @@ class RankNumbers:
     def __init__(
         self, exchange: RankExchange, layers_every: int, on_end: Callable[[Silence], None] = lambda _: None
     ) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self._layers_every = layers_every
         self._on_end = on_end
         self._agreed: Agreed | None = None
-        self._layout = self._announced = Layout()
+        self.layout = self._announced = Layout()
         self._sent: tuple[_Waiting, int] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._captures = 0
@@ -334,23 +334,12 @@ class RankNumbers:
 
     @property
     def is_over(self) -> bool:
-        return self._exchange.silence is not None
-
-    @property
-    def is_first(self) -> bool:
-        return self._exchange.rank == 0
-
-    @property
-    def names(self) -> list[str]:
-        return self._exchange.names
+        return self.exchange.silence is not None
 
     @property
     def step(self) -> int | None:
         """The step of the recording that is being measured, or None if unknown."""
         return None if self._agreed is None else self._captures + 1 + self._agreed.offset
-
-    def learn_layout(self, layout: Layout) -> None:
-        self._layout = layout
 
     def take(self, measured: Measured, deliver: Deliver, alone: bool = False) -> None:
         """Queue the measurements of the next capture; `alone`: of a step that other processes may not make."""
@@ -360,7 +349,7 @@ class RankNumbers:
             measured.peaks = self._peaks.take(measured.capture, measured.loss, measured.seconds)
         self._waiting.append(_Waiting(None if alone else measured, deliver))
         if len(self._waiting) > MAX_WAITING_CAPTURES:
-            self._exchange.end(Silence.LOST)
+            self.exchange.end(Silence.LOST)
         self.poll()
 
     def poll(self, seconds: float = 0.0) -> None:
@@ -381,7 +370,7 @@ class RankNumbers:
 
     def close(self) -> None:
         self._end_is_reported = True
-        self._exchange.end(Silence.OVER)
+        self.exchange.end(Silence.OVER)
         self._go_on_alone()
 
     def _is_due(self, capture: int) -> bool:
@@ -397,7 +386,7 @@ class RankNumbers:
 
     # The shape of all rows from here to the next one with measurements.
     def _shape_after(self, capture: int, agreed: Agreed) -> Shape:
-        size = self._exchange.size
+        size = self.exchange.size
         if not agreed.layout_is_shared:
             return Shape(size)
         following = capture + 1
@@ -407,29 +396,29 @@ class RankNumbers:
         return Shape(size, layers, self._announced.partial)
 
     def _send(self, measured: Measured, waiting: _Waiting) -> None:
-        row = measured.row(self._exchange.rank, self._exchange.shape, self._layout.names)
-        if self.is_first:
+        row = measured.row(self.exchange.rank, self.exchange.shape, self.layout.names)
+        if self.exchange.rank == 0:
             before = 0 if self._agreed is None else self._agreed.offset
             offset = measured.step - measured.capture if measured.step else before
             row.orders = Orders(
                 capture=float(measured.capture), offset=float(offset), layers_every=float(self._layers_every)
             )
-        self._announced = self._layout
-        self._sent = waiting, self._layout.names
+        self._announced = self.layout
+        self._sent = waiting, self.layout.names
         self._peaks.sent(measured.peaks)
-        self._exchange.begin(row)
+        self.exchange.begin(row)
 
     def _receive(self, seconds: float) -> bool:
         assert self._sent is not None
-        row = self._exchange.result(seconds)
+        row = self.exchange.result(seconds)
         if row is None:
             return False
         (waiting, names), self._sent = self._sent, None
         if self.is_over:  # the last row of another process has no measurements
             waiting.deliver(None)
             return True
-        table, self._agreed = table_of(row, self._exchange.size, names)
-        self._exchange.shape = self._shape_after(round(row.orders.capture), self._agreed)
+        table, self._agreed = table_of(row, self.exchange.size, names)
+        self.exchange.shape = self._shape_after(round(row.orders.capture), self._agreed)
         waiting.deliver(table)
         return True
 
@@ -439,6 +428,6 @@ class RankNumbers:
         for waiting in pending:
             waiting.deliver(None)
         was_reported, self._end_is_reported = self._end_is_reported, True
-        silence = self._exchange.silence
+        silence = self.exchange.silence
         if not was_reported and silence is not None and silence is not Silence.OFF_HERE:
             self._on_end(silence)

@@ -215,8 +215,8 @@ class RankWatch:
 
     def tell(self, table: RankTable) -> None:
         """Run when the step of the table was recorded."""
-        if self._numbers is not None and self._numbers.is_first:
-            self._on_table(table, self._numbers.names)
+        if self._numbers is not None and self._numbers.exchange.rank == 0:
+            self._on_table(table, self._numbers.exchange.names)
 
     def blocks(self, table: RankTable, place: str, step: int) -> list[Block]:
         blocks = [
@@ -261,7 +261,7 @@ class RankWatch:
                 return
             self._numbers = RankNumbers(exchange, self._layers_every, lambda why: self._on_end(why.value))
             self.is_on = True
-            if self._numbers.is_first:
+            if self._numbers.exchange.rank == 0:
                 self._on_meet(exchange.names, exchange.introductions)
         self.ranks = ranks
         self.is_split = ranks.is_split
@@ -326,7 +326,7 @@ class RankWatch:
         if norms is not None and self._numbers is not None:
             by_layer = bool(share.step) and share.step % self._layers_every == 0
             share.whole, share.by_layer = norms.take(by_layer)
-            self._numbers.learn_layout(norms.layout(sum(map(len, share.partial))))
+            self._numbers.layout = norms.layout(sum(map(len, share.partial)))
 
     def _take_share(
         self,
