@@ -299,13 +299,13 @@ def _values(view: TrainingView) -> list[object] | None:
 
 
 def _settings(view: TrainingView) -> dict[SettingName, str]:
-    known = {
+    by_setting = {
         Setting.BATCH_SHAPE: view.batch,
         Setting.MICRO_BATCHES: str(view.micro_batches or ""),
         Setting.CLIPPING_NORM: view.limits.get("max_norm"),
         Setting.CLIPPING_VALUE: view.limits.get("clip_value"),
     }
-    settings = {SettingName(setting): value for setting, value in known.items() if value}
+    settings = {SettingName(setting): value for setting, value in by_setting.items() if value}
     captures = any(vars(scheduler).get("cycle_momentum") for scheduler in view.schedulers)
     passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
