@@ -143,7 +143,7 @@ def number_of(text: str) -> float:
 
 MAX_CHARACTERS = 4000  # the rest of a longer line is ignored
 _PAIR = re.compile(
-    rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+)(?:\w+\(|[\[(#])?\s*(?P<number>{NUMBER})"
+    rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+|(?=\[\d))(?:\w+\(|[\[(#])?\s*(?P<number>{NUMBER})"
     r"(?:(?P<many>(?-i:[kKMB]))(?=\s*/\s*\d))?(?:\s*/\s*(?P<of>\d+))?"
     r"(?:(?P<unit>ms|us|s|sec|h|m|k|M|B|G|GB|MB|GiB|MiB|x|%)(?![\w/]))?(?!\w|[.:]\w|[-/]\w|,\d)",
     re.IGNORECASE,
@@ -186,7 +186,8 @@ _TIME_UNIT = re.compile(r" ?(?:ms|s|secs?|seconds?|mins?|minutes?|hours?)\b")
 _NO_NAMES = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
 """Words before a name that are no part of it: a logger's level, the value of another name."""
 _DATA_SPLITS = HELD_OUT | {"train", "training"}
-"""Words before a name that belong to it however tight the mark is: `Train Loss=0.07, Val Loss=0.08`."""
+_JOINED = _DATA_SPLITS | {"time"}
+"""Words before a name that belong to it however tight the mark is: `Train Loss=0.07, Val Loss=0.08`, `Time cost=9`."""
 _MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
 """A module or parameter in front of its numbers: `layer.3.weight grad_norm=0.52`."""
 _WORD_BREAK = re.compile(r"[\s:]+")  # a logger's name is in front of a colon: `INFO:root:Evaluation`
@@ -212,8 +213,9 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         name = _name(between, match["mark"])
         if not name:
             continue
-        if line[match.start("number") - 1] == "#" and not is_epoch(name) and step_rank(name) < 0:
-            continue  # `loss #2: 0.5`
+        in_name = not match["mark"] or line[match.start("number") - 1] == "#"
+        if in_name and not is_epoch(name) and step_rank(name) < 0:
+            continue  # `loss #2: 0.5`, `loss[2]: 0.5`, but `Epoch[2]`
         start = begin + between.rfind(name)
         read.label = read.label or line[:start].strip() or name
         number = number_of(match["number"])
@@ -332,7 +334,7 @@ def _name(between: str, mark: str) -> str:
     if mark == "=" or (
         mark == ":" and not _has_known_word(name)
     ):  # `run loss=2.3`: a tight mark belongs to the word before it
-        words = words[-2:] if len(words) > 1 and words[-2].lower() in _DATA_SPLITS else words[-1:]
+        words = words[-2:] if len(words) > 1 and words[-2].lower() in _JOINED else words[-1:]
     while words[0] in _NO_NAMES and len(words) > 1:
         words = words[1:]
     if len(words) > 1 and words[-1] in ("is", "was", "of"):  # `loss is 0.5`

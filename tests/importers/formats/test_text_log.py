@@ -360,3 +360,16 @@ def test_the_number_of_all_epochs_in_a_banner_is_not_the_epoch_of_the_first_step
     log = "".join(f"epoch: {e}, batch_id: {b}, loss: {3 - e - b / 100:.3f}\n" for e in range(3) for b in (0, 10, 20))
     run = history(tmp_path, banner + log)
     assert steps(run, "loss") == [0, 10, 20, 30, 40, 50, 60, 70, 80]
+
+
+def test_an_epoch_in_brackets_behind_its_name_is_read(tmp_path: Path) -> None:
+    log = "".join(f"Epoch[{e}] Iteration[{n}/100] Loss: {9 - e - n / 99:.3f}\n" for e in (1, 2, 3) for n in (40, 80))
+    run = history(tmp_path, log)
+    assert steps(run, "Loss") == [140, 180, 240, 280, 340, 380]
+    assert not any(metric(run, "Loss").series.attempts)
+
+
+def test_the_time_that_an_epoch_cost_is_no_loss(tmp_path: Path) -> None:
+    log = "".join(f"Epoch[{n}] Batch [20] Train-SmoothL1={9 - n}\nEpoch[{n}] Time cost={106 + n}\n" for n in range(8))
+    run = history(tmp_path, log)
+    assert {loss.name for loss in run.of("loss")} == {"Train-SmoothL1"}
