@@ -34,13 +34,15 @@ GAME_WORDS = re.compile(
 """Parts of names of losses that are one side of a game, so that their level does not measure progress."""
 POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|temperature|pg)(?:$|[^a-z0-9])")
 """Parts of names of a policy's objective, which says less about the fit than the error of a critic."""
+_NO_PREFERENCE = r"(?![/_](?:chosen|rejected|margins|accuracies))"
+"""Preference optimisation, as DPO, calls log-ratios of two answers rewards; its loss is a cross entropy."""
 REWARD_WORDS = re.compile(
-    r"(?:^|[^a-z])(?:rewards?|rew|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
+    rf"(?:^|[^a-z])(?:rewards?{_NO_PREFERENCE}|rew|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
 )
 """Parts of names that only reinforcement learning logs."""
 POLICY_UPDATE_WORDS = (re.compile(r"(?:^|[^a-z])explained.?var"), re.compile(r"(?:^|[^a-z])(?:kl|entropy)(?:$|[^a-z])"))
 """The same of two names beside each other: how well a value function fits, and how far the policy moved."""
-RETURN_WORDS = re.compile(r"(?:^|[^a-z])(?:rewards?|returns?|ep_rew_mean)(?:$|[^a-z])")
+RETURN_WORDS = re.compile(rf"(?:^|[^a-z])(?:rewards?{_NO_PREFERENCE}|returns?|ep_rew_mean)(?:$|[^a-z])")
 """Parts of names of a policy's return, which should rise."""
 SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|m?iou|dice)(?:$|[^a-z])")
 """Parts of names of scores between 0 and 1."""
@@ -155,6 +157,7 @@ class RunCurves:
     target_variances: tuple[Curve, ...] = ()  # loss of predicting the mean, where the loss is mean squared error alone
     moves: tuple[Curve, ...] = ()  # norms of updates, of whole models
     weights: tuple[Curve, ...] = ()  # weights of terms of the loss
+    counts_epochs: bool = False  # whether a step is an epoch
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -177,6 +180,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         target_variances=_whole_model_curves(history, "target_variance", starts),
         moves=_whole_model_curves(history, "update_norm", starts),
         weights=curves_of(history, "loss_weight", starts),
+        counts_epochs=history.step_unit == "epoch",
     )
 
 
@@ -276,8 +280,20 @@ def _curves(
             curves.append(replace(curve, phases=phases, other_terms=terms, tested=tested))
     sums = list(_sums(curves)) if not whole and quantity not in NORMS else []
     summed = {curve.attempt for curve in sums}
-    parts = [replace(curve, part=True) if curve.attempt in summed and curve.has_level else curve for curve in curves]
+    changing = {curve.attempt for curve in curves if not _is_constant(curve.values)} if quantity == "loss" else set()
+    parts = [
+        replace(curve, part=True)
+        if (curve.attempt in summed and curve.has_level)
+        # A setting, or a term without effect, beside the loss that changes.
+        or (curve.attempt in changing and _is_constant(curve.values))
+        else curve
+        for curve in curves
+    ]
     return (*sums, *parts)
+
+
+def _is_constant(values: NDArray[np.float64]) -> bool:
+    return bool((values == values[:1]).all())
 
 
 def _learns_by_reward(names: Sequence[str]) -> bool:

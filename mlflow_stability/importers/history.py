@@ -318,8 +318,10 @@ def clock_of(
     averaged = counted.unit == "epoch" and not _rarely_repeats(counted.steps[of_main])
     begins = np.empty(0, np.int64)
     if counted.ordinal:
-        longest = max(columns.values(), key=len)
-        main_rows = main_rows if len(main) == len(longest) else np.frombuffer(longest.rows, np.int64)
+        longest = np.frombuffer(max(columns.values(), key=len).rows, np.int64)
+        # A progress bar before the training may be longer, but numbers hardly any of the main values.
+        numbers_main = 2 * len(np.unique(np.searchsorted(longest, main_rows))) >= len(main)
+        main_rows = longest if len(longest) > len(main) and numbers_main else main_rows
         begins = np.union1d(_announced(main_rows, starts), _begun_again(rows, epochs, main_rows))
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
-from mlflow_stability.curves.curves import curves_of, start_by_attempt
+from mlflow_stability.curves.curves import curves_of, run_curves, start_by_attempt
 from mlflow_stability.vocabulary.text.metric_names import Meaning, metric_meanings
 
 
@@ -121,3 +121,18 @@ def test_a_first_loss_of_one_step_before_sums_over_ten_steps_is_left_out() -> No
     assert losses_every_ten_steps(1.42) == 40
     assert losses_every_ten_steps(14.2) == 41
     assert losses_every_ten_steps(2.9) == 41
+
+
+def test_the_rewards_of_preference_optimisation_make_no_policy_of_a_loss() -> None:
+    names = {"rewards/chosen": falling(20), "rewards/rejected": falling(20), "rewards/margins": falling(20)}
+    curves = run_curves(run_named(loss=falling(20), **names))
+    assert curves.losses[0].has_level
+    assert not curves.returns
+
+
+def test_a_loss_that_never_changes_beside_one_that_does_is_no_curve_of_its_own() -> None:
+    whole, *others = curves_of(run_named(loss=falling(20), kl_loss=np.zeros(20)), "loss")
+    assert not whole.part
+    assert all(curve.part for curve in others)
+    (only,) = curves_of(run_named(loss=np.zeros(20)), "loss")
+    assert not only.part

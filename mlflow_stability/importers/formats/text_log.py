@@ -83,7 +83,7 @@ class TextLog:
             self._heading = held_out_in(line)
         elif _EVALUATION_BEGINS.search(line) and held_out_in(line):
             self._evaluated, self._trained = held_out_in(line), self._step
-        if read is None or not read.has_step or is_sentence:
+        if read is None or not read.has_step or not read.values or is_sentence:
             self._messages.read(line, self._line_number)
 
     def _note_evaluation(self, line: str, read: LogLine) -> None:
@@ -109,6 +109,9 @@ class TextLog:
         if read is not None:
             if not read.values and "[" in line:
                 self._lists.take(line)
+            clock = None if read.has_step or read.epoch == read.epoch else pair_line(line[: line.index("{")])
+            if clock is not None and not clock[0].values:  # `epoch: 1 logs: {'loss': 0.4}`
+                read.step, read.epoch = clock[0].step, clock[0].epoch
             return read
         in_table, completed = self._key_values.take(line)
         if in_table or completed is not None:

@@ -47,12 +47,16 @@ _OWN_STEP = re.compile(
     re.IGNORECASE,
 )
 _SCALE = re.compile(
-    r"(?:reducing to|loss scale to:?|loss scale:(?!.*reducing to))\s*(?P<scale>\d[\d.e+]*)", re.IGNORECASE
+    r"(?:reducing to|loss scale to:?|loss scale:(?!.*reducing to))\s*(?P<scale>\d+(?:\.\d+)?(?:e[-+]?\d+)?)",
+    re.IGNORECASE,
 )
 _ENDINGS = (
     (
         "out_of_memory",
-        re.compile(r"CUDA out of memory|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|oom-kill|MemoryError\b"),
+        re.compile(
+            r"\b(?i:cuda|hip|mps|xpu|npu)\b.{0,60}out of memory|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|oom-kill|"
+            r"MemoryError\b|OOM when allocating|RESOURCE_EXHAUSTED: Out of memory|not enough memory: you tried to alloc"
+        ),
     ),
     ("interrupted", re.compile(r"KeyboardInterrupt|Received SIGINT|Signal 2 \(SIGINT\)")),
     (
@@ -187,7 +191,7 @@ class MessageReader:
             step,
             replace(
                 facts,
-                loss_scale=float(scale["scale"].rstrip(".")) if scale else None,
+                loss_scale=float(scale["scale"]) if scale else None,
                 names_nan=_NAN.search(line) is not None,
                 names_not_finite=_NOT_FINITE.search(line) is not None,
             ),

@@ -329,7 +329,7 @@ def _scale_counts(read: LogLine, match: re.Match[str], parts: LineParts) -> None
 def _name(between: str, mark: str) -> str:
     """Return the name that ends where its number begins; empty for a text that is no name."""
     text = _REMARK.sub("", _after_parenthesis(between[-200:]))
-    name = _NAME_BREAK.split(text)[-1].strip(" \t-[(<'").lstrip(". ")
+    name = _NAME_BREAK.split(text)[-1].strip(" \t-[(<'").lstrip(". ").removeprefix("#")
     words = name.split(" ")
     if mark == "=" or (
         mark == ":" and not _has_known_word(name)

@@ -124,7 +124,7 @@ class LearningRateJump(Detector):
     smallest_rise_in_warm_up: float = 5.0  # minimum factor in one step before that
     constant: int = 1000  # number of steps without a change that end the warm-up
     same_pace: float = 0.5  # minimum rise of the next step, as a share of the jump, for both to be one linear warm-up
-    warm_up_start: float = 1e-5  # first rate up to which a jump may be the second stage of a warm-up by epochs
+    warm_up_start: float = 1e-4  # first rate up to which a jump may be the second stage of a warm-up by epochs
     compared_losses: int = 8  # number of losses before and after that jump whose medians are compared
     watched_losses: int = 64  # number of losses for which it is followed
     worse: float = 1.3  # minimum ratio of the loss after it to the loss before for a warning

@@ -76,6 +76,7 @@ class FlatCurveFacts(LastLevelFacts):
     points: int  # Number of points of the level at the end, and of that at a start from which it is flat
     last_step: int  # Its last step
     classes: int | None = None  # Number of classes for which the end is at chance level, if there is one
+    is_steady: bool = False  # Whether it falls as fast at the end as before, and clearly
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         moved, only = "did not change", "only " if self.is_small else ""
@@ -88,7 +89,8 @@ class FlatCurveFacts(LastLevelFacts):
         chance = f"; {self.last:.4g} is chance level for {self.classes} classes" if self.classes else ""
         return (
             f"{self.signal} {moved}{least}: from {self.first:.4g}{at_first} to {self.last:.4g} over its last "
-            f"{at_last}, flat from {unit} {step} to {unit} {self.last_step}{chance}."
+            f"{at_last}, {'slow but steady' if self.is_steady else 'flat'} from {unit} {step} to {unit} "
+            f"{self.last_step}{chance}."
         )
 
 
@@ -220,8 +222,10 @@ class PlateauRule(Rule):
     {max_error}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is
     one below {loss_fall.LEARNT:percent} of its start. A loss that had fallen from its first value to its later ones, as
     where a point is the mean of an epoch, is INFO unless it is at chance level or {fewest_after} points or more are
-    those of each step. A collapse to less than {mostly:exp_left} is INFO, and so is one whose points have noise above
-    {batch_noise:percent} and that is not at chance level: it may have reached the noise of the targets.
+    those of each step. So is a clear and steady fall that did not begin at chance level: by {steady_gain:percent} or
+    more in all, and in the last third of the run by at least {steady_share:percent} of that in the middle third. A
+    collapse to less than {mostly:exp_left} is INFO, and so is one whose points have noise above {batch_noise:percent}
+    and that is not at chance level: it may have reached the noise of the targets.
     Where an accuracy or another score rose by {risen_score:points} percentage points while the loss was flat, it is not
     a plateau.
 
@@ -253,6 +257,10 @@ class PlateauRule(Rule):
     """Maximum relative fall that the noise may hide."""
     steady: float = 0.1
     """Maximum movement, in nats and beyond its noise, of a plateau."""
+    steady_gain: float = 0.01
+    """Relative fall, between the means of the first third and the last, from which a steady fall is INFO."""
+    steady_share: float = 0.7
+    """Minimum fall from the second third to the last, as a share of that from the first to the second."""
     lifted: float = math.log(3)
     """Rise of the first tenth above the first value, in nats, from which that value counts as the start."""
     validated_gain: float = 0.06
@@ -310,7 +318,7 @@ class PlateauRule(Rule):
                 continue
             late = _resumed(curve) or self._is_warming_up(curve, curves.rates)
             if not late and not self._fell_before_last_phase(curve):
-                finding = self._judge(curve, levels, self._is_validation_stuck(curve, curves))
+                finding = self._judge(curve, levels, curves)
                 learns = finding is not None and any(self._rose(score, finding) for score in curves.scores)
                 findings += [] if finding is None or learns else [finding]
         return findings
@@ -330,7 +338,7 @@ class PlateauRule(Rule):
         rising = [values[-1] == values.max() > self.rising * values[9 * len(values) // 10] for values in ends]
         return curve.steps[-1] - curve.steps[0] < self.fewest_in_warm_up and bool(rising) and all(rising)
 
-    def _judge(self, curve: Curve, levels: Levels, validation_stuck: bool) -> Finding | None:
+    def _judge(self, curve: Curve, levels: Levels, curves: RunCurves) -> Finding | None:
         x = levels.raw_x
         edge = max(3, len(x) // 10)
         start, first, last = (float(np.median(part)) for part in (x[:3], x[:edge], x[-edge:]))
@@ -342,16 +350,20 @@ class PlateauRule(Rule):
             first, levels_seen = lowest_start, levels.x[len(levels.x) // 2 :]
         from_start, gain = -_grown(last - start), -_grown(last - first)
         rest = -_grown(min(last, float(np.median(x[len(x) // 2 :]))) - first)
-        allowed = self.validated_gain if validation_stuck else self.stuck_gain
+        allowed = self.validated_gain if self._is_validation_stuck(curve, curves) else self.stuck_gain
         margin = self.possible_gain - self.stuck_gain
         low, high = np.percentile(levels_seen, [10, 90])
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
         learned = max(gain, rest) >= allowed or -_grown(last - lowest_start) >= allowed + margin + noise
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
-            finding = self._finding(curve, 0, first, last, edge, self.stuck_gain)
+            finding = self._finding(curve, 0, first, last, edge, allowed)
             fell_at_once = -_grown(last - float(x[0]) + 3 * noise) >= allowed + margin
-            each_step = len(x) >= self.fewest_after and levels.raw_steps[1] - levels.raw_steps[0] == 1
-            if not fell_at_once or each_step or _at_chance(finding):
+            each_step = not curves.counts_epochs and levels.raw_steps[1] - levels.raw_steps[0] == 1
+            began_at_chance = classes_at_chance(math.exp(first)) > 0
+            if not (_at_chance(finding) or began_at_chance) and self._falls_steadily(x, noise):
+                finding = self._finding(curve, 0, first, last, edge, allowed, is_steady=True)
+                return replace(finding, severity=Severity.INFO)
+            if not fell_at_once or (each_step and len(x) >= self.fewest_after) or _at_chance(finding):
                 return finding
             return self._collapse(curve, levels, start, last, noise, edge) or replace(finding, severity=Severity.INFO)
         flat = self._flat_from(levels)
@@ -359,6 +371,13 @@ class PlateauRule(Rule):
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
             return self._finding(curve, flat, lowest_start, last, edge)
         return self._collapse(curve, levels, start, last, noise, edge)
+
+    def _falls_steadily(self, x: np.ndarray, noise: float) -> bool:
+        """Whether the loss falls clearly, and in the last third of the run as fast as in the middle one."""
+        first, second, third = (float(np.mean(part)) for part in np.array_split(x, 3))
+        error = noise * math.sqrt(6 / len(x))
+        clear = min(first - second, second - third) > self.errors * error
+        return clear and second - third > self.steady_share * (first - second) and first - third > self.steady_gain
 
     def _collapse(
         self, curve: Curve, levels: Levels, start: float, last: float, noise: float, edge: int
@@ -423,7 +442,15 @@ class PlateauRule(Rule):
         return False
 
     def _finding(
-        self, curve: Curve, start: int, before: float, last: float, points: int, threshold: float | None = None
+        self,
+        curve: Curve,
+        start: int,
+        before: float,
+        last: float,
+        points: int,
+        threshold: float | None = None,
+        *,
+        is_steady: bool = False,
     ) -> Finding:
         """Return the finding of a curve that is flat from a point on; `before` and `last` are logarithms."""
         steps = curve.steps[curve.finite]
@@ -438,6 +465,7 @@ class PlateauRule(Rule):
             points=points,
             last_step=int(steps[-1]),
             classes=classes_at_chance(math.exp(last)) or None,
+            is_steady=is_steady,
         )
         return self.finding(curve, Severity.WARNING, facts, steps[start], steps[-1])
 

@@ -39,6 +39,7 @@ NOT_THE_LOSS = word_set(
 """A name with "loss" and one of these is not a loss: ``loss_scale``, ``best_val_loss``."""
 TOTALS = word_set("total tot overall sum summed combined all full whole joint")
 MEANS = word_set("mean avg average averaged running smooth smoothed ema global reduced")
+_POLICY = word_set("pg policy actor pi")
 MAIN_WORDS = ("lm", "main", "task", "model", "ntp", "ce", "nll", "objective")
 """Names of the main loss, most likely first, where several losses have no total."""
 FINE, COARSE = word_set("step batch iter iteration minibatch update"), word_set("epoch epochs")
@@ -228,6 +229,10 @@ def metric_meanings(names: Iterable[str], *, all_known: bool = True) -> dict[str
     """
     unique = list(dict.fromkeys(names))
     readings = [read_name(name, LOSSES) for name in unique]
+    if any(not _POLICY.isdisjoint(word.lower() for word in split_words(name)) for name in unique):
+        readings = [
+            replace(reading, quantity="loss", place="v") if _is_vloss(reading) else reading for reading in readings
+        ]
     if all_known:
         readings = _with_stand_ins(readings, LIKEST)
     if not any(reading.quantity in _LOSSES for reading in readings):
@@ -237,6 +242,11 @@ def metric_meanings(names: Iterable[str], *, all_known: bool = True) -> dict[str
     if any("wins" in name.lower() for name in unique):  # then losses are games that were lost
         readings = [NameReading(reading.name) if "losses" in reading.name.lower() else reading for reading in readings]
     return _without_clashes(_with_whole_loss(readings))
+
+
+def _is_vloss(reading: NameReading) -> bool:
+    """Whether a name is `v_loss`: the loss of a value function beside that of a policy, elsewhere of a validation."""
+    return "".join(split_words(reading.name.lower())) == "vloss"
 
 
 def _with_stand_ins(readings: list[NameReading], words: Sequence[str]) -> list[NameReading]:

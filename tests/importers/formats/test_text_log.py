@@ -373,3 +373,16 @@ def test_the_time_that_an_epoch_cost_is_no_loss(tmp_path: Path) -> None:
     log = "".join(f"Epoch[{n}] Batch [20] Train-SmoothL1={9 - n}\nEpoch[{n}] Time cost={106 + n}\n" for n in range(8))
     run = history(tmp_path, log)
     assert {loss.name for loss in run.of("loss")} == {"Train-SmoothL1"}
+
+
+@pytest.mark.parametrize("form", ["epoch: {} logs: {{'loss': {:.4f}}}\n", "[#epoch={:06d}], loss={:.4f}\n"])
+def test_an_epoch_in_front_of_the_values_is_read(tmp_path: Path, form: str) -> None:
+    run = history(tmp_path, "".join(form.format(n, 4 / n) for n in range(3, 12)))
+    assert steps(run, "loss") == list(range(3, 12))
+    assert run.step_unit == "epoch"
+
+
+def test_a_progress_bar_before_the_training_does_not_number_its_values(tmp_path: Path) -> None:
+    bar = "".join(f"Map: {n * 10} examples\n" for n in range(40))
+    run = history(tmp_path, bar + "".join(f"{{'loss': {4 / n:.4f}, 'epoch': {n / 20}}}\n" for n in range(1, 13)))
+    assert steps(run, "loss") == list(range(12))

@@ -137,3 +137,22 @@ def test_an_end_after_which_lines_of_a_new_form_come_again_and_again_was_none(tm
 def test_a_summary_behind_the_end_does_not_undo_it(tmp_path: Path) -> None:
     epochs = "".join(f"[B] epoch {n}/9 | loss {4 / n:.4f}\n" for n in range(1, 10))
     assert history(tmp_path, epochs + "Killed\nbest accuracy: 0.5\n").outcome == "killed"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: CUDA error: out of memory",
+        "Module.lua:271: cuda runtime error (2) : out of memory at THCStorage.cu:40",
+        "RuntimeError: MPS backend out of memory (MPS allocated: 9 GB)",
+        "ResourceExhaustedError: OOM when allocating tensor with shape[64,512]",
+    ],
+)
+def test_memory_that_ran_out_is_known_in_the_words_of_several_libraries(tmp_path: Path, message: str) -> None:
+    assert history(tmp_path, lines(1, 9) + message + "\n").outcome == "out_of_memory"
+
+
+def test_a_loss_scale_in_powers_of_ten_is_read(tmp_path: Path) -> None:
+    overflow = "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1.52587890625e-05\n"
+    (event,) = reported(tmp_path, lines(1, 5) + overflow + lines(6, 9))
+    assert event.metrics["loss_scale"] == 1.52587890625e-05

@@ -117,8 +117,9 @@ def test_a_jump_of_what_may_be_a_warm_up_is_a_warning_once_the_loss_is_worse(
 
 
 @pytest.mark.parametrize("epoch", [19, 300, 1251])
-def test_a_warm_up_that_rises_once_an_epoch_is_no_warning(epoch: int) -> None:
-    stages = np.linspace(1e-5, 0.5, 6)
+@pytest.mark.parametrize("first", [1e-5, 4e-5])
+def test_a_warm_up_that_rises_once_an_epoch_is_no_warning(epoch: int, first: float) -> None:
+    stages = np.linspace(first, 0.5, 6)
     rate = np.concatenate([np.repeat(stages, epoch), 0.5 * np.cos(np.linspace(0, 1.5, 5 * epoch))])
     found = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
     assert [(event.step, event.severity) for event in found] == [(epoch, Severity.INFO)]

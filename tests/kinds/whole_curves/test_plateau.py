@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,3 +194,23 @@ def test_a_small_fall_of_a_validation_loss_beyond_its_noise_shows_that_epochs_st
         run_curves(run_named(loss=losses, val_loss=noisy(0.85 + 0.02 / epochs**0.7, noise, seed=3)))
     )
     assert plateau.severity is severity
+
+
+def test_a_small_fall_is_only_mentioned_where_it_is_clear_and_steady() -> None:
+    steps = np.arange(120)
+    (steady,) = found(noisy(1.01 - 0.025 * steps / 120, 0.001))
+    assert steady.severity is Severity.INFO
+    assert "slow but steady" in steady.message
+    (flattening,) = found(noisy(1.01 - 0.025 * np.minimum(1, steps / 40), 0.001))
+    (hidden,) = found(noisy(1.01 - 0.025 * steps / 120, 0.02))
+    (from_chance,) = found(noisy(math.log(2) * (1 - 0.025 * steps / 120), 0.001))
+    assert {plateau.severity for plateau in (flattening, hidden, from_chance)} == {Severity.WARNING}
+
+
+def test_a_fall_within_the_first_of_many_epochs_is_only_mentioned() -> None:
+    losses = np.array([0.49, *np.linspace(0.354, 0.346, 100)])
+    run = run_named(loss=losses)
+    (of_steps,), (of_epochs,) = (
+        PlateauRule().find(run_curves(replace(run, step_unit=unit))) for unit in ("step", "epoch")
+    )
+    assert (of_steps.severity, of_epochs.severity) == (Severity.WARNING, Severity.INFO)

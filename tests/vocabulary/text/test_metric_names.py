@@ -190,6 +190,11 @@ def test_the_metric_most_like_a_loss_replaces_a_missing_loss(logged: list[str], 
     assert (whole.get("loss", ""), whole.get("val_loss", "")) == (loss, validation)
 
 
+def test_a_value_loss_beside_that_of_a_policy_is_no_validation_loss() -> None:
+    quantities = {name: meaning.quantity for name, meaning in metric_meanings(["pg_loss", "v_loss"]).items()}
+    assert quantities == {"pg_loss": "loss", "v_loss": "loss"}
+
+
 def test_no_metric_replaces_a_loss_that_may_still_appear() -> None:
     assert not metric_meanings(["loss", "val_ppl"], all_known=False)["val_ppl"].is_known
 
