@@ -53,10 +53,11 @@ class NoGradientFacts(NotTrainedFacts):
 
     steps: int  # Number of steps
     reached: Reached = Reached.UNKNOWN  # Which parameters the loss depends on, where that is known
+    called: bool = True  # Whether one of their modules was called
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         are = "is" if self.tensors == 1 else "are"
-        why = f": {self.reached}" if self.reached else ""
+        why = f": {self.reached}" if self.reached else "" if self.called else ", as no module of theirs was called"
         return f"{self.which} {are} in the optimizer and had no gradient in {counted(self.steps, 'step')}{why}."
 
 
@@ -93,8 +94,9 @@ class NoGradient(FindingType):
     """A large part of what the optimizer holds never had a gradient.
 
     What it sees: parameters in an optimizer that require a gradient and had none in any look at steps 1, 10, 20 and
-    100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on,
-    INFO from {mentioned:percent} on, as for an unused head. All of them count only where nothing wrote to them: then
+    100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on
+    ({uncalled:percent} where none of their modules was called from step 20 to step 100, as for an optional part of a
+    library's model), INFO from {mentioned:percent} on. All of them count only where nothing wrote to them: then
     nothing of the model reaches the loss, or it is the optimizer of another model, or gradients are cleared before the
     step. The graph of a loss shows which, and it is reported at step 10.
 
@@ -111,6 +113,7 @@ class NoGradient(FindingType):
     """
 
     share: float = 0.25  # minimum share of the values of the optimizers
+    uncalled: float = 0.5  # the same for modules that are not called
     mentioned: float = 0.01  # minimum share for INFO
 
     kind = "no_gradient"

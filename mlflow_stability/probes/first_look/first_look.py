@@ -354,9 +354,13 @@ class FirstLook(Probe):
                 step, models = view.step, self._models()
                 for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0]):
                     self._emit(finding)
+                if SETTLED_STEP < step < NO_GRADIENT_STEP:
+                    self._left_out.watch_calls(models)
                 only_all = step < NO_GRADIENT_STEP
                 if not only_all or self._left_out.is_known:
                     self._emit(self._left_out.without_gradient(models, seen, step, only_all=only_all))
+                if not only_all:
+                    self._left_out.close()
                 self._precision.before_step(view)
                 self._emit(strong_dropout(models, step))
         if all(held is not view.optimizer for held in seen):
@@ -375,6 +379,7 @@ class FirstLook(Probe):
 
     def close(self) -> None:
         self._layout.close()
+        self._left_out.close()
 
     def blocks(self, _step: int) -> Sequence[Block]:
         losses, self._chances = self._chances, []

@@ -26,6 +26,7 @@ from mlflow_stability.kinds.first_look.not_trained import (
     UnregisteredModule,
 )
 from mlflow_stability.probes.gradient_norm import parameters_of
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.model_discovery import owners_of_parameters, plain_name, state_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 
@@ -47,6 +48,7 @@ class LeftOut:
         # Version counters of parameters at the first look at them.
         self._first_versions: dict[int, int] = {}
         self._reached = Reached.UNKNOWN
+        self._unused: dict[int, Callable[[], None]] = {}  # modules that are watched for a call, by identity
 
     @property
     def may_be_known(self) -> bool:
@@ -93,6 +95,22 @@ class LeftOut:
             findings.append(Finding.at(facts, step, Severity.WARNING, remedies=NotOptimized.remedies))
         return [finding for finding in findings if finding is not None]
 
+    def watch_calls(self, models: Sequence[Module]) -> None:
+        """Watch modules whose own parameters had no gradient until now, up to their first call."""
+        for module in (module for model in models for module in Module.modules(model)):
+            own = [tensor for tensor in module._parameters.values() if tensor is not None and tensor.requires_grad]
+            if own and id(module) not in self._unused and not any(id(tensor) in self._had_gradient for tensor in own):
+                self._unused[id(module)] = MODULE_CALLS.watch(module, self._called)
+
+    def _called(self, module: Module, _args: object, _kwargs: object) -> None:
+        end = self._unused.pop(id(module), None)
+        if end is not None:
+            end()
+
+    def close(self) -> None:
+        while self._unused:
+            self._unused.popitem()[1]()
+
     def without_gradient(
         self, models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, *, only_all: bool = False
     ) -> Finding | None:
@@ -120,9 +138,19 @@ class LeftOut:
         ):
             return None  # what changes without a gradient is trained in another way
         names, reached = _modules_of([("", tensor) for tensor in never], models), self._reached
-        facts = NoGradientFacts(len(never), share, names, step, reached if is_idle else Reached.UNKNOWN)
+        uncalled = {
+            id(tensor)
+            for model in models
+            for module in Module.modules(model)
+            if id(module) in self._unused
+            for tensor in module._parameters.values()
+        }
+        called = any(id(tensor) not in uncalled for tensor in never)
+        facts = NoGradientFacts(len(never), share, names, step, reached if is_idle else Reached.UNKNOWN, called)
         remedies = NO_GRADIENT_AT_ALL[reached] if is_idle else NoGradient.remedies
-        severity = Severity.WARNING if share >= NO_GRADIENT.share else Severity.INFO
+        severity = (
+            Severity.WARNING if share >= (NO_GRADIENT.share if called else NO_GRADIENT.uncalled) else Severity.INFO
+        )
         return Finding.at(facts, step, severity, remedies=remedies)
 
     def _is_unchanged(self, tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from mlflow_stability.kinds.first_look.not_trained import (
     UnregisteredFacts,
 )
 from mlflow_stability.probes.first_look.left_out import LeftOut
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Severity
 
@@ -155,6 +156,31 @@ def test_a_small_part_without_a_gradient_is_information_from_one_percent_on(
     look.note_gradients(optimizer)
     finding = look.without_gradient([model], [optimizer], 100)
     assert (None if finding is None else finding.severity) == (Severity.INFO if is_mentioned else None)
+
+
+@pytest.mark.parametrize(
+    ("width", "called", "severity"),
+    [(4, False, Severity.INFO), (4, True, Severity.WARNING), (40, False, Severity.WARNING)],
+)
+def test_a_part_of_the_model_that_is_never_called_is_a_warning_only_where_it_is_most_of_it(
+    width: int, called: bool, severity: Severity
+) -> None:
+    model = Net(optional=nn.Linear(4, width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    look = LeftOut()
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        look.note_gradients(optimizer)
+        look.watch_calls([model])
+    if called:
+        with torch.no_grad():
+            model.optional(torch.ones(3, 4))
+    finding = look.without_gradient([model], [optimizer], 100)
+    look.close()
+    assert finding is not None
+    assert finding.severity is severity
+    assert finding.message.endswith("100 steps." if called else "100 steps, as no module of theirs was called.")
+    assert not MODULE_CALLS
 
 
 def test_a_part_with_an_earlier_gradient_is_not_reported() -> None:
