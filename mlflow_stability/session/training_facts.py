@@ -250,24 +250,14 @@ def _found_in_frames() -> SweepTrial | None:
     while frame is not None:
         variable = _RUNNING.get(frame.f_globals.get("__name__", ""))
         holder = frame.f_locals.get(variable) if variable is not None else None
+        if holder is not None and variable == "trial":
+            # From the cache of Optuna's trial: asking for parameters by name would ask its storage.
+            identity = ("optuna", str(holder.study.study_name), str(holder.number))
+            return SweepTrial(identity, f"trial {holder.number}", dict(holder._cached_frozen_trial.params))
         if holder is not None:
-            return _of_optuna(holder) if variable == "trial" else _of_tune(holder)
+            return SweepTrial(("tune", str(holder.trial_id)), f"trial {holder.trial_id}", dict(holder.config))
         frame = frame.f_back
     return None
-
-
-def _of_optuna(trial: Any) -> SweepTrial:
-    """Read the suggested parameters from its cache: asking for them by name would ask its storage."""
-    return SweepTrial(
-        ("optuna", str(trial.study.study_name), str(trial.number)),
-        f"trial {trial.number}",
-        dict(trial._cached_frozen_trial.params),
-    )
-
-
-def _of_tune(trainable: Any) -> SweepTrial:
-    identity = str(trainable.trial_id)
-    return SweepTrial(("tune", identity), f"trial {identity}", dict(trainable.config))
 
 
 def _hydra_job() -> SweepTrial | None:

@@ -144,8 +144,9 @@ def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
     uri = absolute_uri(uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(here), here)
     shown = strip_credentials(uri)
     kind = "SQLite file" if is_sqlite(uri) else _KINDS.get(uri.partition(":")[0].partition("+")[0], "plugin")
-    folder = _folder_of_missing_file(uri)
-    if folder is not None:
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        folder = next(folder for folder in file.parents if folder.exists())
         writable = os.access(folder, os.W_OK)
         return StoreCheck(shown, kind, writable, exists=False, trouble="" if writable else f"{folder} is not writable")
     errors: list[Exception] = []
@@ -186,14 +187,6 @@ def _set_environment(name: str, value: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
-
-
-def _folder_of_missing_file(uri: str) -> Path | None:
-    """Return the existing folder in which MLflow would create this SQLite file; None if it exists, or is no file."""
-    path = Path(uri.partition("///")[2].partition("?")[0])
-    if not is_sqlite(uri) or not path.name or path.exists():
-        return None
-    return next(folder for folder in path.parents if folder.exists())
 
 
 def _root_cause(error: BaseException) -> str:

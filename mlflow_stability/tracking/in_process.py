@@ -76,15 +76,13 @@ def lightning_run() -> RunInProgress | None:
     while frame is not None:
         if frame.f_globals.get("__name__") in _TRAINERS:
             caller = frame.f_locals.get("self")
-            run_id = _logger_run_id(caller) if any(map(_is_trainer, type(caller).__mro__)) else None
-            if run_id:
-                return RunInProgress(run_id)
+            bases = type(caller).__mro__
+            if any(base.__name__ == "Trainer" and base.__module__.startswith(_LIGHTNING) for base in bases):
+                run_id = _logger_run_id(caller)
+                if run_id:
+                    return RunInProgress(run_id)
         frame = frame.f_back
     return None
-
-
-def _is_trainer(caller_type: type) -> bool:
-    return caller_type.__name__ == "Trainer" and caller_type.__module__.startswith(_LIGHTNING)
 
 
 def _logger_run_id(trainer: Any) -> str | None:

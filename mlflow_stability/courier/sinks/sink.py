@@ -299,14 +299,10 @@ class JournalReader:
                 sink.more = more or cursor.position < self._cursors[0].position
                 if not sink.more:
                     sink.end_seen_at = now
-        self._unite()
-        return any(cursor.sinks[0].more and not cursor.waits for cursor in self._cursors)
-
-    def _unite(self) -> None:
-        """Merge cursors at the same position."""
-        united: dict[int, _Cursor] = {}
+        united: dict[int, _Cursor] = {}  # cursors at the same position become one
         for cursor in self._cursors:
             first = united.setdefault(cursor.position, cursor)
             if first is not cursor:
                 first.sinks += cursor.sinks
         self._cursors = list(united.values())
+        return any(cursor.sinks[0].more and not cursor.waits for cursor in self._cursors)

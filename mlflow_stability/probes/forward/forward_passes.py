@@ -449,7 +449,9 @@ class ForwardScheduler(ForwardObserver, Probe):
     def _report_unmeasured(self, root: Module, why: str) -> None:
         if why not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(why)
-            self._emit(not_measured_inside(type(unwrapped(root)).__name__, why, self.step))
+            facts = NotMeasuredFacts(Unmeasured.INSIDE, type(unwrapped(root)).__name__, why)
+            remedies = (Remedy(Action.NO_ACTION_FOR_UNMEASURED),)
+            self._emit(Finding.at(facts, self.step, Severity.INFO, remedies=remedies))
 
 
 class _GuardedProbe:
@@ -465,10 +467,3 @@ class _GuardedProbe:
         self.close = probe.close  # not guarded: a probe that is switched off must still be closed
         self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)
         self.finish: Callable[[], Any] = guard(probe.part, probe.finish)
-
-
-def not_measured_inside(model: str, why: str, step: int) -> Finding:
-    """Return the finding that the inside of a model is not measured, and why."""
-    facts = NotMeasuredFacts(Unmeasured.INSIDE, model, why)
-    remedies = (Remedy(Action.NO_ACTION_FOR_UNMEASURED),)
-    return Finding.at(facts, step, Severity.INFO, remedies=remedies)

@@ -126,7 +126,9 @@ class WritableState:
             if id(base) not in self._seen and _is_class_of_script(base):  # it may count for all of its objects
                 self._seen[id(base)] = base
                 self._saved.append(save_attributes(base))
-                members = class_attributes_of(base) | methods_of(base)
+                functions = {name: held for name, held in vars(base).items() if type(held) is FunctionType}
+                methods = {name: held for name, held in functions.items() if not name.startswith("__")}
+                members = class_attributes_of(base) | methods
                 self._next += [(member, f"{base.__name__}.{name}") for name, member in members.items()]
 
     def _visit_module(self, module: Module, kind: type, path: str) -> frozenset[str]:
@@ -285,12 +287,6 @@ def class_attributes_of(kind: type) -> dict[str, Any]:
         name: value
         for name, value in vars(kind).items()
         if not name.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__")
-    }
-
-
-def methods_of(kind: type) -> dict[str, FunctionType]:
-    return {
-        name: value for name, value in vars(kind).items() if type(value) is FunctionType and not name.startswith("__")
     }
 
 

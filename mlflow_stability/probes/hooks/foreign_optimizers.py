@@ -33,12 +33,6 @@ class OptimizerView(Optimizer):
         self.defaults: dict[str, Any] = {}
         self.param_groups: list[dict[str, Any]] = []
 
-    @classmethod
-    def of(cls, optimizer: Any) -> OptimizerView:
-        """Return the view of an optimizer; its class has the same name."""
-        named: type[OptimizerView] = type(type(optimizer).__name__, (cls,), {})
-        return named(optimizer)
-
     @property
     def state(self) -> Any:  # type: ignore[override] # torch's is an attribute
         optimizer = self._theirs()
@@ -195,7 +189,8 @@ class ForeignOptimizers:
     ) -> OptimizerView | None:
         view = self._views.get(optimizer)
         if view is None:
-            view = self._views[optimizer] = kind.of(optimizer)
+            named: type[OptimizerView] = type(type(optimizer).__name__, (kind,), {})  # as the optimizer's own class
+            view = self._views[optimizer] = named(optimizer)
         view.begin(optimizer, args, kwargs)
         if not view.has_gradients:
             view.end(optimizer)

@@ -40,13 +40,9 @@ from mlflow_stability.probes.step.step_meter import StepMeter
 Around = Callable[[bool], AbstractContextManager[None]]
 
 
-def takes_closure(optimizer: Optimizer) -> bool:
-    """Whether the first argument of this optimizer's step is a closure."""
-    return _names_closure(cast("Hashable", type(optimizer)))
-
-
 @functools.lru_cache(maxsize=256)
-def _names_closure(kind: Any) -> bool:
+def takes_closure(kind: Any) -> bool:
+    """Whether the first argument of a step of this class of optimizers is a closure."""
     try:
         names = list(inspect.signature(kind.step).parameters)
     except (TypeError, ValueError):
@@ -241,7 +237,9 @@ class TorchWatch:
         self._counts.steps += 1
         self._counts.replays = 0
         by_name = kwargs.get("closure")
-        closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
+        closure = by_name
+        if closure is None and len(args) > 1 and takes_closure(cast("Hashable", type(optimizer))):
+            closure = args[1]
         if closure is None:
             self._meter_before_step(optimizer)
             return None

@@ -173,7 +173,11 @@ class InputProbe(SampledForwardProbe):
         self._names.clear()
         row, self._row = self._row, None
         if whole and row is not None:
-            self._blocks += self._blocks_of(*row)
+            name, sizes, spread = row
+            if spread is not None:
+                self._blocks.append(Block((Signal(SPREAD, name),), spread))
+            if not self._is_embedded and not self._is_normalised:
+                self._blocks.append(Block(tuple(Signal(quantity, name) for quantity in SIZES), sizes))
 
     def blocks(self) -> Sequence[Block]:
         blocks, self._blocks = self._blocks, []
@@ -202,12 +206,6 @@ class InputProbe(SampledForwardProbe):
                 return
             rows = 1 if isinstance(module, nn.RNNBase) and not module.batch_first and tensor.dim() == 3 else 0
             self._row = (name, *_measure_input(tensor, rows))
-
-    def _blocks_of(self, name: str, sizes: Tensor, spread: Tensor | None) -> list[Block]:
-        blocks = [] if spread is None else [Block((Signal(SPREAD, name),), spread)]
-        if not self._is_embedded and not self._is_normalised:
-            blocks.append(Block(tuple(Signal(quantity, name) for quantity in SIZES), sizes))
-        return blocks
 
 
 # Sizes and spread; `rows` is the dimension of the rows.

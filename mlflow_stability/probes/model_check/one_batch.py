@@ -192,7 +192,9 @@ def run_batch(model: Module, batch_input: Any, function: LossFunction | None) ->
                 if not inner.training:  # with dropout and running statistics
                     for module, _ in modes:
                         module.training = True
-                stand_ins = _stand_ins(parameters, buffers)
+                # Parameters share memory with those of the model, but no gradient or hook; buffers are copies.
+                stand_ins = {key: own.detach().requires_grad_(own.requires_grad) for key, own in parameters.items()}
+                stand_ins |= {key: own.detach().clone() for key, own in buffers.items()}
                 written.stand_ins([stand_ins[name] for name in buffers], watched=False)
                 with TrackedWrites(written):
                     output = functional_call(inner, stand_ins, batch.args, dict(batch.kwargs))
@@ -218,12 +220,6 @@ def run_batch(model: Module, batch_input: Any, function: LossFunction | None) ->
                 module.training = training
     _read(result, watch, loss, gradients)
     return result
-
-
-# Parameters share memory with those of the model, but no gradient or hook; buffers are copies.
-def _stand_ins(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    result = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in parameters.items()}
-    return result | {name: tensor.detach().clone() for name, tensor in buffers.items()}
 
 
 class _Watch:
