@@ -106,11 +106,9 @@ class ForwardProbe(Protocol):
 
         Called once for each capture and model that `next_due` does not skip.
         """
-        ...
 
     def next_due(self, own_step: int) -> int:
         """Return the next own step after this one that may be due."""
-        ...
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
         """Begin to measure, right before the forward pass of `root`.
@@ -118,19 +116,15 @@ class ForwardProbe(Protocol):
         `alive` tells an observer or a mode whether that pass is still running: where Ctrl-C comes while a probe is
         closed, what remains must do nothing until the next pass begins.
         """
-        ...
 
     def close(self, whole: bool) -> None:
         """Remove everything. Unless the pass ended normally (`whole`), forget its measurements."""
-        ...
 
     def blocks(self) -> Sequence[Block]:
         """Return, and forget, the measurements of a capture that is over."""
-        ...
 
     def finish(self) -> None:
         """Deliver outstanding measurements at the end of the recording."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

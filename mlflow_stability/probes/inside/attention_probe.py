@@ -52,7 +52,14 @@ from mlflow_stability.probes.inside.attention_sources import (
     scores_of_function,
 )
 from mlflow_stability.probes.model_discovery import unwrapped
-from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, WatchedModules, next_sampled_step
+from mlflow_stability.probes.probe import (
+    FIRST_STEP,
+    Guard,
+    ProbeContext,
+    ProbeFactory,
+    WatchedModules,
+    next_sampled_step,
+)
 from mlflow_stability.probes.step.readback import Block, Parcel
 from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -333,7 +340,6 @@ def chosen(layers: int) -> frozenset[int]:
 
 
 QUANTITIES = ("attention_entropy", "attention_max_logit")  # of each head
-FIRST_STEP = 10  # the first that is measured, as a start to compare with
 COLLAPSED = 0.05  # entropy below which a head has collapsed
 MAX_HEADS = 4096  # with series; of more, layers at even distances have them
 MAX_DRAWN_IN_FIRST_PASS = 128  # layers, while it is unknown how many there will be
