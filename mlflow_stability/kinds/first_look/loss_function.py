@@ -255,14 +255,10 @@ class AboveChanceRule(Rule):
     order = 1132
     remedies = AboveChance.remedies
 
-    fewest: int = 200
-    """Minimum number of steps."""
-    least: float = 0.97
-    """Minimum ratio to chance level."""
-    far: float = 3.0
-    """Minimum ratio of the first loss to chance level."""
-    falling: float = 0.8
-    """Ratio to chance level below which a loss is not stuck that falls on like this."""
+    fewest: int = 200  # minimum number of steps
+    least: float = 0.97  # minimum ratio to chance level
+    far: float = 3.0  # minimum ratio of the first loss to chance level
+    falling: float = 0.8  # ratio to chance level below which a loss is not stuck that falls on like this
 
     def find(self, curves: RunCurves) -> list[Finding]:
         findings: list[Finding | None] = []

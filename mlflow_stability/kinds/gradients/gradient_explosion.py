@@ -323,18 +323,12 @@ class GradientRiseRule(Rule):
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "times", "above_earlier": "times"}
     remedies = GradientExplosion.remedies
 
-    fewest_levels: int = 20
-    """Minimum number of levels."""
-    held: int = 5
-    """Number of levels for which the lowest level must last."""
-    smallest_rise: float = math.log(100)
-    """Minimum rise of the end above the lowest level, in nats."""
-    above_earlier: float = math.log(30)
-    """Minimum rise above the highest level before the growth, in nats."""
-    deviations: float = 6.0
-    """σ of the noise of a level at which the growth starts."""
-    loss_rise: float = math.log(1.1)
-    """Minimum rise of the loss at the end above its best, in nats."""
+    fewest_levels: int = 20  # minimum number of levels
+    held: int = 5  # number of levels for which the lowest level must last
+    smallest_rise: float = math.log(100)  # minimum rise of the end above the lowest level, in nats
+    above_earlier: float = math.log(30)  # minimum rise above the highest level before the growth, in nats
+    deviations: float = 6.0  # σ of the noise of a level at which the growth starts
+    loss_rise: float = math.log(1.1)  # minimum rise of the loss at the end above its best, in nats
 
     def like(self, detector: Detector) -> Rule:
         if not isinstance(detector, GradientExplosion) or detector.threshold_alone:

@@ -104,19 +104,16 @@ class DivergenceRule(Rule):
     }
     remedies = Divergence.remedies
 
-    fewest_points: int = 7
-    """Minimum number of points."""
+    fewest_points: int = 7  # minimum number of points
     smallest_rise: float = math.log(Divergence().smallest_rise)
     """Minimum mean rise of the end above the best level, in nats: {smallest_rise:exp_rise}."""
     smallest_rise_in_spreads: float = 8.0
     """Minimum rise of a curve that reaches zero or below, in units of its own standard deviation."""
-    lost_progress: float = 0.1
-    """Minimum share of the progress that is lost at the end."""
+    lost_progress: float = 0.1  # minimum share of the progress that is lost at the end
     rise_to_long_ago: float = math.log(1.25)
     """Rise in nats that is enough where the loss is back at a value of `long_ago`: late progress is small, but is lost
     all the same."""
-    long_ago: float = 0.25
-    """How long ago that is, as a share of the points."""
+    long_ago: float = 0.25  # how long ago that is, as a share of the points
     smallest_share_of_fall: float = 0.5
     """For a curve that reaches zero or below and fell clearly: share of that fall which is enough as well."""
     clear_fall: float = 10.0
@@ -124,34 +121,23 @@ class DivergenceRule(Rule):
     near_zero: float = 0.25
     """For a curve that reaches zero or below: it went back to zero where it ends nearer to it than this share of its
     best level, ..."""
-    less_noise: float = 0.5
-    """... and its noise is at most this share of the noise until the best level."""
-    chance: float = 4.0
-    """Minimum mean rise in standard deviations of chance."""
-    luck: float = 1.0
-    """Standard deviations added to `chance`, because the best level is the luckiest of many."""
-    unsure: float = 4.0
-    """Increase of the noise of few levels: this number divided by their count."""
-    confirmed: float = 0.5
-    """Factor on chance where the validation loss ended above its best as well."""
-    wandering: float = 2.0
-    """Minimum rise as a multiple of the reach of a random walk with the curve's own steps."""
-    fewest_points_never_back: int = 10
-    """Minimum number of points of a curve whose whole second half is above its start."""
-    above_start: float = math.log(1.15)
-    """Minimum rise of that half above the start, in nats: {above_start:exp_rise}."""
+    less_noise: float = 0.5  # ... and its noise is at most this share of the noise until the best level
+    chance: float = 4.0  # minimum mean rise in standard deviations of chance
+    luck: float = 1.0  # standard deviations added to `chance`, because the best level is the luckiest of many
+    unsure: float = 4.0  # increase of the noise of few levels: this number divided by their count
+    confirmed: float = 0.5  # factor on chance where the validation loss ended above its best as well
+    wandering: float = 2.0  # minimum rise as a multiple of the reach of a random walk with the curve's own steps
+    fewest_points_never_back: int = 10  # minimum number of points of a curve whose whole second half is above its start
+    above_start: float = math.log(1.15)  # minimum rise of that half above the start, in nats: {above_start:exp_rise}
     above_first: float = math.log(2)
     """Minimum rise above the very first point alone, where the curve left it at once: {above_first:exp_rise}."""
-    fewest_points_of_thirds: int = 40
-    """Minimum number of points of a curve whose last third is compared with its first."""
+    fewest_points_of_thirds: int = 40  # minimum number of points of a curve whose last third is compared with its first
     coming_back: float = 2 / 3
     """Minimum share of its rise, in nats, that a shorter curve must have lost again to be coming back, ..."""
-    coming_back_points: int = 3
-    """... in this number of last falls in a row at least."""
+    coming_back_points: int = 3  # ... in this number of last falls in a row at least
     errors_of_thirds: float = 4.0
     """Minimum rise from the median of the first third to that of the last, in standard errors."""
-    tails: tuple[float, float] = (0.05, 0.02)
-    """Shares of the curve that count as its end, at least two levels."""
+    tails: tuple[float, float] = (0.05, 0.02)  # shares of the curve that count as its end, at least two levels
     very_noisy: float = 0.1
     """Minimum noise of the first third, in nats, of a loss whose mean is compared as well: from its lowest tenth to the
     last one it must have risen by half of the smallest rise."""
@@ -160,8 +146,7 @@ class DivergenceRule(Rule):
     is then that of the jump, however low the loss happened to be shortly before."""
     beside_a_jump: int = 8
     """Number of points of each stretch; the rise is measured from eight times as many points before it."""
-    critical_rise: float = 0.3
-    """Rise in nats from which it is critical, as is an end above the early curve."""
+    critical_rise: float = 0.3  # rise in nats from which it is critical, as is an end above the early curve
 
     def like(self, detector: Detector) -> Rule:
         """Take the smallest rise from the detector, and scale σ as its own."""

@@ -67,21 +67,15 @@ class FinalRiseRule(Rule):
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"deviations": "times", "smallest_rise": "times"}
     remedies = Divergence.remedies
 
-    fewest_before: int = 32
-    """Minimum number of points before the end."""
-    before: int = 128
-    """Maximum number of points before the end that are used."""
-    fewest: int = 3
-    """Minimum number of high points at the end."""
-    smallest_rise: float = math.log(2)
-    """Minimum rise of each of them above the level before, in nats."""
-    deviations: float = 10.0
-    """Minimum rise in σ of the noise of single points."""
+    fewest_before: int = 32  # minimum number of points before the end
+    before: int = 128  # maximum number of points before the end that are used
+    fewest: int = 3  # minimum number of high points at the end
+    smallest_rise: float = math.log(2)  # minimum rise of each of them above the level before, in nats
+    deviations: float = 10.0  # minimum rise in σ of the noise of single points
     wandering: float = 1.5
     """Minimum rise of a loss that reaches zero or below, as a multiple of its largest rise over as many points before.
     CRITICAL without it: 10 of 30 random walks and 1 of 30 autoregressive losses (0.98); with it: 1 and 0."""
-    most: float = 0.1
-    """Maximum share of the run; longer rises are left to the divergence rule."""
+    most: float = 0.1  # maximum share of the run; longer rises are left to the divergence rule
 
     def like(self, detector: Detector) -> Rule:
         if not isinstance(detector, Divergence):
@@ -189,12 +183,9 @@ class LossSizeRule(Rule):
 
     smallest_rise: float = LOSS_RISE
     """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST_VALUES} points."""
-    least_size: float = LEAST_SIZE
-    """Minimum size at the end."""
-    last: int = 5
-    """Number of last points whose median is the end."""
-    fewest_points: int = 32
-    """Minimum number of points."""
+    least_size: float = LEAST_SIZE  # minimum size at the end
+    last: int = 5  # number of last points whose median is the end
+    fewest_points: int = 32  # minimum number of points
 
     def like(self, detector: Detector) -> Rule:
         if not isinstance(detector, Divergence):
@@ -257,16 +248,11 @@ class ResumeRule(Rule):
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"chance": "times", "smallest_rise": "times"}
     remedies = (Remedy(Action.COMPARE_RESUMED_STATE), *Divergence.remedies)
 
-    fewest_points: int = 8
-    """Minimum number of values on each side."""
-    most_points: int = 50
-    """Maximum number of values that are compared."""
-    smallest_rise: float = math.log(1.3)
-    """Minimum rise in nats."""
-    chance: float = 5.0
-    """Minimum rise in σ of the difference of both medians."""
-    stayed: float = 0.5
-    """Minimum share of the rise that remains at the end."""
+    fewest_points: int = 8  # minimum number of values on each side
+    most_points: int = 50  # maximum number of values that are compared
+    smallest_rise: float = math.log(1.3)  # minimum rise in nats
+    chance: float = 5.0  # minimum rise in σ of the difference of both medians
+    stayed: float = 0.5  # minimum share of the rise that remains at the end
 
     def like(self, detector: Detector) -> Rule:
         if not isinstance(detector, Divergence):
@@ -347,20 +333,14 @@ class ReturnFallRule(Rule):
         Remedy(Action.CLIP_GRADIENTS),
     )
 
-    fewest_points: int = 60
-    """Minimum number of points."""
-    fewest_last: int = 10
-    """Minimum number of points at the end."""
+    fewest_points: int = 60  # minimum number of points
+    fewest_last: int = 10  # minimum number of points at the end
     tails: tuple[float, float] = (0.1, 0.05)
     """Shares of the points that count as the end: of the first it is a warning, of the second information."""
-    stretch: float = 0.1
-    """Share of the points in the first and in the best stretch."""
-    clear_gain: float = 1.5
-    """Minimum gain from the first to the best stretch, in median deviations of each of them."""
-    left: float = 0.1
-    """Maximum share of the gain that is left."""
-    back: float = 0.9
-    """Share of the last points that must be back."""
+    stretch: float = 0.1  # share of the points in the first and in the best stretch
+    clear_gain: float = 1.5  # minimum gain from the first to the best stretch, in median deviations of each of them
+    left: float = 0.1  # maximum share of the gain that is left
+    back: float = 0.9  # share of the last points that must be back
 
     def find(self, curves: RunCurves) -> list[Finding]:
         return present(map(self._judge, curves.returns))[:1]  # several returns mostly mean the same
@@ -432,10 +412,8 @@ class UnboundedFallRule(Rule):
     few units for each dimension."""
     pace: float = 0.5
     """Minimum ratio of the last fall from part to part to the largest one; a loss with a minimum slows down."""
-    far: float = 1e4
-    """The same ratio of a loss that may also rise again: no likelihood falls as far."""
-    fewest_points: int = 64
-    """Minimum number of points."""
+    far: float = 1e4  # the same ratio of a loss that may also rise again: no likelihood falls as far
+    fewest_points: int = 64  # minimum number of points
 
     def find(self, curves: RunCurves) -> list[Finding]:
         return present(self._judge(curve) for curve in curves.losses if not curve.part and curve.has_level)

@@ -113,18 +113,13 @@ class SpikeRule(Rule):
     }
     remedies = LossSpike.remedies
 
-    fewest_points: int = 6
-    """Minimum number of points."""
-    most_points: int = 100_000
-    """Maximum number of points; longer curves are left to the detector."""
+    fewest_points: int = 6  # minimum number of points
+    most_points: int = 100_000  # maximum number of points; longer curves are left to the detector
     lengths: tuple[int, int] = (16, 256)
     """Numbers of points of a short and of a long curve: thresholds with two values move from the one to the other."""
-    further_of_many: float = 1.3
-    """Factor on the tail for long curves, which the detector judges as well."""
-    share_of_tail: float = _DETECTOR.share_of_tail
-    """Factor on the tail of the curve's own noise; 0 turns this off."""
-    deviations: tuple[float, float] = (5.0, _DETECTOR.threshold)
-    """Thresholds in σ for short and for long curves."""
+    further_of_many: float = 1.3  # factor on the tail for long curves, which the detector judges as well
+    share_of_tail: float = _DETECTOR.share_of_tail  # factor on the tail of the curve's own noise; 0 turns this off
+    deviations: tuple[float, float] = (5.0, _DETECTOR.threshold)  # thresholds in σ for short and for long curves
     smallest_jump: tuple[float, float] = (math.log(1.3), math.log(1.15))
     """Minimum rises in nats for the same two lengths."""
     deviations_of_several: float = 7.0
@@ -134,27 +129,19 @@ class SpikeRule(Rule):
     """Minimum rise of several points, in nats: healthy validations vary by 10 to 20 %."""
     deviations_below_zero: float = _DETECTOR.threshold_of_differences
     """Threshold in σ for a loss that reaches zero or below."""
-    smallest_rise_in_spreads: float = 1.0
-    """Minimum rise of that loss in units of the curve's own standard deviation."""
-    smallest_share_of_fall: float = 0.1
-    """Minimum rise of that loss as a share of its fall to its lowest."""
-    there: int = 24
-    """Number of points on each side that show the local noise."""
-    deviations_there: float = 4.0
-    """Minimum rise in σ of the local noise."""
+    smallest_rise_in_spreads: float = 1.0  # minimum rise of that loss in units of the curve's own standard deviation
+    smallest_share_of_fall: float = 0.1  # minimum rise of that loss as a share of its fall to its lowest
+    there: int = 24  # number of points on each side that show the local noise
+    deviations_there: float = 4.0  # minimum rise in σ of the local noise
     agreeing: tuple[float, float] = (2.0, math.log(2))
     """σ and rise in nats that are enough where training and validation loss jump in the same step: then the model
     jumped, not one batch."""
     agreeing_with_gradient: tuple[float, float] = (3.5, math.log(1.2))
     """The same where the gradient norm jumps with the loss."""
-    agreeing_share_of_tail: float = 0.75
-    """Factor on the tail then: where few examples decide, one moves both."""
-    reach: int = 8
-    """Maximum number of neighbours on each side; of short curves an eighth of the points."""
-    start_up: float = 0.05
-    """A spike within this share of the run that recovered is a start-up transient, and INFO only."""
-    huge: float = _DETECTOR.critical_rise
-    """Ratio to the level before from which a spike is critical."""
+    agreeing_share_of_tail: float = 0.75  # factor on the tail then: where few examples decide, one moves both
+    reach: int = 8  # maximum number of neighbours on each side; of short curves an eighth of the points
+    start_up: float = 0.05  # a spike within this share of the run that recovered is a start-up transient, and INFO only
+    huge: float = _DETECTOR.critical_rise  # ratio to the level before from which a spike is critical
     lost_progress: tuple[float, float] = (0.1, 0.25)
     """Rise of a single point that recovered, as a share of the progress until then, from which it is a warning: for
     short curves, each of whose points may stand for many steps, and for long ones, in nats."""
@@ -162,18 +149,14 @@ class SpikeRule(Rule):
     """Minimum multiple of its threshold in σ for that, in longer curves; also where nothing had been learnt."""
     learnt: float = math.log(2)
     """Minimum progress in nats for that, in longer curves; below it the rise must undo all of the progress."""
-    kept_rise: float = 0.25
-    """Share of the rise that the points after a spike keep where it made the loss worse."""
-    fewest_after: int = 3
-    """Minimum number of points after it that show this."""
+    kept_rise: float = 0.25  # share of the rise that the points after a spike keep where it made the loss worse
+    fewest_after: int = 3  # minimum number of points after it that show this
     returns: int = _DETECTOR.returns
     """Number of spikes within `returns_within` points that makes each further one a warning."""
-    returns_within: int = _DETECTOR.returns_within
-    """Number of points over which they are counted."""
+    returns_within: int = _DETECTOR.returns_within  # number of points over which they are counted
     many_attempts: int = 8
     """Number of trainings in one log from which a spike in one of fewer points than a short curve is INFO."""
-    threshold_alone: bool = False
-    """Whether every spike is a warning, as for a threshold of your own."""
+    threshold_alone: bool = False  # whether every spike is a warning, as for a threshold of your own
 
     def like(self, detector: Detector) -> Rule:
         """Take σ, ratios and counts from the detector; with `threshold_alone`, σ decides whatever the size and tail."""

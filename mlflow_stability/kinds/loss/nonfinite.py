@@ -193,8 +193,7 @@ class NonFiniteRule(Rule):
     """Series of several losses that start within this share of the run of each other are one finding."""
     often: float = 0.05
     """Share of gradient norms from which it is more than a loss scaler's search and becomes a warning."""
-    search: int = 20
-    """Number of first gradient norms in which NaN may come from a loss scaler's search."""
+    search: int = 20  # number of first gradient norms in which NaN may come from a loss scaler's search
 
     def find(self, curves: RunCurves) -> list[Finding]:
         reach = self.nearby * max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)

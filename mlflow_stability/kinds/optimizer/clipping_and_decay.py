@@ -74,14 +74,10 @@ class StrongClippingRule(Rule):
     order = 167
     remedies = StrongClipping.remedies
 
-    fewest: int = 100
-    """Minimum number of steps with both norms."""
-    share: float = 0.9
-    """Minimum share of steps that were clipped."""
-    factor: float = 100.0
-    """Minimum ratio of the norm before clipping to that after."""
-    update_ratio: float = 1e-4
-    """Maximum update norm as a share of the weight norm."""
+    fewest: int = 100  # minimum number of steps with both norms
+    share: float = 0.9  # minimum share of steps that were clipped
+    factor: float = 100.0  # minimum ratio of the norm before clipping to that after
+    update_ratio: float = 1e-4  # maximum update norm as a share of the weight norm
     momentum: float = 100.0
     """Maximum update norm in units of the learning rate times the clipped norm; 1 / (1 - momentum) under SGD."""
 

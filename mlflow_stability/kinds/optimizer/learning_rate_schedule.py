@@ -178,10 +178,8 @@ class LearningRateZeroRule(Rule):
     only_without_detectors = True
     remedies = LearningRateZero.remedies
 
-    fewest: int = 5
-    """Minimum number of logged points."""
-    share: float = 0.05
-    """Minimum share of the steps of the run."""
+    fewest: int = 5  # minimum number of logged points
+    share: float = 0.05  # minimum share of the steps of the run
     nearly_zero: float = LearningRateZero().nearly_zero
     """Share of the highest rate; a smaller one of one digit is not rounded."""
 
@@ -295,12 +293,9 @@ class LearningRateRiseRule(Rule):
     order = 166
     remedies = LearningRateRise.remedies
 
-    low: float = LearningRateRise().low
-    """Share of the highest rate that it must have fallen to."""
-    high: float = LearningRateRise().high
-    """Share of the highest rate that it must have at the end."""
-    steps: int = LearningRateRise().steps
-    """Minimum number of rises; fewer are a restart."""
+    low: float = LearningRateRise().low  # share of the highest rate that it must have fallen to
+    high: float = LearningRateRise().high  # share of the highest rate that it must have at the end
+    steps: int = LearningRateRise().steps  # minimum number of rises; fewer are a restart
 
     def find(self, curves: RunCurves) -> list[Finding]:
         """Judge the last attempt, and return the finding of its first parameter group that has one."""

@@ -244,8 +244,7 @@ class SkippedEndRule(Rule):
     order = 110
     remedies = StepSkipped.remedies
 
-    fewest: int = 5
-    """Minimum number of skipped steps in a row, up to the last."""
+    fewest: int = 5  # minimum number of skipped steps in a row, up to the last
 
     def find(self, curves: RunCurves) -> list[Finding]:
         attempt = max((curve.attempt for curve in curves.skips), default=0)

@@ -56,25 +56,19 @@ class LargeUpdatesRule(Rule):
     order = 180
     remedies = (LOWER_RATE_5_TO_10, Remedy(Action.LENGTHEN_WARM_UP))
 
-    lowest_ratio: float = 0.02
-    """Minimum ratio of update norm to weight norm."""
-    most_gain: float = math.log(2)
-    """Maximum fall of the loss from its start to its end, in nats: to its half."""
+    lowest_ratio: float = 0.02  # minimum ratio of update norm to weight norm
+    most_gain: float = math.log(2)  # maximum fall of the loss from its start to its end, in nats: to its half
     late_gain: float = -math.log(0.88)
     """Maximum fall from the end of `early` to the end of the run, in nats: {late_gain:exp_fall}."""
-    early: float = 0.2
-    """Share of the run after which the loss should still fall."""
-    plain: float = 0.9
-    """Minimum share of the updates that are those of plain SGD, ..."""
+    early: float = 0.2  # share of the run after which the loss should still fall
+    plain: float = 0.9  # minimum share of the updates that are those of plain SGD, ..
     of_rate: float = 0.05
     """... with at most this relative difference from the learning rate times the (clipped) gradient norm."""
     replacing: float = 0.08
     """Ratio from which updates of plain SGD are a warning as well. Above it, a tenth of the rate ended lower in 4 of 4
     short trainings; below it in 1 of 5, whose loss stayed above chance level."""
-    fewest_points: int = 200
-    """Minimum number of losses."""
-    fewest_ratios: int = 10
-    """Minimum number of measured updates after the early share."""
+    fewest_points: int = 200  # minimum number of losses
+    fewest_ratios: int = 10  # minimum number of measured updates after the early share
 
     def find(self, curves: RunCurves) -> list[Finding]:
         return present(self._judge(loss, curves) for loss in curves.losses if not loss.part and loss.has_level)

@@ -138,16 +138,11 @@ class FrozenRule(Rule):
     order = 70
     remedies = (Remedy(Action.INSPECT_OUTPUTS_AND_LABELS), Remedy(Action.CHECK_WEIGHTS_FOR_NAN), *Plateau.remedies)
 
-    fewest: int = 20
-    """Minimum number of equal values in a row, up to the last."""
-    fewest_zeros: int = 8
-    """Minimum number of values where all are zero."""
-    fewest_share: float = 0.02
-    """Minimum share of the run."""
-    before: int = 20
-    """Number of values before that show how much neighbours differed."""
-    quanta: float = 5.0
-    """Minimum difference between neighbours before, as a multiple of the last logged digit."""
+    fewest: int = 20  # minimum number of equal values in a row, up to the last
+    fewest_zeros: int = 8  # minimum number of values where all are zero
+    fewest_share: float = 0.02  # minimum share of the run
+    before: int = 20  # number of values before that show how much neighbours differed
+    quanta: float = 5.0  # minimum difference between neighbours before, as a multiple of the last logged digit
 
     def find(self, curves: RunCurves) -> list[Finding]:
         return present(self._judge(curve) for curve in curves.losses if not curve.part)
@@ -224,24 +219,15 @@ class StandstillRule(Rule):
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"gain": "inverse"}
     remedies = (RAISE_OR_LOWER_RATE, Remedy(Action.USE_MORE_DATA))
 
-    fewest_points: int = 30
-    """Minimum number of points."""
-    fell: float = 0.25
-    """Minimum relative fall from the start."""
-    share: float = 0.4
-    """Minimum share of the run, up to its end, in which it did not change."""
-    gain: float = 0.01
-    """Relative fall from the first to the last third of that time below which it did not change."""
-    max_error: float = 0.01
-    """Maximum standard error of that fall."""
-    long_share: float = 0.6
-    """Minimum share of the run for a warning."""
-    long_steps: int = 10_000
-    """Minimum number of steps for a warning."""
-    left: float = 0.4
-    """Share of its start that is left where it is a warning."""
-    decayed: float = 0.2
-    """Share of the highest learning rate below which the schedule has ended the training."""
+    fewest_points: int = 30  # minimum number of points
+    fell: float = 0.25  # minimum relative fall from the start
+    share: float = 0.4  # minimum share of the run, up to its end, in which it did not change
+    gain: float = 0.01  # relative fall from the first to the last third of that time below which it did not change
+    max_error: float = 0.01  # maximum standard error of that fall
+    long_share: float = 0.6  # minimum share of the run for a warning
+    long_steps: int = 10_000  # minimum number of steps for a warning
+    left: float = 0.4  # share of its start that is left where it is a warning
+    decayed: float = 0.2  # share of the highest learning rate below which the schedule has ended the training
 
     def find(self, curves: RunCurves) -> list[Finding]:
         whole = [curve for curve in curves.losses if not curve.part]
@@ -351,10 +337,8 @@ class ScoreRule(Rule):
         Remedy(Action.USE_PRETRAINED_WEIGHTS),
     )
 
-    fewest_points: int = 40
-    """Minimum number of evaluations."""
-    highest: float = 0.03
-    """Maximum score that counts as zero."""
+    fewest_points: int = 40  # minimum number of evaluations
+    highest: float = 0.03  # maximum score that counts as zero
 
     def find(self, curves: RunCurves) -> list[Finding]:
         scores = [curve for curve in curves.scores if curve.finite.any()]

@@ -206,24 +206,17 @@ class PeriodicLossRule(Rule):
     order = 231
     remedies = PeriodicLoss.remedies
 
-    fewest: int = 100
-    """Minimum number of points of half of the run."""
-    periods: int = 8
-    """Minimum number of periods."""
-    share: float = 0.6
-    """Minimum share of the variance."""
-    mild: float = 1.25
-    """Minimum ratio of the highest to the lowest losses."""
-    wide: float = 1.5
-    """Minimum ratio for a warning."""
-    short: float = 8.0
-    """Period in points below which it is INFO: a few batches that come in turn look the same."""
+    fewest: int = 100  # minimum number of points of half of the run
+    periods: int = 8  # minimum number of periods
+    share: float = 0.6  # minimum share of the variance
+    mild: float = 1.25  # minimum ratio of the highest to the lowest losses
+    wide: float = 1.5  # minimum ratio for a warning
+    short: float = 8.0  # period in points below which it is INFO: a few batches that come in turn look the same
     from_start: float = 0.2
     """Share of the run within which a loss with a shorter period must begin to swing to be a warning."""
     progress: float = 0.5
     """Minimum fall of the mean of such a loss that makes it INFO: batches in the same order swing, too."""
-    with_rate: float = 0.5
-    """Minimum correlation with the logarithm of the learning rate where the schedule explains it."""
+    with_rate: float = 0.5  # minimum correlation with the logarithm of the learning rate where the schedule explains it
 
     def find(self, curves: RunCurves) -> list[Finding]:
         return present(self._judge(loss, curves.rates) for loss in curves.losses if not loss.part and loss.has_level)

@@ -217,26 +217,19 @@ class OverfittingRule(Rule):
     }
     remedies = Overfitting.remedies
 
-    fewest_validations: int = 6
-    """Minimum number of validations."""
+    fewest_validations: int = 6  # minimum number of validations
     smallest_rise: float = math.log(1.04)
     """Minimum rise of the end of the validation loss above its best, in nats: {smallest_rise:exp_rise}."""
     smallest_share: float = 0.1
     """Minimum rise where it goes below zero: a share of its fall from the first validations to the best."""
-    most_above: float = 0.7
-    """Minimum share of the last validations that are above the best by half of that."""
+    most_above: float = 0.7  # minimum share of the last validations that are above the best by half of that
     smallest_fall: float = -math.log(Overfitting().train_fell)
     """Minimum fall of the training loss since the best validation, in nats: {smallest_fall:exp_fall}."""
-    odds: float = 1.0
-    """Factor on the odds that a turn must reach: of what it explains to what remains."""
-    tail: float = 0.2
-    """Share of the validations that count as the end."""
-    large_rise: float = 8.0
-    """Multiple of the smallest rise that counts as evidence with the full `weight`."""
-    large_fall: float = math.log(2)
-    """Fall of the training loss, in nats, that does as well: to {large_fall:exp_left}."""
-    weight: float = 0.2
-    """How much less a turn must explain then. With both, 4 in 100 flat noisy curves would pass."""
+    odds: float = 1.0  # factor on the odds that a turn must reach: of what it explains to what remains
+    tail: float = 0.2  # share of the validations that count as the end
+    large_rise: float = 8.0  # multiple of the smallest rise that counts as evidence with the full `weight`
+    large_fall: float = math.log(2)  # fall of the training loss, in nats, that does as well: to {large_fall:exp_left}
+    weight: float = 0.2  # How much less a turn must explain then. With both, 4 in 100 flat noisy curves would pass.
 
     def like(self, detector: Detector) -> Rule:
         """The rise and the fall are those that the detector was given; a whole curve shows a smaller rise."""

@@ -63,18 +63,12 @@ class AccuracyFallRule(Rule):
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_fall": "times", "deviations": "times", "odds": "times"}
     remedies = Overfitting.remedies
 
-    fewest_validations: int = 8
-    """Minimum number of validations."""
-    smallest_fall: float = 0.03
-    """Minimum fall of the validation accuracy from its best: 3 percentage points."""
-    deviations: float = 2.5
-    """Minimum fall in σ of one validation: of 200 examples, accuracies vary by 3 points."""
-    learnt: float = 0.98
-    """Training accuracy from which it need not rise any more."""
-    odds: float = 1.0
-    """Factor on the odds that a turn must reach: of what it explains to what remains."""
-    tail: float = 0.2
-    """Share of the validations that count as the end."""
+    fewest_validations: int = 8  # minimum number of validations
+    smallest_fall: float = 0.03  # minimum fall of the validation accuracy from its best: 3 percentage points
+    deviations: float = 2.5  # minimum fall in σ of one validation: of 200 examples, accuracies vary by 3 points
+    learnt: float = 0.98  # training accuracy from which it need not rise any more
+    odds: float = 1.0  # factor on the odds that a turn must reach: of what it explains to what remains
+    tail: float = 0.2  # share of the validations that count as the end
 
     def like(self, detector: Detector) -> Rule:
         """As much stricter or looser as the smallest rise of the detector."""
@@ -184,16 +178,11 @@ class GeneralisationGapRule(Rule):
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"ratio": "times", "grown": "times"}
     remedies = Overfitting.remedies
 
-    fewest_validations: int = 6
-    """Minimum number of validations."""
-    ratio: float = 8.0
-    """Minimum ratio of the validation loss to the training loss at the end."""
-    grown: float = math.log(3)
-    """Minimum growth of that ratio since the first validations, in nats: {grown:exp} times."""
-    smallest_fall: float = math.log(2)
-    """Minimum fall of the training loss in the second half, in nats: to its half."""
-    improved: float = 0.05
-    """Fall of the validation loss in the second half from which it still improves, as a share."""
+    fewest_validations: int = 6  # minimum number of validations
+    ratio: float = 8.0  # minimum ratio of the validation loss to the training loss at the end
+    grown: float = math.log(3)  # minimum growth of that ratio since the first validations, in nats: {grown:exp} times
+    smallest_fall: float = math.log(2)  # minimum fall of the training loss in the second half, in nats: to its half
+    improved: float = 0.05  # fall of the validation loss in the second half from which it still improves, as a share
 
     def like(self, detector: Detector) -> Rule:
         """As much stricter or looser as the smallest rise of the detector."""

@@ -243,28 +243,20 @@ class PlateauRule(Rule):
     }
     remedies = Plateau.remedies
 
-    fewest_points: int = 10
-    """Minimum number of points."""
-    fewest_steps: int = 30
-    """The same where each point is one optimizer step, as the gradient norms of all of them show."""
-    fewest_in_warm_up: int = 200
-    """Minimum number of steps of a run whose learning rate is still rising at its end."""
-    rising: float = 1.05
-    """Minimum growth of that rate in the last tenth."""
-    stuck_gain: float = 0.03
-    """Relative fall since the start below which nothing was gained."""
-    possible_gain: float = 0.05
-    """Maximum relative fall that the noise may hide."""
-    steady: float = 0.1
-    """Maximum movement, in nats and beyond its noise, of a plateau."""
+    fewest_points: int = 10  # minimum number of points
+    fewest_steps: int = 30  # the same where each point is one optimizer step, as the gradient norms of all of them show
+    fewest_in_warm_up: int = 200  # minimum number of steps of a run whose learning rate is still rising at its end
+    rising: float = 1.05  # minimum growth of that rate in the last tenth
+    stuck_gain: float = 0.03  # relative fall since the start below which nothing was gained
+    possible_gain: float = 0.05  # maximum relative fall that the noise may hide
+    steady: float = 0.1  # maximum movement, in nats and beyond its noise, of a plateau
     steady_gain: float = 0.01
     """Relative fall, between the means of the first third and the last, from which a steady fall is INFO."""
     steady_share: float = 0.7
     """Minimum fall from the second third to the last, as a share of that from the first to the second."""
     lifted: float = math.log(3)
     """Rise of the first tenth above the first value, in nats, from which that value counts as the start."""
-    validated_gain: float = 0.06
-    """Maximum fall of the training loss where the validation loss did not fall."""
+    validated_gain: float = 0.06  # maximum fall of the training loss where the validation loss did not fall
     errors: float = 4.0
     """Number of standard deviations of its noise that a validation loss must fall, where that is less than half of
     `stuck_gain`."""
@@ -272,27 +264,19 @@ class PlateauRule(Rule):
     """Relative fall below which little was gained, where the start was chance level for many classes."""
     untrained: tuple[float, float] = (3.9, 12.7)
     """Chance level for 50 and for 330,000 classes: the initial loss of a model with a vocabulary."""
-    flat_share: float = 0.8
-    """Share of the run, up to its end, over which such a loss is flat."""
-    flat_gain: float = 0.01
-    """Relative fall from the first third to the last below which a stretch is flat."""
+    flat_share: float = 0.8  # share of the run, up to its end, over which such a loss is flat
+    flat_gain: float = 0.01  # relative fall from the first third to the last below which a stretch is flat
 
-    collapse: float = 1.5
-    """Fall in nats, to less than {collapse:exp_left}, that is a collapse."""
+    collapse: float = 1.5  # fall in nats, to less than {collapse:exp_left}, that is a collapse
     mostly: float = math.log(20)
     """Fall in nats, to less than {mostly:exp_left}, from which it is INFO: the rest may be the noise of the targets."""
-    batch_noise: float = 0.05
-    """Noise of a point, in nats, above which it is INFO, unless it is at chance level."""
-    at_once: float = 0.07
-    """Share of the run within which the collapse must be over."""
+    batch_noise: float = 0.05  # noise of a point, in nats, above which it is INFO, unless it is at chance level
+    at_once: float = 0.07  # share of the run within which the collapse must be over
     distance: float = 0.01
     """Maximum distance of the later thirds from each other, in nats; twice its error is allowed as well."""
-    max_error: float = 0.06
-    """Maximum error at which the collapse is judged."""
-    fewest_after: int = 60
-    """Minimum number of points for a collapse, to distinguish it from a short training."""
-    risen_score: float = 0.1
-    """Minimum rise of an accuracy or another score that shows progress."""
+    max_error: float = 0.06  # maximum error at which the collapse is judged
+    fewest_after: int = 60  # minimum number of points for a collapse, to distinguish it from a short training
+    risen_score: float = 0.1  # minimum rise of an accuracy or another score that shows progress
 
     def like(self, detector: Detector) -> Rule:
         """What counts as no gain, and as flat, moves as with the detector."""
