@@ -397,7 +397,8 @@ class UnboundedFallRule(Rule):
     What it sees: a loss whose level measures progress, of {fewest_points} points or more, in {PARTS} equal parts. The
     medians of the second half are below zero, each lower than the one before, the last fall is at least {pace:percent}
     of the largest, and the last median is {times} times as far from zero as the first points, and as 1. From {far}
-    times on, it is enough that the second half is below zero.
+    times on, it is enough that the second half is below zero. Of {fewest_of_few} to {fewest_points} points, each is
+    also lower than the one before, and the falls of the last third are {speed_up} times as large as those of the first.
 
     When it is wrong: a loss that is maximised on purpose, as to forget data.
     """
@@ -414,15 +415,19 @@ class UnboundedFallRule(Rule):
     """Minimum ratio of the last fall from part to part to the largest one; a loss with a minimum slows down."""
     far: float = 1e4  # the same ratio of a loss that may also rise again: no likelihood falls as far
     fewest_points: int = 64  # minimum number of points
+    fewest_of_few: int = 8  # minimum number of points of a loss that falls faster and faster
+    speed_up: float = 3.0  # minimum ratio of its last falls to its first ones
 
     def find(self, curves: RunCurves) -> list[Finding]:
         return present(self._judge(curve) for curve in curves.losses if not curve.part and curve.has_level)
 
     def _judge(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
-        if len(values) < self.fewest_points or values[-1] >= 0:
+        few = len(values) < self.fewest_points
+        if len(values) < self.fewest_of_few or values[-1] >= 0 or (few and not self._speeds_up(values)):
             return None
-        early, limit = curve.early_size, self.times * max(1.0, curve.early_size)
+        early = float(np.median(np.abs(values[: len(values) // 3]))) if few else curve.early_size
+        limit = self.times * max(1.0, early)
         medians = np.array([np.median(part) for part in np.array_split(values, PARTS)])
         falls = -np.diff(medians)
         second = PARTS // 2
@@ -434,3 +439,8 @@ class UnboundedFallRule(Rule):
         first = after_last(values >= 0)
         facts = UnboundedFallFacts(curve.name, float(medians[-1]), early, limit)
         return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[-1])
+
+    def _speeds_up(self, values: NDArray[np.float64]) -> bool:
+        falls = -np.diff(values)
+        third = len(falls) // 3
+        return bool((falls > 0).all() and falls[-third:].mean() >= self.speed_up * falls[:third].mean())

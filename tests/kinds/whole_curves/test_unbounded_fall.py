@@ -82,3 +82,11 @@ def test_sixty_four_points_are_needed() -> None:
         for count in (63, 64)
     ]
     assert [len(findings) for findings in found] == [0, 1]
+
+
+def test_of_few_epochs_a_fall_that_speeds_up_has_no_lower_bound() -> None:
+    epochs = np.arange(10.0)
+    assert UnboundedFallRule().find(run_curves(run(2 - 4.2 * epochs**2.45, noise=0.0)))
+    assert not UnboundedFallRule().find(run_curves(run(2 - 90 * epochs, noise=0.0)))  # one that keeps its pace
+    assert not UnboundedFallRule().find(run_curves(run(2 - 0.2 * epochs**2.45, noise=0.0)))  # one that is not far
+    assert not UnboundedFallRule().find(run_curves(run(300 - 4.2 * epochs**2.45, noise=0.0)))
