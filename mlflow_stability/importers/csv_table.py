@@ -135,7 +135,14 @@ def read_csv(
     if made_up:
         _name_the_loss(content, header)
     runs, bounds = _chart_columns(header)
-    return _chart_runs(content, runs, bounds, path) if runs else [history_of(content, path, _format(header))]
+    if runs:
+        return _chart_runs(content, runs, bounds, path)
+    log_format = "csv" if "epoch" in map(str.lower, header) else "progress_csv"
+    if "epoch" in header and any(name.startswith(("metrics/", "lr/pg")) for name in header):
+        log_format = "ultralytics_csv"
+    elif {"epoch", "step"} <= set(header):
+        log_format = "lightning_csv"
+    return [history_of(content, path, log_format)]
 
 
 def _bodies(
@@ -180,7 +187,12 @@ def _add(
             if name in (step, time) or not logged.any() or (long is not None and name != long[1]):
                 continue
             places = np.flatnonzero(logged & in_split)
-            for metric, own in [(name, places)] if long is None else _by_metric(table[long[0]], places):
+            metrics = {name: places}
+            if long is not None:  # rows name their metric
+                stripped = table[long[0]].iloc[places].astype(str).str.strip()
+                groups = stripped.groupby(stripped.to_numpy(), sort=False).indices
+                metrics = {str(metric): places[own] for metric, own in groups.items()}
+            for metric, own in metrics.items():
                 full_name = with_split(split, metric)
                 content.add_column(full_name, rows[own], values[own], counted[own], epochs[own], times[own])
                 if compared:
@@ -227,13 +239,6 @@ def _splits(table: pd.DataFrame) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         words = np.where(words == "", own, words)
     for word in dict.fromkeys(words.tolist()):
         yield word, words == word
-
-
-def _by_metric(names: pd.Series, places: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yield the rows of each metric of a table whose rows name their metric."""
-    stripped = names.iloc[places].astype(str).str.strip()
-    for metric, own in stripped.groupby(stripped.to_numpy(), sort=False).indices.items():
-        yield str(metric), places[own]
 
 
 def _texts(table: pd.DataFrame) -> list[str]:
@@ -300,12 +305,3 @@ def _chart_runs(content: LogContent, runs: dict[str, dict[str, str]], bounds: se
         replace(history_of(replace(part, notes=[note]), path, "wandb_chart"), source=str(path / source), name=run)
         for (run, part), source in zip(parts.items(), sources, strict=True)
     ]
-
-
-def _format(header: list[str]) -> str:
-    names = set(header)
-    if "epoch" in names and any(name.startswith(("metrics/", "lr/pg")) for name in names):
-        return "ultralytics_csv"
-    if {"epoch", "step"} <= names:
-        return "lightning_csv"
-    return "csv" if "epoch" in {name.lower() for name in names} else "progress_csv"

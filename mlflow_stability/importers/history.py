@@ -112,29 +112,27 @@ def _metric(
     name: str, meaning: Meaning, column: Column, clock: Clock, content: LogContent, left_out: NDArray[np.bool_] | None
 ) -> Metric:
     steps, attempts = clock.of(column)
-    lines = content.lines_of(np.frombuffer(column.rows, np.int64))
     values = np.frombuffer(column.values, np.float64)
-    times = np.frombuffer(column.times, np.float64)
-    if left_out is not None:
-        used = ~left_out
-        steps, attempts, values, times = steps[used], attempts[used], values[used], times[used]
-        lines = None if lines is None else lines[used]
+    chosen = np.arange(len(values)) if left_out is None else np.flatnonzero(~left_out)
+    chosen = chosen[np.lexsort((steps[chosen], attempts[chosen]))]
+    steps, attempts, values = steps[chosen], attempts[chosen], values[chosen]
     if len(steps) > 1:
-        order = np.lexsort((steps, attempts))
-        steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
-        lines = None if lines is None else lines[order]
         moved = (np.diff(steps) != 0) | (np.diff(attempts) != 0)
         is_loss = meaning.quantity in ("loss", "val_loss") and not np.array_equal(column.rows, clock.main)
         many = len(values) >= _MIN_SEVERAL_VALUES and moved.mean() <= _STEPS_OF_SEVERAL_VALUES
         if clock.averaged or (is_loss and many):
-            values = _step_means(values, moved)
+            begins = np.flatnonzero(np.append(True, moved))
+            counts = np.diff(np.append(begins, len(values)))
+            with np.errstate(all="ignore"):
+                values = np.repeat(np.add.reduceat(values, begins) / counts, counts)
         same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
         # A line that was printed twice counts once, as does a bar that is drawn before the value of its step is known.
         kept = np.append(True, ~same | (moved & np.append(moved[1:] | same[1:], True)))
         if meaning.quantity == "learning_rate" and moved.mean() <= _STEPS_OF_SEVERAL_RATES:
             kept = np.append(True, moved)  # those of several optimizers: the first one's
-        steps, attempts, values, times = steps[kept], attempts[kept], values[kept], times[kept]
-        lines = None if lines is None else lines[kept]
+        steps, attempts, values, chosen = steps[kept], attempts[kept], values[kept], chosen[kept]
+    times = np.frombuffer(column.times, np.float64)[chosen]
+    lines = content.lines_of(np.frombuffer(column.rows, np.int64)[chosen])
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
 
 
@@ -142,19 +140,18 @@ def _restarting_means(
     columns: Mapping[str, Column], meanings: Mapping[str, Meaning], clock: Clock | None
 ) -> dict[str, NDArray[np.bool_]]:
     """Return which values of losses are to be left out, as they are means of the first batches of an epoch."""
-    if clock is None or not clock.recounted:
-        return {}
-    losses = {name: column for name, column in columns.items() if meanings[name].quantity in ("loss", "val_loss")}
-    masks = {name: _first_means(np.frombuffer(column.values), _epoch_begins(column)) for name, column in losses.items()}
-    return {name: mask for name, mask in masks.items() if mask.any()}
-
-
-def _epoch_begins(column: Column) -> NDArray[np.bool_]:
-    """Return which values are the first of an epoch: where its steps begin again, else where the epoch is another."""
-    with np.errstate(invalid="ignore"):
-        again = np.append(False, np.diff(np.frombuffer(column.steps)) < 0)
-        another = np.append(False, np.diff(np.floor(np.frombuffer(column.epochs))) > 0)
-    return again if again.sum() >= another.sum() else another
+    masks: dict[str, NDArray[np.bool_]] = {}
+    for name, column in columns.items() if clock is not None and clock.recounted else ():
+        if meanings[name].quantity in ("loss", "val_loss"):
+            # An epoch begins where the steps begin again, else where the epoch is another.
+            with np.errstate(invalid="ignore"):
+                again = np.append(False, np.diff(np.frombuffer(column.steps)) < 0)
+                another = np.append(False, np.diff(np.floor(np.frombuffer(column.epochs))) > 0)
+            begins = again if again.sum() >= another.sum() else another
+            mask = _first_means(np.frombuffer(column.values), begins)
+            if mask.any():
+                masks[name] = mask
+    return masks
 
 
 def _first_means(values: _Floats, begins: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -195,14 +192,6 @@ def _placed(event: LogEvent, clock: Clock | None) -> Finding:
     ordinal = clock.ordinals(np.array([event.row]))[0] if clock.ordinal else clock.steps[at]
     step = int(ordinal) if use_row else finding.step
     return replace(finding, span=Span(step, step, step), where=replace(finding.where, attempt=attempt))
-
-
-def _step_means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Replace each value by the mean of those at its step."""
-    begins = np.flatnonzero(np.append(True, moved))
-    counts = np.diff(np.append(begins, len(values)))
-    with np.errstate(all="ignore"):
-        return np.repeat(np.add.reduceat(values, begins) / counts, counts)
 
 
 def _notes(content: LogContent, clock: Clock | None, restarts: Collection[str]) -> list[str]:
@@ -267,11 +256,6 @@ class Clock:
         numbers: _Ints = np.maximum(np.searchsorted(self.main, rows, "right") - 1 - first, 0).astype(np.int64)
         return numbers
 
-    def _of_main(self, rows: _Ints) -> _Floats:
-        """Return the step that the metric whose steps count for all had last before each row."""
-        before = np.maximum(np.searchsorted(self.main, rows, "right") - 1, 0)
-        return self.steps[np.searchsorted(self.rows, self.main[before])]
-
     def of(self, column: Column) -> tuple[_Ints, _Ints]:
         """Return steps and attempts of a metric's values, in the order of the log."""
         rows = np.frombuffer(column.rows, np.int64)
@@ -283,11 +267,14 @@ class Clock:
         if not self.recounted:
             numbers = np.where(np.isfinite(own) & (np.abs(own) <= _MAX_STEP), np.round(own), numbers)
             if np.sum((np.diff(numbers) < 0) & (np.diff(attempts) == 0)) > 1:
-                numbers = self._of_main(rows)  # its lines count within an epoch, those of the loss do not
+                # Its lines count within an epoch, those of the loss do not: each gets the loss's last step before it.
+                before = np.maximum(np.searchsorted(self.main, rows, "right") - 1, 0)
+                numbers = self.steps[np.searchsorted(self.rows, self.main[before])]
         steps = numbers.astype(np.int64)
-        same_attempt = len(steps) > 2 and attempts[-1] == attempts[-2]
-        if same_attempt and steps[-1] == 0 < steps[-2] and not _ends_as_it_began(column):
-            steps[-1] = int(self.steps.max())  # the last value, logged without a step
+        if len(steps) > 2 and attempts[-1] == attempts[-2] and steps[-1] == 0 < steps[-2]:
+            values = column.values
+            if not abs(values[-1] - values[0]) < abs(values[-1] - values[-2]):  # else it is of an untrained model
+                steps[-1] = int(self.steps.max())  # the last value, logged without a step
         return steps, attempts
 
 
@@ -309,8 +296,8 @@ def clock_of(
     rows, places = np.unique(
         np.concatenate([np.frombuffer(column.rows, np.int64) for column in columns.values()]), return_index=True
     )
-    steps = _joined([column.steps for column in columns.values()])[places]
-    epochs = _joined([column.epochs for column in columns.values()])[places]
+    steps = np.concatenate([np.frombuffer(column.steps, np.float64) for column in columns.values()])[places]
+    epochs = np.concatenate([np.frombuffer(column.epochs, np.float64) for column in columns.values()])[places]
     steps, epochs = (np.where(np.abs(counts) <= _MAX_STEP, counts, np.nan) for counts in (steps, epochs))
     main_rows = np.frombuffer(main.rows, np.int64)
     of_main = np.searchsorted(rows, main_rows)
@@ -322,7 +309,11 @@ def clock_of(
         # A progress bar before the training may be longer, but numbers hardly any of the main values.
         numbers_main = 2 * len(np.unique(np.searchsorted(longest, main_rows))) >= len(main)
         main_rows = longest if len(longest) > len(main) and numbers_main else main_rows
-        begins = np.union1d(_announced(main_rows, starts), _begun_again(rows, epochs, main_rows))
+        begins = _announced(main_rows, starts)
+        of_main = np.searchsorted(rows, main_rows)
+        if np.isfinite(epochs[of_main]).mean() >= 0.5 and np.nanmax(np.abs(epochs)) <= _MAX_STEP / 1e6:
+            parts = np.round(1e6 * _filled(epochs))  # epochs go back for good, which are parts of one here
+            begins = np.union1d(begins, _attempt_rows(rows, parts, main_rows, parts[of_main]))
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])
     return Clock(rows, main=main_rows, begins=begins, averaged=averaged, **counted._asdict())
@@ -337,28 +328,9 @@ def _announced(main: _Ints, starts: Sequence[int]) -> _Ints:
     return rows[chosen[inside]] if float(np.median(lengths)) >= _FEWEST_OF_TRAINING else rows[:0]
 
 
-def _begun_again(rows: _Ints, epochs: _Floats, main: _Ints) -> _Ints:
-    """Return the rows at which epochs, which are parts of one where values are numbered, go back for good."""
-    places = np.searchsorted(rows, main)
-    if np.isfinite(epochs[places]).mean() < 0.5 or np.nanmax(np.abs(epochs)) > _MAX_STEP / 1e6:
-        return np.empty(0, np.int64)
-    parts = np.round(1e6 * _filled(epochs))
-    return _attempt_rows(rows, parts, main, parts[places])
-
-
-def _ends_as_it_began(column: Column) -> bool:
-    """Whether the last value is that of an untrained model: nearer to the first value than to those before it."""
-    values = np.frombuffer(column.values, np.float64)
-    return bool(abs(values[-1] - values[0]) < abs(values[-1] - values[-2]))
-
-
 def _is_constant(steps: _Floats) -> bool:
     """Whether all steps of many values are the same."""
     return len(steps) >= 4 and bool((steps == steps[0]).all())
-
-
-def _joined(arrays: list[object]) -> _Floats:
-    return np.concatenate([np.frombuffer(values, np.float64) for values in arrays])  # type: ignore[call-overload]
 
 
 class _RowSteps(NamedTuple):
@@ -377,7 +349,10 @@ def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[in
     if _MOVES_PER_STEP * np.count_nonzero(np.diff(own)) < np.count_nonzero(np.diff(_filled(epochs)[main])):
         own = own[:0]  # that of something else, such as the last progress bar before the training
     epoch = np.floor(_filled(epochs))
-    if len(own) > 1 and not (own == own[0]).all() and _are_integers(own):
+    # Steps are integers, or fractions that stay distinct when they are rounded.
+    if (len(own) > 1 and not (own == own[0]).all()) and (
+        (own == np.floor(own)).all() or (np.diff(np.round(own)) == 0).mean() <= _MAX_REPEATED_SHARE
+    ):
         with_step = main[np.isfinite(steps[main])]
         length = _epoch_length(own, epoch[with_step], totals) if np.isfinite(epochs).any() else 0
         if not length and np.isfinite(epochs).any():
@@ -428,13 +403,6 @@ def _may_be_steps(epochs: _Floats) -> bool:
 
 def _rarely_repeats(steps: _Floats) -> bool:
     return len(steps) < 2 or float((np.diff(steps) == 0).mean()) <= _MAX_REPEATED_SHARE
-
-
-def _are_integers(steps: _Floats) -> bool:
-    """Whether these can be steps: integers, or fractions that stay distinct when they are rounded."""
-    if (steps == np.floor(steps)).all():
-        return True
-    return bool((np.diff(np.round(steps)) == 0).mean() <= _MAX_REPEATED_SHARE)
 
 
 def _epoch_length(steps: _Floats, epochs: _Floats, totals: Iterable[int]) -> int:

@@ -63,17 +63,15 @@ def separator_of(lines: Iterable[str]) -> str | None:
         rows = rows[:repeated]
         fitting = [row for row in rows if len(row) == len(header) or (len(row) == len(header) + 1 and not row[-1])]
         numbers = sum(any(map(_holds_number, row)) for row in fitting)
-        if len(fitting) * 2 > len(rows) and numbers * 2 > len(fitting) and _names_columns(header, fitting):
+        # What looks like a value is a name if there are plain numbers beneath it.
+        value_like = [place for place, cell in enumerate(header) if _VALUE.search(cell)]
+        beneath = [[row[place] for row in fitting] for place in value_like]
+        are_names = len(value_like) < len(header) and all(
+            sum(_holds_number(cell) or cell in NO_VALUE for cell in cells) * 2 > len(cells) for cells in beneath
+        )
+        if len(fitting) * 2 > len(rows) and numbers * 2 > len(fitting) and are_names:
             return mark
     return None
-
-
-def _names_columns(header: list[str], rows: list[list[str]]) -> bool:
-    """Whether the first line holds no values: what looks like one is a name if there are plain numbers beneath it."""
-    value_like = [place for place, cell in enumerate(header) if _VALUE.search(cell)]
-    return len(value_like) < len(header) and all(
-        sum(_holds_number(row[place]) or row[place] in NO_VALUE for row in rows) * 2 > len(rows) for place in value_like
-    )
 
 
 def _holds_number(cell: str) -> bool:

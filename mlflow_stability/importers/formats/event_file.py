@@ -103,18 +103,14 @@ def _tensor_scalar(tensor: bytes) -> float | None:
             packed = content
         elif kind in _TYPES and number == _TYPES[kind][1]:
             if isinstance(content, int):
-                return _integer_field(content, kind)
+                if kind in (_HALF, _BFLOAT16):  # the field holds the bits of half precision as an integer
+                    return _unpacked(struct.pack("<H", content & 0xFFFF), kind)
+                return float(signed(content))
             single = content if wire in (1, 2, 5) else b""
     if kind not in _TYPES:
         return None
     numbers = (_unpacked(raw, kind) for raw in (packed, single) if raw)
     return next((number for number in numbers if number is not None), None)
-
-
-def _integer_field(content: int, kind: int) -> float | None:
-    if kind in (_HALF, _BFLOAT16):  # the field holds the bits of half precision as an integer
-        return _unpacked(struct.pack("<H", content & 0xFFFF), kind)
-    return float(signed(content))
 
 
 def _unpacked(raw: bytes, kind: int) -> float | None:

@@ -100,25 +100,13 @@ def document_history(path: Path, document: Document, log_format: str = "json") -
     if lists:
         _add_parts(content, _splits_of(lists), document.text)
     elif isinstance(value, dict):
-        _add_lists(content, {_name_in_file(str(name), path): part for name, part in value.items()})
+        # `losses.json` with `{"train": [2.3, 1.9]}`
+        of_losses = bool(loss_of_file(path.stem))
+        names = {key: f"{key}_loss" if of_losses and split_word(str(key)) == str(key) else str(key) for key in value}
+        _add_lists(content, {names[key]: part for key, part in value.items()})
     elif loss := loss_of_file(path.stem):
         _add_lists(content, {loss: value})
     return history_of(content, path, log_format)
-
-
-def _name_in_file(name: str, path: Path) -> str:
-    """Return the name of a list, which that of its file may complete: `losses.json` with `{"train": [2.3, 1.9]}`."""
-    return f"{name}_loss" if split_word(name) == name and loss_of_file(path.stem) else name
-
-
-def rows_history(rows: Rows, path: Path, log_format: str) -> RunHistory | None:
-    """Return the run in rows of names and values; None where no metric has two values."""
-    content = LogContent()
-    _add_parts(content, [("", rows)])
-    try:
-        return history_of(content, path, log_format)
-    except UnreadableLogError:
-        return None
 
 
 def _row_lists(document: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Rows]]:
@@ -232,17 +220,15 @@ def _number_lists(document: Mapping[str, object], prefix: str = "", depth: int =
     for key, value in document.items():
         if isinstance(value, dict) and depth < _MAX_DEPTH:
             yield from _number_lists(value, f"{prefix}{key}/", depth + 1)
-        elif isinstance(value, list) and value and (_all_numbers(value) or all(map(_is_point, value))):
-            yield f"{prefix}{key}", value
+        elif isinstance(value, list) and value:
+            # `[step, value]` or `[time, step, value]`, as TensorBoard's download has them
+            points = (isinstance(p, list) and len(p) in (2, 3) and _all_numbers(p) and None not in p for p in value)
+            if _all_numbers(value) or all(points):
+                yield f"{prefix}{key}", value
 
 
 def _all_numbers(values: Sequence[object]) -> bool:
     return all(value is None or type(value) in (int, float) for value in values)
-
-
-def _is_point(value: object) -> bool:
-    """Whether this is `[step, value]` or `[time, step, value]`, as TensorBoard's download has them."""
-    return isinstance(value, list) and len(value) in (2, 3) and _all_numbers(value) and None not in value
 
 
 FORMAT = LogFormat("JSON", RecognisedBy.DOCUMENT, read_json, frozenset({".json"}))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.formats.json_document import Document, document_history, load_document, rows_history
+from mlflow_stability.importers.formats.json_document import Document, document_history, load_document
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import parse_value
@@ -110,7 +110,12 @@ def _training(cell: _Cell, path: Path) -> RunHistory | None:
     text = _text_run(last_states(cell.printed), path)
     if _loss_points(text) < MIN_POINTS and ("\r" in cell.printed or "\b" in cell.printed):
         text = _longest([text, _text_run(all_states(cell.printed), path)])
-    run = _longest([text, _table_run(cell.pages, path), *(_value_run(value, path) for value in cell.values)])
+    rows: list[Mapping[str, object]] = []
+    for table in (table for page in cell.pages for table in _tables(page)):
+        names = {name for row in table for name in row}
+        if any(meaning.quantity in _LOSSES for meaning in metric_meanings(names).values()):
+            rows.extend(table)
+    run = _longest([text, *(_value_run(value, path) for value in (rows, *cell.values))])
     if run is not None and text is not None and run is not text:
         run = replace(run, outcome=text.outcome, outcome_detail=text.outcome_detail, reported=text.reported)
     return run
@@ -141,16 +146,6 @@ def _text_run(lines: Iterator[str], path: Path) -> RunHistory | None:
         return history_of(content, path, "notebook")
     except UnreadableLogError:
         return None
-
-
-def _table_run(pages: Sequence[str], path: Path) -> RunHistory | None:
-    rows: list[Mapping[str, object]] = []
-    for page in pages:
-        for table in _tables(page):
-            names = {name for row in table for name in row}
-            if any(meaning.quantity in _LOSSES for meaning in metric_meanings(names).values()):
-                rows.extend(table)
-    return rows_history(rows, path, "notebook") if rows else None
 
 
 def _value_run(value: object, path: Path) -> RunHistory | None:

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import BinaryIO
 
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.history import history_of
@@ -57,7 +56,7 @@ def read_wandb_file(log_file: LogFile) -> list[RunHistory] | None:
     if not log_file.head.startswith(_MARK):
         return None
     run, damage = _Run(), _Damage()
-    for record in _file_records(log_file, damage):
+    for record in _records(log_file, damage):
         run.add(record)
     content = run.content
     run.messages.add_to(content)
@@ -90,13 +89,7 @@ class _Damage:
             yield f"{counted(self.too_long, 'record')} too long for metrics skipped."
 
 
-def _file_records(log_file: LogFile, damage: _Damage) -> Iterator[bytes]:
-    with open_bytes(log_file.path) as file:
-        file.read(_FILE_HEADER_BYTES)
-        yield from _records(file, damage)
-
-
-def _records(file: BinaryIO, damage: _Damage) -> Iterator[bytes]:
+def _records(log_file: LogFile, damage: _Damage) -> Iterator[bytes]:
     """Yield the records of LevelDB's write-ahead log, behind the header of the file.
 
     A record consists of pieces, each with a CRC-32 (not LevelDB's own CRC-32C). A damaged piece costs its record; a
@@ -105,28 +98,29 @@ def _records(file: BinaryIO, damage: _Damage) -> Iterator[bytes]:
     pieces: list[bytes] | None = None
     length = start = 0
     place = _FILE_HEADER_BYTES
-    block = bytes(place) + file.read(_BLOCK_BYTES - place)
-    while len(block) > place:
-        for kind, content in _pieces(block, place, start, damage):
-            if kind in (_WHOLE, _FIRST):
-                pieces, length = [], 0
-            if kind == _LOST or pieces is None:
-                pieces = None  # the other pieces of a damaged record are useless
-                continue
-            length += len(content)
-            if length <= _MAX_RECORD_BYTES:
-                pieces.append(content)
-            else:
-                pieces.clear()
-            if kind in (_WHOLE, _LAST):
-                if length <= _MAX_RECORD_BYTES:
-                    yield b"".join(pieces)
-                else:
-                    damage.too_long += 1
-                pieces = None
-        start, place = start + _BLOCK_BYTES, 0
+    with open_bytes(log_file.path) as file:
         block = file.read(_BLOCK_BYTES)
-    damage.truncated = damage.truncated or pieces is not None
+        while len(block) > place:
+            for kind, content in _pieces(block, place, start, damage):
+                if kind in (_WHOLE, _FIRST):
+                    pieces, length = [], 0
+                if kind == _LOST or pieces is None:
+                    pieces = None  # the other pieces of a damaged record are useless
+                    continue
+                length += len(content)
+                if length <= _MAX_RECORD_BYTES:
+                    pieces.append(content)
+                else:
+                    pieces.clear()
+                if kind in (_WHOLE, _LAST):
+                    if length <= _MAX_RECORD_BYTES:
+                        yield b"".join(pieces)
+                    else:
+                        damage.too_long += 1
+                    pieces = None
+            start, place = start + _BLOCK_BYTES, 0
+            block = file.read(_BLOCK_BYTES)
+        damage.truncated = damage.truncated or pieces is not None
 
 
 def _pieces(block: bytes, place: int, start: int, damage: _Damage) -> Iterator[tuple[int, bytes]]:
@@ -176,7 +170,9 @@ class _Run:
             elif kind == _RUN:
                 self._add_run(content)
             elif kind == _METRIC:
-                self._axis = _common_axis(content) or self._axis
+                texts = {number: text for number, _, text in fields_of(content) if isinstance(text, bytes)}
+                if texts.get(2) == b"*":  # the axis of all others: `define_metric("*", step_metric=NAME)`
+                    self._axis = _text(texts.get(4, b"")) or self._axis
             elif kind == _EXIT:
                 self.exit_code = _first_integer(content)
 
@@ -216,7 +212,7 @@ class _Run:
 def _console_content(log_file: LogFile, logged: LogContent) -> LogContent:
     """Read what the run printed, where it logged no curve."""
     log = TextLog(of_a_file=False)
-    for record in _file_records(log_file, _Damage()):
+    for record in _records(log_file, _Damage()):
         for output in submessages(record, _OUTPUT):
             for line in _printed_lines(output):
                 log.take(line)
@@ -236,12 +232,6 @@ def _printed_lines(output: bytes) -> Iterator[str]:
 def _first_integer(message: bytes) -> int:
     """Return the integer that is a message's first field; protobuf does not write a 0."""
     return next((signed(content) for kind, _, content in fields_of(message) if kind == 1 and type(content) is int), 0)
-
-
-def _common_axis(metric: bytes) -> str:
-    """Return the metric that the script made the axis of all others: `define_metric("*", step_metric=NAME)`."""
-    texts = {kind: content for kind, _, content in fields_of(metric) if isinstance(content, bytes)}
-    return _text(texts.get(4, b"")) if texts.get(2) == b"*" else ""
 
 
 def _simple_items(history: bytes) -> tuple[dict[str, float], int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from typing import NamedTuple
 
 from mlflow_stability.importers.log_content import LogContent, LogEvent
 from mlflow_stability.importers.log_text import printable
@@ -93,14 +92,6 @@ def says_skipped(line: str) -> bool:
     return _SKIPPED.search(line) is not None
 
 
-class _Stop(NamedTuple):
-    """A line that ends the training, unless values follow."""
-
-    kind: str
-    step: int
-    facts: LogLineFacts
-
-
 class MessageReader:
     """Reads the words of one log; `add_to` adds them to its content."""
 
@@ -115,7 +106,7 @@ class MessageReader:
         self._ending = ""
         self._detail = ""
         self._ending_line = 0
-        self._stop: _Stop | None = None
+        self._stop: tuple[str, int, LogLineFacts] | None = None  # a line that ends it, unless values follow
         self._forms: set[frozenset[str]] = set()
         self._forms_after_end: set[frozenset[str]] = set()
 
@@ -149,7 +140,7 @@ class MessageReader:
             self._note_findings(line, number)
         if stops:
             kind = "nan_detected" if _NAN.search(line) or not _NOT_FINITE.search(line) else "inf_detected"
-            self._stop = _Stop(kind, *self._facts(LogSays.STOPPED, line, number))
+            self._stop = kind, *self._facts(LogSays.STOPPED, line, number)
         for outcome, pattern in _ENDINGS:
             if pattern.search(line) and _ENDING_RANKS[outcome] > _ENDING_RANKS.get(self._ending, 0):
                 self._ending, self._detail, self._ending_line = outcome, printable(line.strip()), number
@@ -213,19 +204,16 @@ class MessageReader:
         if len(self._events) > 2 * MAX_EVENTS:
             del self._events[:MAX_EVENTS]
 
-    def _with_outcome(self, event: LogEvent) -> LogEvent:
-        """Add to a finding whether training went on after it."""
-        facts = event.finding.facts
-        if not isinstance(facts, LogLineFacts) or facts.says is not LogSays.FINDING:
-            return event
-        went_on = event.row < self._row or says_skipped(facts.text)
-        return replace(event, finding=replace(event.finding, facts=replace(facts, went_on=went_on)))
-
     def add_to(self, content: LogContent) -> None:
         """Add events, outcome and notes to the content of the log."""
         if self._stop is not None:
             self._keep(LogEvent(_event(*self._stop), self._row))
-        content.reported.extend(map(self._with_outcome, self._events[-MAX_EVENTS:]))
+        for event in self._events[-MAX_EVENTS:]:
+            facts = event.finding.facts
+            if isinstance(facts, LogLineFacts) and facts.says is LogSays.FINDING:
+                facts = replace(facts, went_on=event.row < self._row or says_skipped(facts.text))
+                event = replace(event, finding=replace(event.finding, facts=facts))
+            content.reported.append(event)
         content.outcome, content.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
         for event in self._events:
             facts = event.finding.facts

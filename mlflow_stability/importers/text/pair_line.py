@@ -35,15 +35,12 @@ class LineParts:
         self.complete = True
         """Whether its values are its numbers and nothing else; else other lines like it are read in full."""
         self._numbers: dict[tuple[int, int], str] = {}
-        self._names: list[tuple[int, int]] = []
+        self.names: list[tuple[int, int]] = []
 
     def number(self, span: tuple[int, int], name: str) -> None:
         """Add the number of a metric or, with `STEP`, `EPOCH` or `TOTAL`, of a counter; a later one replaces it."""
         self._numbers = {other: earlier for other, earlier in self._numbers.items() if earlier != name}
         self._numbers[span] = name
-
-    def name(self, span: tuple[int, int]) -> None:
-        self._names.append(span)
 
     def rename(self, names: dict[str, str]) -> None:
         """Give metrics other names than they have in the line."""
@@ -56,7 +53,7 @@ class LineParts:
 
     def pattern(self) -> tuple[str, tuple[str, ...]]:
         """Return a regular expression for lines like this one, and the name of each of its groups."""
-        spans = sorted([*self._numbers, *self._names])
+        spans = sorted([*self._numbers, *self.names])
         pieces, end = [], 0
         for span in spans:
             pieces.append(_varying(self.line[end : span[0]]))
@@ -85,12 +82,8 @@ def _varying(text: str) -> str:
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownLine:
     pattern: re.Pattern[str]
-    text: str
-    """The pattern as text."""
     names: tuple[str, ...]
     """Name of each group: a metric or a counter."""
-    sample: str
-    """One of its lines."""
     words: str
     """The words in front of the first value."""
 
@@ -132,7 +125,7 @@ class LinePatterns:
             if len(self._candidates) < _MAX_CANDIDATES:
                 self._candidates.add(text)
             return
-        self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), text, names, parts.line, parts.words()))
+        self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), names, parts.words()))
         del self.known[MAX_PATTERNS:]
 
 
@@ -220,7 +213,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         read.label = read.label or line[:start].strip() or name
         number = number_of(match["number"])
         if start >= begin:
-            parts.name((start, start + len(name)))
+            parts.names.append((start, start + len(name)))
         metric, counter, value = _value_behind(line, end, name)
         if value is not None:  # `Loss at step 10: 0.5`
             read.values[metric] = number_of(value["value"])
@@ -242,7 +235,10 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
             parts.number(match.span("number"), name)
     _read_counters(line, read, parts, counters)
     if read.values and read.epoch != read.epoch:
-        _read_epoch(line, read, parts)
+        matches = (form.search(line) for form in _EPOCH_ALONE)
+        if (epoch := next(filter(None, matches), None)) is not None:  # that no name is in front of
+            read.epoch = float(epoch["epoch"])
+            parts.number(epoch.span("epoch"), EPOCH)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
     held_out = held_out_in(read.label) or split  # `Test set: loss: 0.04`, `val step: 10 loss: 0.04`
@@ -273,7 +269,12 @@ def _read_counters(line: str, read: LogLine, parts: LineParts, counters: list[tu
     read.step = number_of(step["number"])
     parts.number(step.span("number"), STEP)
     _read_total(read, step, "of", parts)
-    _scale_counts(read, step, parts)
+    unit = _COUNT_UNITS.get(step["unit"] or "", 1.0)
+    many, of_total = (_COUNT_UNITS.get(step["many"] or "", 1.0), unit) if step["of"] else (unit, 1.0)
+    if many > 1 or of_total > 1:  # `step 5k/1.2M`
+        count = read.step * many
+        read.step, read.total = float(round(count)) if math.isfinite(count) else count, read.total * of_total
+        parts.complete = False
     first = counters[0][1]
     if first is not step and step["of"] and not first["of"] and read.epoch != read.epoch:
         read.epoch = number_of(first["number"])  # `iteration:2 step:13/1687`
@@ -300,29 +301,11 @@ def _read_brackets(line: str, read: LogLine, parts: LineParts) -> None:
         _read_total(read, first, "total", parts)
 
 
-def _read_epoch(line: str, read: LogLine, parts: LineParts) -> None:
-    """Read an epoch that no name is in front of."""
-    epoch = next((match for match in (form.search(line) for form in _EPOCH_ALONE) if match is not None), None)
-    if epoch is not None:
-        read.epoch = float(epoch["epoch"])
-        parts.number(epoch.span("epoch"), EPOCH)
-
-
 def _read_total(read: LogLine, match: re.Match[str], group: str, parts: LineParts) -> None:
     """Read the number of all steps, which may follow behind a slash."""
     if match[group]:
         read.total = float(match[group])
         parts.number(match.span(group), TOTAL)
-
-
-def _scale_counts(read: LogLine, match: re.Match[str], parts: LineParts) -> None:
-    """Apply the unit of a step or total that is written in thousands or more."""
-    unit = _COUNT_UNITS.get(match["unit"] or "", 1.0)
-    step, total = (_COUNT_UNITS.get(match["many"] or "", 1.0), unit) if match["of"] else (unit, 1.0)
-    if step > 1 or total > 1:
-        count = read.step * step
-        read.step, read.total = float(round(count)) if math.isfinite(count) else count, read.total * total
-        parts.complete = False
 
 
 @lru_cache(maxsize=8192)
@@ -388,4 +371,4 @@ def _name_module(line: str, read: LogLine, parts: LineParts) -> None:
     module = _MODULE.search(line[:first])
     if module is not None and not module[1].endswith(_SOURCE_ENDINGS):
         _rename(read, parts, {name: f"{name}_by_layer/{module[1]}" for name in read.values})
-        parts.name(module.span(1))
+        parts.names.append(module.span(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -46,9 +46,15 @@ class LooseLines:
             longest = max(lines.columns.values(), key=len)
             only_loss = not has_loss and len(longest) >= 3 and _any_loss(lines.columns)
             if only_loss or _recurs(longest):
-                _leave_out_summaries(lines, with_step)
-                if shape[0]:  # each line names its epoch
-                    log.doubts.update(_of_last_epoch(lines))
+                for name, column in list(lines.columns.items()):
+                    # What lines that name their step log much more often is a summary; not so what is not finite.
+                    if with_step.get(name, 0) >= MANY_TIMES * len(column) and np.isfinite(column.values).all():
+                        del lines.columns[name]
+                    elif shape[0] and column.epochs[0] > 1 and column.epochs.count(column.epochs[0]) == len(column):
+                        log.doubts[name] = (
+                            f"all {len(column):,} values are of epoch {column.epochs[0]:g}, "
+                            "as the results of several trainings are"
+                        )
                 log.merge(lines)
 
     def _make_room(self) -> None:
@@ -61,24 +67,6 @@ class LooseLines:
         for lines in self._shapes.values():
             lines.thin()
         self._size = sum(lines.size for lines in self._shapes.values())
-
-
-def _of_last_epoch(lines: LogContent) -> Iterable[tuple[str, str]]:
-    """Yield names and reasons where all lines name the same epoch, but the first: results of several trainings."""
-    for name, column in lines.columns.items():
-        epoch = column.epochs[0]
-        if epoch > 1 and column.epochs.count(epoch) == len(column):
-            yield name, f"all {len(column):,} values are of epoch {epoch:g}, as the results of several trainings are"
-
-
-def _leave_out_summaries(lines: LogContent, with_step: Mapping[str, int]) -> None:
-    """Leave out what lines that name their step log much more often by the same name: a summary or an evaluation.
-
-    Values that are not finite stay.
-    """
-    for name, column in list(lines.columns.items()):
-        if with_step.get(name, 0) >= MANY_TIMES * len(column) and np.isfinite(column.values).all():
-            del lines.columns[name]
 
 
 def _recurs(column: Column) -> bool:
@@ -104,7 +92,11 @@ class PrintedLists:
     def take(self, line: str) -> None:
         """Read a line that holds a dictionary without numbers of its own."""
         value = parse_value(line[line.find("{") : line.rfind("}") + 1])
-        lists = dict(_number_lists(value)) if isinstance(value, dict) else {}
+        lists = {
+            name: items
+            for name, items in (value.items() if isinstance(value, dict) else ())
+            if isinstance(items, list) and len(items) > 1 and all(type(item) in (int, float) for item in items)
+        }
         if sum(map(len, lists.values())) > sum(map(len, self._longest.values())):
             self._longest = lists
 
@@ -116,12 +108,6 @@ class PrintedLists:
             numbers = np.array([number_in(value) for value in values], np.float64)
             log.add_column(name, np.arange(len(values), dtype=np.int64), numbers)
         log.rows_are_lines = False
-
-
-def _number_lists(values: Mapping[str, object]) -> Iterable[tuple[str, list[object]]]:
-    for name, items in values.items():
-        if isinstance(items, list) and len(items) > 1 and all(type(item) in (int, float) for item in items):
-            yield name, items
 
 
 def has_loss_curve(log: LogContent) -> bool:
