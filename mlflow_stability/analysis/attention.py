@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,7 +128,10 @@ def compare_attention(
         maps = given_maps if stored is None else stored.maps(_step(step, stored.steps, stored.name))
         keeps_all = layer is None or _is_single_layer(run)
         choices.append(maps if keeps_all else [_layer(layer, maps, stored.name if stored else "")])
-    first, second = _same_layer(choices[0], choices[1])
+    pairs = ((one, other) for one, other in product(*choices) if one.layer == other.layer)
+    (first, *_), (second, *_) = choices
+    same_number = next((other for other in choices[1] if other.layer_number == first.layer_number), second)
+    first, second = next(pairs, (first, same_number))
     words = ("first map", "second map")
     names = [stored.name if stored else word for (stored, _), word in zip(sources, words, strict=True)]
     if names[0] == names[1]:
@@ -190,7 +192,12 @@ def _read(
 ) -> tuple[StoredAttention | None, Sequence[AttentionMap]]:
     """Return a stored run, or maps of the given weights."""
     if isinstance(source, str | os.PathLike):
-        return _stored(source, tracking_uri), ()
+        asked = resolve_source(source, tracking_uri)
+        path = asked.path or run_folder(asked.source, tracking_uri)
+        if path is None:
+            return attention_of_run(asked.source, tracking_uri), ()
+        places = [*(path / root / folder for folder in reversed(MAPS_FOLDERS) for root in ("artifacts", "")), path]
+        return attention_of_folder(path, next((place for place in places if place.is_dir()), path)), ()
     return None, maps_of_weights(source, step or 0, str(layer or "attention"), argument)
 
 
@@ -234,15 +241,6 @@ def _entropies(history: RunHistory) -> list[LayerEntropy]:
     ]
 
 
-def _stored(source: Source, tracking_uri: str | None) -> StoredAttention:
-    asked = resolve_source(source, tracking_uri)
-    path = asked.path or run_folder(asked.source, tracking_uri)
-    if path is None:
-        return attention_of_run(asked.source, tracking_uri)
-    places = [*(path / root / folder for folder in reversed(MAPS_FOLDERS) for root in ("artifacts", "")), path]
-    return attention_of_folder(path, next((place for place in places if place.is_dir()), Path(path)))
-
-
 def _step(asked: int | None, steps: Sequence[int], name: str) -> int:
     if asked is None:
         return steps[-1]
@@ -268,14 +266,6 @@ def _not_shared(step: int, first: StoredAttention, second: StoredAttention, shar
     nearest = min(shared, key=lambda other: abs(other - step))
     both = _listed([f"{step:,}" for step in shared], "steps")
     return f"{missing} The nearest step that both have is {nearest:,}. Both have maps of {both}."
-
-
-def _same_layer(first: Sequence[AttentionMap], second: Sequence[AttentionMap]) -> tuple[AttentionMap, AttentionMap]:
-    """Return the first layer that both have by name, else the first one, and that of its number in the second."""
-    for candidate, other in product(first, second):
-        if candidate.layer == other.layer:
-            return candidate, other
-    return first[0], next((other for other in second if other.layer_number == first[0].layer_number), second[0])
 
 
 def _layer(asked: str | int | None, maps: Sequence[AttentionMap], run: str = "") -> AttentionMap:
@@ -365,6 +355,7 @@ def _map(given: Any, step: int, layer: str, number: int, argument: str) -> Atten
     every = _weights(given, argument)
     _, heads, queries, keys = every.shape
     causal, weights = _is_causal(every), every[0]
+    positions, rows = _entropy_of_queries(every, causal=causal)
     return AttentionMap(
         step,
         0,
@@ -373,20 +364,11 @@ def _map(given: Any, step: int, layer: str, number: int, argument: str) -> Atten
         tuple(range(heads)),
         weights.astype(np.float16),
         weights.mean(0),
-        _entropy(every, causal=causal),
+        rows.mean((0, 2)).astype(np.float32) if len(positions) else np.zeros(heads, np.float32),
         np.full(heads, np.nan, np.float32),
         causal=causal,
         tokens=(queries, keys),
     )
-
-
-def _entropy(weights: NDArray[np.float32], *, causal: bool) -> NDArray[np.float32]:
-    """Return the entropy of each head, over all queries with more than one key."""
-    positions, rows = _entropy_of_queries(weights, causal=causal)
-    if not len(positions):
-        return np.zeros(weights.shape[1], np.float32)
-    entropy: NDArray[np.float32] = rows.mean((0, 2)).astype(np.float32)
-    return entropy
 
 
 def _entropy_of_queries(weights: NDArray[np.float32], *, causal: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -7,7 +7,8 @@ compared step by step and layer by layer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mlflow_stability.analysis.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
@@ -105,13 +106,20 @@ def compare(
     judges = asked_detectors(detectors, sensitivity)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
-    sources = _distinct(_full_id(source, tracking_uri) for source in runs_among(source_texts(run_ids, "run_ids")))
-    heads, notes = _experiment_runs(sources, experiment, filter, tracking_uri, max_runs)
-    sources += heads
+    asked: dict[str, str] = {}  # each run once, as it was called first
+    for text in runs_among(source_texts(run_ids, "run_ids")):
+        source = text
+        with suppress(StabilityError):  # what is not found is reported where it is read
+            source = resolve_source(text, tracking_uri).source
+        asked.setdefault(run_meant(source), source)
+    heads, notes = _experiment_runs(asked, experiment, filter, tracking_uri, max_runs)
+    sources = [*asked.values(), *heads]
     if baseline is not None:
-        baseline = _full_id_of_baseline(baseline, sources, tracking_uri)
-    if baseline is not None and names_a_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
-        sources.append(baseline)
+        if not names_a_source(baseline) and not all(map(os.path.lexists, sources)):
+            with suppress(StabilityError):  # else it may be the name of one of the runs
+                baseline = run_called(baseline, tracking_uri) or baseline
+        if names_a_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
+            sources.append(baseline)
     if not sources:
         condition = " that meets it" if filter else ""
         where = "" if experiment is None else f" Experiment {experiment!r} has none{condition}."
@@ -127,34 +135,8 @@ def compare(
     return comparison
 
 
-def _distinct(sources: Iterable[str]) -> list[str]:
-    """Return each run once, as it was called first."""
-    by_run: dict[str, str] = {}
-    for source in sources:
-        by_run.setdefault(run_meant(source), source)
-    return list(by_run.values())
-
-
-def _full_id(source: str, tracking_uri: str | None) -> str:
-    """Return the whole id of a run; what is not found is reported where it is read."""
-    try:
-        return resolve_source(source, tracking_uri).source
-    except StabilityError:
-        return source
-
-
-def _full_id_of_baseline(source: str, sources: Sequence[str], tracking_uri: str | None) -> str:
-    """Return the whole id of the baseline; unchanged if it is the name of one of the runs."""
-    if names_a_source(source) or all(map(os.path.lexists, sources)):
-        return source
-    try:
-        return run_called(source, tracking_uri) or source
-    except StabilityError:
-        return source
-
-
 def _experiment_runs(
-    sources: Sequence[str], experiment: str | None, condition: str | None, tracking_uri: str | None, max_runs: int
+    asked: Collection[str], experiment: str | None, condition: str | None, tracking_uri: str | None, max_runs: int
 ) -> tuple[dict[str, RunHead], tuple[str, ...]]:
     """Return the runs of the experiment that was asked for, by their ids, and a note if there are more."""
     if not isinstance(max_runs, int) or max_runs < 1:
@@ -163,7 +145,7 @@ def _experiment_runs(
         if condition:
             raise SettingsError("filter needs an experiment: give its name or id.")
         return {}, ()
-    if sources:
+    if asked:
         raise SettingsError("Give run ids or an experiment, not both.")
     from mlflow_stability.tracking.read.run_search import runs_of_experiment
 

@@ -363,7 +363,12 @@ def judge(
         places = np.linspace(len(values) / max(len(numbers), 1), len(values), len(numbers)).astype(np.int64) - 1
         columns["val_loss"] = at[places], numbers
     meanings = metric_meanings(list(columns))
-    metrics = tuple(Metric(title, meanings[title], _series(title, *column)) for title, column in columns.items())
+    metrics = tuple(
+        Metric(
+            title, meanings[title], Series(Signal(title), at, column, np.zeros(len(at), np.int64), np.zeros(len(at)))
+        )
+        for title, (at, column) in columns.items()
+    )
     history = RunHistory(name, name, "numbers", "the given numbers", metrics)
     return concluded(history, asked_detectors(detectors, sensitivity))
 
@@ -373,7 +378,3 @@ def _numbers(name: str, values: Iterable[float]) -> NDArray[np.float64]:
         return np.asarray([float(value) for value in values], dtype=np.float64)
     except (TypeError, ValueError):
         raise SettingsError(f"{name} must be an iterable of numbers; got {type(values).__name__}.") from None
-
-
-def _series(title: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> Series:
-    return Series(Signal(title), steps, values, np.zeros(len(steps), np.int64), np.zeros(len(steps)))

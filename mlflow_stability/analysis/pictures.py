@@ -26,7 +26,7 @@ from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr
 from mlflow_stability.vocabulary.measured.layer_arrays import BINS, LEVELS, LayerTable
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
-from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 @check_arguments
@@ -56,17 +56,20 @@ def board_of(history: RunHistory, diagnosis: Diagnosis) -> DashboardData:
     curves: list[Curve] = []
     left_out: Counter[str] = Counter()
     for quantity in QUANTITIES:
-        wanted = [metric for metric in history.of(quantity) if _is_drawn(metric)]
+        wanted = [
+            metric
+            for metric in history.of(quantity)
+            if not (metric.meaning.duplicate_of or metric.meaning.bookkeeping)
+            # Layers have pictures of their own.
+            and (
+                quantity not in ("grad_norm", "update_ratio")
+                or not metric.meaning.place
+                or is_group(metric.meaning.place)
+            )
+        ]
         curves.extend(curve_of(metric.series) for metric in wanted[:MAX_CURVES])
         left_out[quantity] = max(0, len(wanted) - MAX_CURVES)
     return DashboardData(history.name, diagnosis.verdict, tuple(curves), _marks(history, diagnosis), left_out)
-
-
-def _is_drawn(metric: Metric) -> bool:
-    """Whether a metric is of the whole model or of a group; layers have pictures of their own."""
-    meaning = metric.meaning
-    by_layer = meaning.quantity in ("grad_norm", "update_ratio") and meaning.place and not is_group(meaning.place)
-    return not by_layer and not meaning.duplicate_of and not meaning.bookkeeping
 
 
 def _marks(history: RunHistory, diagnosis: Diagnosis) -> tuple[Mark, ...]:
@@ -163,22 +166,18 @@ def parameter_histograms(
     one_of("weight", "gradient")["takes"].check("of", of)
     if not callable(getattr(model, "named_parameters", None)):
         raise SettingsError(f"model must be a torch.nn.Module; got {short_repr(model)}.")
-    chosen = _chosen(dict(model.named_parameters()), parameter)
+    chosen = dict(model.named_parameters())
+    if parameter is not None:
+        names = list(chosen)
+        chosen = {name: tensor for name, tensor in chosen.items() if f"{name}.".startswith(f"{parameter}.")}
+        if not chosen:
+            raise SettingsError(f"The model has no parameter {parameter!r}.{did_you_mean(parameter, names)}")
     values = {name: _values(tensor if of == "weight" else tensor.grad) for name, tensor in chosen.items()}
     values = {name: array for name, array in values.items() if array.size}
     if not values:
         missing = "values" if of == "weight" else "a gradient: call it after backward() and before zero_grad()"
         raise SettingsError(f"No parameter {'of the model' if parameter is None else repr(parameter)} has {missing}.")
     return saved(histogram_ridges([_table(of, values)], type(model).__name__, "parameters now"), save_path)
-
-
-def _chosen(parameters: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
-    if name is None:
-        return parameters
-    chosen = {key: tensor for key, tensor in parameters.items() if f"{key}.".startswith(f"{name}.")}
-    if not chosen:
-        raise SettingsError(f"The model has no parameter {name!r}.{did_you_mean(name, parameters)}")
-    return chosen
 
 
 def _values(tensor: Any) -> NDArray[np.float64]:

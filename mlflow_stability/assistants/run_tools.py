@@ -29,7 +29,7 @@ from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats.json import json_value
 from mlflow_stability.vocabulary.argument import did_you_mean
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard, Severity
-from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 LAST = "last"  # name of the newest run
 CACHE_SECONDS, CACHED_RUNS = 60.0, 4
@@ -152,7 +152,9 @@ class RunTools:
         names = [metric.name for metric in history.metrics]
         if not metric:
             return {"metrics": [_cut(name) for name in names[:MAX_NAMES]], "more": max(0, len(names) - MAX_NAMES)}
-        chosen = _find_metric(history, metric)
+        by_name = [item for item in history.metrics if item.name == metric]
+        whole = [item for item in history.metrics if item.meaning.quantity == metric and not item.meaning.place]
+        chosen = next(iter([*by_name, *whole]), None)
         if chosen is None:
             near = did_you_mean(metric, names) or " Call load_series without metric to list them."
             raise SettingsError(f"The run has no metric {plain(metric, 60)!r}.{near}")
@@ -216,13 +218,6 @@ def thinned(values: NDArray[np.float64], max_points: int) -> list[int]:
         if not finite.all():
             kept.add(int(stretch[np.argmin(finite)]))
     return sorted(kept)
-
-
-def _find_metric(history: RunHistory, name: str) -> Metric | None:
-    """Find a metric by its name, else by its quantity of the whole model."""
-    by_name = [metric for metric in history.metrics if metric.name == name]
-    whole = [metric for metric in history.metrics if metric.meaning.quantity == name and not metric.meaning.place]
-    return next(iter([*by_name, *whole]), None)
 
 
 def _card(card: RunCard) -> dict[str, Any]:

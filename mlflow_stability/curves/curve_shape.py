@@ -105,9 +105,22 @@ def read_curve(curve: Curve) -> CurveReading | None:
     start = _start(values, levels)
     end = _end(values, levels)
     change = (end - start) / abs(start) if described and start else None
+    trend = stability = ""
+    if change is not None:
+        falls = ((STRONG_FALL, "strong"), (STEADY_FALL, "steady"), (MARGINAL_FALL, "marginal"))
+        trend = next((word for least, word in falls if change < -least), "flat")
+        trend = "rising" if change > MARGINAL_FALL else trend
     volatility = _volatility(values) if described else None
-    trend = _trend(change)
-    health = _health(curve, values)
+    if volatility is not None:
+        stability = "smooth" if volatility <= SMOOTH else "noisy" if volatility <= NOISY else "very noisy"
+    health = "ok"
+    first_tenth, last_tenth = (float(np.median(part)) for part in _tenths(values))
+    if not np.isfinite(curve.values[-1]):
+        health = "broken"
+    elif last_tenth > EXPLODING and last_tenth >= first_tenth:
+        health = "exploding"
+    elif 0 <= last_tenth < CONVERGED:
+        health = "converged"
     return CurveReading(
         metric=curve.name,
         place=curve.place,
@@ -120,7 +133,7 @@ def read_curve(curve: Curve) -> CurveReading | None:
         best_step=int(steps[best]),
         trend=trend,
         change=change,
-        stability=_stability(volatility),
+        stability=stability,
         volatility=volatility,
         pattern=_pattern(values, levels) if described and levels is not None else "",
         shape=_shape(levels, trend, health, start) if described and levels is not None else "",
@@ -172,15 +185,6 @@ def _level_points(values: NDArray[np.float64], levels: Levels | None, *, at_the_
     return count
 
 
-def _trend(change: float | None) -> str:
-    if change is None:
-        return ""
-    if change > MARGINAL_FALL:
-        return "rising"
-    falls = ((STRONG_FALL, "strong"), (STEADY_FALL, "steady"), (MARGINAL_FALL, "marginal"))
-    return next((word for least, word in falls if change < -least), "flat")
-
-
 def _volatility(values: NDArray[np.float64]) -> float | None:
     _, last = _tenths(values)
     if len(last) < 4:
@@ -191,12 +195,6 @@ def _volatility(values: NDArray[np.float64]) -> float | None:
         level = abs(float(np.mean(last)))
         share = float(np.std(last - line)) / level if level else np.inf
     return share if np.isfinite(share) else None
-
-
-def _stability(volatility: float | None) -> str:
-    if volatility is None:
-        return ""
-    return "smooth" if volatility <= SMOOTH else "noisy" if volatility <= NOISY else "very noisy"
 
 
 def _pattern(values: NDArray[np.float64], levels: Levels) -> str:
@@ -233,15 +231,6 @@ def _shape(levels: Levels, trend: str, health: str, began: float) -> str:
     if trend in ("flat", "marginal") and abs(end - start) < max(0.05, 3 * levels.noise):
         return "plateau"
     return "decay" if end < start else ""
-
-
-def _health(curve: Curve, values: NDArray[np.float64]) -> str:
-    if not np.isfinite(curve.values[-1]):
-        return "broken"
-    first, last = (float(np.median(part)) for part in _tenths(values))
-    if last > EXPLODING and last >= first:
-        return "exploding"
-    return "converged" if 0 <= last < CONVERGED else "ok"
 
 
 def spike_score(values: NDArray[np.float64]) -> float | None:

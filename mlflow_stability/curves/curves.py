@@ -228,13 +228,13 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
 
     ``starts``: from `start_by_attempt`, for callers that have it.
     """
-    metrics = [metric for metric in history.of(quantity) if not metric.meaning.duplicate_of and len(metric.series) > 1]
+    metrics = [metric for metric in history.of(quantity) if not metric.meaning.duplicate_of]
     return _curves(history, quantity, metrics, starts)
 
 
 def _whole_model_curves(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
     metrics = [metric for metric in history.of(quantity) if is_whole_model(metric.meaning.place)]
-    return _curves(history, quantity, [metric for metric in metrics if len(metric.series) > 1], starts)
+    return _curves(history, quantity, metrics, starts)
 
 
 def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
@@ -245,7 +245,6 @@ def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> 
         for metric in history.of(quantity)
         if metric.meaning.duplicate_of in finer
         and not metric.meaning.place
-        and len(metric.series) > 1
         and not np.isin(metric.series.values, finer[metric.meaning.duplicate_of]).all()
     ]
     return _curves(history, quantity, metrics, starts)
@@ -254,28 +253,41 @@ def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> 
 def _curves(
     history: RunHistory, quantity: str, metrics: Sequence[Metric], starts: Mapping[int, int] | None
 ) -> tuple[Curve, ...]:
+    metrics = [metric for metric in metrics if len(metric.series) > 1]
     recorded = recorded_level(history)
-    learns_by_reward = _learns_by_reward([metric.name.lower() for metric in history.metrics])
+    names = [metric.name.lower() for metric in history.metrics]
+    learns_by_reward = any(map(REWARD_WORDS.search, names)) or all(
+        any(map(words.search, names)) for words in POLICY_UPDATE_WORDS
+    )
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # no name decides which is first: the longest, whatever the order of the columns
-        metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
-    sides = _alternating_places(metrics) if quantity not in NORMS else frozenset()
+        metrics.sort(key=lambda m: (POLICY_WORDS.search(m.name.lower()) is not None, -len(m.series), m.name))
+    own = [metric for metric in metrics if is_whole_model(metric.meaning.place)]
+    alternate = quantity not in NORMS and take_turns([metric.series.steps for metric in own])
+    sides = {metric.meaning.place for metric in own} if alternate else set()
     starts = start_by_attempt(history) if starts is None else starts
     phases, tested = _phases(history), _range_test(history) if quantity == "loss" else NO_TEST
     terms = tuple(step for step, _, _ in changed_terms(history)) if quantity == "loss" else ()
     curves = []
     for metric in metrics:
         place = metric.meaning.place
-        named = learns_by_reward or bool(GAME_WORDS.search(metric.name.lower()))
-        level = HAS_LEVEL if quantity in NORMS else _level(recorded, named, place in sides)
+        level = HAS_LEVEL
+        if quantity not in NORMS:
+            if recorded.by_user or recorded.reason is not None:
+                level = recorded
+            elif place in sides:
+                level = LossLevel(NoLevel.ADVERSARIAL)
+            elif learns_by_reward or GAME_WORDS.search(metric.name.lower()):
+                level = LossLevel(NoLevel.NAMED)
         part = whole and place != "" and place not in sides
         for start, chosen in _attempt_masks(metric, starts):
             losses = _even_micro_batches(history, metric, restore_infinities(metric.series.values))
             steps, values = metric.series.steps[chosen], losses[chosen]
             if quantity == "loss" and history.format != "recorded" and _begins_with_a_part(steps, values):
                 steps, values = steps[1:], values[1:]
-            signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
-            own_level = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
+            judged = level is HAS_LEVEL and quantity in ("loss", "val_loss") and not recorded.by_user
+            signed = judged and values.min() < 0 < values.max() and keeps_changing_sign(values.tolist())
+            own_level = LossLevel(NoLevel.SIGNED) if signed else level
             curve = Curve(metric.name, quantity, place, start, steps, values, part, own_level)
             curves.append(replace(curve, phases=phases, other_terms=terms, tested=tested))
     sums = list(_sums(curves)) if not whole and quantity not in NORMS else []
@@ -294,12 +306,6 @@ def _curves(
 
 def _is_constant(values: NDArray[np.float64]) -> bool:
     return bool((values == values[:1]).all())
-
-
-def _learns_by_reward(names: Sequence[str]) -> bool:
-    if any(map(REWARD_WORDS.search, names)):
-        return True
-    return all(any(map(words.search, names)) for words in POLICY_UPDATE_WORDS)
 
 
 def _even_micro_batches(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -323,17 +329,6 @@ def _begins_with_a_part(steps: NDArray[np.int64], values: NDArray[np.float64]) -
         return False
     summed = float(np.median(later)) / float(apart[0])
     return bool(abs(values[0] / summed - 1) <= SUM_TOLERANCE and later.max() <= (1 + SUM_TOLERANCE) * np.median(later))
-
-
-def _is_policy(metric: Metric) -> bool:
-    return POLICY_WORDS.search(metric.name.lower()) is not None
-
-
-def _alternating_places(metrics: Sequence[Metric]) -> frozenset[str]:
-    """Return the places of trainings that alternate; empty where there is one, or one follows the other."""
-    own = [metric for metric in metrics if is_whole_model(metric.meaning.place)]
-    turns = take_turns([metric.series.steps for metric in own])
-    return frozenset(metric.meaning.place for metric in own) if turns else frozenset()
 
 
 def _phases(history: RunHistory) -> tuple[int, ...]:
@@ -371,18 +366,6 @@ def recorded_level(history: RunHistory) -> LossLevel:
     codes = max(series, key=lambda values: (values.attempts[-1], values.steps[-1])).values if series else ()
     levels = [level for code in codes if (level := level_from_code(float(code))) is not None]
     return levels[-1] if levels else HAS_LEVEL
-
-
-def _level(recorded: LossLevel, named: bool, alternates: bool) -> LossLevel:
-    if recorded.by_user or recorded.reason is not None:
-        return recorded
-    if alternates:
-        return LossLevel(NoLevel.ADVERSARIAL)
-    return LossLevel(NoLevel.NAMED) if named else HAS_LEVEL
-
-
-def _is_signed(values: NDArray[np.float64]) -> bool:
-    return bool(values.min() < 0 < values.max()) and keeps_changing_sign(values.tolist())
 
 
 def _attempt_masks(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:

@@ -43,18 +43,16 @@ MIN_LIKENESS = 0.55
 def with_main_curves(history: RunHistory, asked: AskedCurves | None = None) -> RunHistory:
     """Return the history with its loss and validation loss in the place of the whole model, and the reason."""
     asked = asked or AskedCurves()
-    for quantity, name in (("loss", asked.loss), ("val_loss", asked.val_loss)):
-        history = _with_requested(history, quantity, name) if name else _with_inferred(history, quantity)
+    for quantity, name, option in (("loss", asked.loss, "--loss"), ("val_loss", asked.val_loss, "--val-loss")):
+        if name:
+            chosen = _find_metric(history, name)
+            history = _with_whole(history, quantity, chosen, f"{chosen.name} was chosen with {option}")
+        else:
+            history = _with_inferred(history, quantity)
     if asked and history.events is not None and history.complete:
         note = "Judged again, by other curves than during training."
         history = replace(history, events=None, notes=(*history.notes, note))
     return history
-
-
-def _with_requested(history: RunHistory, quantity: str, name: str) -> RunHistory:
-    chosen = _find_metric(history, name)
-    option = "--loss" if quantity == "loss" else "--val-loss"
-    return _with_whole(history, quantity, chosen, f"{chosen.name} was chosen with {option}")
 
 
 def _find_metric(history: RunHistory, name: str) -> Metric:
@@ -106,30 +104,25 @@ def _with_whole(history: RunHistory, quantity: str, chosen: Metric, reason: str)
             return replace(meaning, duplicate_of="")
         return meaning
 
-    metrics = tuple(_meaning(metric, new_meaning(metric)) for metric in history.metrics)
-    return replace(history, metrics=metrics, choice=(*history.choice, reason))
-
-
-def _meaning(metric: Metric, meaning: Meaning) -> Metric:
-    if meaning == metric.meaning:
-        return metric
-    return replace(metric, meaning=meaning, series=replace(metric.series, signal=meaning.signal))
+    metrics = []
+    for metric in history.metrics:
+        meaning = new_meaning(metric)
+        series = metric.series if meaning == metric.meaning else replace(metric.series, signal=meaning.signal)
+        metrics.append(replace(metric, meaning=meaning, series=series))
+    return replace(history, metrics=tuple(metrics), choice=(*history.choice, reason))
 
 
 def _with_inferred(history: RunHistory, quantity: str) -> RunHistory:
     """Decide by the curves what the names leave open."""
     metrics = [metric for metric in history.of(quantity) if len(metric.series) > 1]
-    if any(metric.name.startswith("stability") or _is_track(metric) for metric in metrics):
+    tracks = [metric for metric in metrics if metric.meaning.place and is_whole_model(metric.meaning.place)]
+    if tracks or any(metric.name.startswith("stability") for metric in metrics):
         return history  # recorded: the meanings are known
     singles = sorted((metric for metric in metrics if not metric.meaning.duplicate_of), key=lambda metric: metric.name)
     choice = _sum_of_others(singles) or _longer_test(singles) or _longer_namesake(singles)
     if choice is not None:
         history = _with_whole(history, quantity, *choice)
     return _with_averages(history, quantity)
-
-
-def _is_track(metric: Metric) -> bool:
-    return metric.meaning.place != "" and is_whole_model(metric.meaning.place)
 
 
 def _whole(metrics: Iterable[Metric]) -> Metric | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,61 +162,52 @@ def find_bumps(x: NDArray[np.float64], deviations: float, height: float, share_o
     bumps: list[Bump] = []
     for candidate in sorted(_candidates(x, deviations, height, share_of_tail), key=lambda bump: -bump.z):
         if not any(candidate.first <= bump.last and bump.first <= candidate.last for bump in bumps):
-            bumps.append(_extend(candidate, x))
+            peak = candidate.first + int(np.argmax(x[candidate.first : candidate.last + 1]))
+            first, last = _ends(x <= candidate.level + EDGE_SHARE * candidate.height, peak)
+            bumps.append(replace(candidate, first=first, last=last))
     return bumps
 
 
+def _ends(low: NDArray[np.bool_], top: int) -> tuple[int, int]:
+    """Return the first and last place that belong to a top: up to the nearest low ones."""
+    before, behind = np.flatnonzero(low[:top]), np.flatnonzero(low[top + 1 :])
+    return int(before[-1]) + 1 if len(before) else 0, top + int(behind[0]) if len(behind) else len(low) - 1
+
+
 def _candidates(x: NDArray[np.float64], deviations: float, height: float, share_of_tail: float) -> Iterator[Bump]:
-    size, single = 1, point_noise(x)
-    while size * WIDTHS[0] <= MAX_SHARE * len(x):
+    size, single, longest = 1, point_noise(x), MAX_SHARE * len(x)
+    while size * WIDTHS[0] <= longest:
         count = len(x) // size
         blocks = _lower_median(x[: count * size].reshape(count, size))
-        for width in WIDTHS:
-            if width * size <= MAX_SHARE * len(x):
-                min_noise = single / math.sqrt(width * size)
-                yield from _candidates_of_width(blocks, width, size, min_noise, deviations, height, share_of_tail)
+        for width in (width for width in WIDTHS if width * size <= longest):
+            beside = max(MIN_BESIDE, width, min(MAX_BESIDE, len(blocks) // 8))
+            inside = _lower_median(np.lib.stride_tricks.sliding_window_view(blocks, width))
+            padded = np.concatenate([np.full(beside, np.nan), blocks, np.full(beside, np.nan)])
+            sides = window_medians(np.lib.stride_tricks.sliding_window_view(padded, beside))
+            left, right = sides[: len(inside)], sides[beside + width :]
+            level = np.fmax(left, right)
+            level[0] = level[-2:] = np.inf  # nothing came before it, or too little after it to show that it came back
+            above = inside - level
+            top = int(np.argmax(above))
+            noise = max(single / math.sqrt(width * size), _noise(inside, width, top))
+            if above[top] < max(height, deviations * noise):
+                continue
+            # The tail without the highest stretch and what belongs to it, which may be the trouble.
+            first, last = _ends(above <= EDGE_SHARE * above[top], top)
+            elsewhere = np.concatenate([above[: max(0, first - width)], above[last + 1 + width :]])
+            limit = max(deviations, share_of_tail * TAIL_FACTOR * tail_limit(elsewhere / noise, len(blocks)))
+            for place in np.flatnonzero((above >= height) & (above >= limit * noise)).tolist():
+                before = blocks[max(0, place - LOOKBACK_LENGTHS * width) : place]
+                half = float(level[place]) + float(above[place]) / 2
+                new = len(before) < LOOKBACK_LENGTHS * width
+                if (
+                    float(inside[place] - left[place]) >= OVERSHOOT
+                    if new
+                    else (before < half).mean() >= MIN_SHARE_BELOW
+                ):
+                    first, z = place * size, float(above[place]) / noise
+                    yield Bump(first, first + width * size - 1, float(level[place]), float(above[place]), z)
         size *= 2
-
-
-def _candidates_of_width(
-    blocks: NDArray[np.float64],
-    width: int,
-    size: int,
-    min_noise: float,
-    deviations: float,
-    height: float,
-    share_of_tail: float,
-) -> Iterator[Bump]:
-    beside = max(MIN_BESIDE, width, min(MAX_BESIDE, len(blocks) // 8))
-    inside = _lower_median(np.lib.stride_tricks.sliding_window_view(blocks, width))
-    padded = np.concatenate([np.full(beside, np.nan), blocks, np.full(beside, np.nan)])
-    sides = window_medians(np.lib.stride_tricks.sliding_window_view(padded, beside))
-    left, right = sides[: len(inside)], sides[beside + width :]
-    level = np.fmax(left, right)
-    level[0] = level[-2:] = np.inf  # nothing came before it, or too little after it to show that it came back
-    above = inside - level
-    top = int(np.argmax(above))
-    noise = max(min_noise, _noise(inside, width, top))
-    if above[top] < max(height, deviations * noise):
-        return
-    tail = tail_limit(_heights_elsewhere(above, top, width) / noise, len(blocks))
-    limit = max(deviations, share_of_tail * TAIL_FACTOR * tail)
-    for place in np.flatnonzero((above >= height) & (above >= limit * noise)).tolist():
-        before = blocks[max(0, place - LOOKBACK_LENGTHS * width) : place]
-        half = float(level[place]) + float(above[place]) / 2
-        new = len(before) < LOOKBACK_LENGTHS * width
-        if float(inside[place] - left[place]) >= OVERSHOOT if new else (before < half).mean() >= MIN_SHARE_BELOW:
-            first, z = place * size, float(above[place]) / noise
-            yield Bump(first, first + width * size - 1, float(level[place]), float(above[place]), z)
-
-
-def _heights_elsewhere(above: NDArray[np.float64], top: int, width: int) -> NDArray[np.float64]:
-    """Return the heights without the highest stretch and what belongs to it, which may be the trouble."""
-    low = np.flatnonzero(above <= EDGE_SHARE * above[top])
-    before, behind = low[low < top], low[low > top]
-    first = (int(before[-1]) + 1 if len(before) else 0) - width
-    last = (int(behind[0]) if len(behind) else len(above)) + width
-    return np.concatenate([above[: max(0, first)], above[last:]])
 
 
 def _lower_median(windows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -233,14 +224,3 @@ def _noise(inside: NDArray[np.float64], width: int, highest: int) -> float:
     if len(kept) < 3:
         return math.inf
     return NORMAL_MAD * median_deviation(kept) / math.sqrt(2)
-
-
-def _extend(bump: Bump, x: NDArray[np.float64]) -> Bump:
-    """Extend a bump to the first and last point that belong to it."""
-    limit = bump.level + EDGE_SHARE * bump.height
-    peak = bump.first + int(np.argmax(x[bump.first : bump.last + 1]))
-    below = np.flatnonzero(x <= limit)
-    before, behind = below[below < peak], below[below > peak]
-    first = int(before[-1]) + 1 if len(before) else 0
-    last = int(behind[0]) - 1 if len(behind) else len(x) - 1
-    return Bump(first, last, bump.level, bump.height, bump.z)

@@ -33,7 +33,11 @@ tests/curves/test_turning_point.py.
 
 def turn_share(x: NDArray[np.float64]) -> float:
     """Return the share explained by a turn: 0 for a curve that never rises, 1 for one that turns without noise."""
-    y = _clip_outliers(_medians(x))
+    size = max(1, len(x) // MAX_MEDIANS)
+    medians = np.median(x[: len(x) // size * size].reshape(-1, size), axis=1)
+    beside = [medians[max(0, at - MEDIAN_REACH) : at + MEDIAN_REACH + 1] for at in range(len(medians))]
+    usual, reach = np.array([np.median(values) for values in beside]), MAX_DEVIATIONS * level_noise(medians)
+    y = np.clip(medians, usual - reach, usual + reach)
     falling = _isotonic_residuals(-y)
     both = falling[:-1] + _isotonic_residuals(-y[::-1])[::-1][1:]
     never, best = float(falling[-1]), float(min(both.min(initial=np.inf), falling[-1]))
@@ -43,19 +47,6 @@ def turn_share(x: NDArray[np.float64]) -> float:
 def chance_turn_share(values: int) -> float:
     """Return the share that noise alone rarely reaches in a curve of this number of values."""
     return max(MIN_SHARE, min(SHARE_AT_EIGHT, SHARE_AT_EIGHT - PER_E_FOLD * math.log(values / 8)))
-
-
-def _medians(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    size = max(1, len(x) // MAX_MEDIANS)
-    medians: NDArray[np.float64] = np.median(x[: len(x) // size * size].reshape(-1, size), axis=1)
-    return medians
-
-
-def _clip_outliers(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    usual = np.array([np.median(y[max(0, at - MEDIAN_REACH) : at + MEDIAN_REACH + 1]) for at in range(len(y))])
-    reach = MAX_DEVIATIONS * level_noise(y)
-    kept: NDArray[np.float64] = np.clip(y, usual - reach, usual + reach)
-    return kept
 
 
 def _isotonic_residuals(y: NDArray[np.float64]) -> NDArray[np.float64]:
