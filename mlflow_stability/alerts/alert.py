@@ -64,13 +64,6 @@ def _message(given: Any) -> str:
     return given
 
 
-def _check_signals(message: str) -> None:
-    """Refuse a message with a field that is no signal."""
-    for _, name, _, _ in Formatter().parse(message):
-        if name is not None and (hint := hint_if_unknown(name)):
-            raise SettingsError(f"alerts: there is no signal {name!r}, as in message={message!r}.{hint}")
-
-
 class _Addressed(Accepts):
     """The address of an alert, which errors do not show."""
 
@@ -136,11 +129,13 @@ class Alert:
         message: str = "",
     ) -> None:
         given = {"to": to, "severity": severity, "rules": rules, "cooldown": cooldown, "when": when, "message": message}
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        for argument, value in given.items():
+            object.__setattr__(self, argument, value)
         check_fields(self)
         check_rules(self.rules, self.severity)
-        _check_signals(self.message)
+        for _, name, _, _ in Formatter().parse(self.message):
+            if name is not None and (hint := hint_if_unknown(name)):
+                raise SettingsError(f"alerts: there is no signal {name!r}, as in message={self.message!r}.{hint}")
         if self.message and self.when is None:
             raise SettingsError("alerts: message= is for alerts with when=; events have messages of their own.")
 

@@ -131,7 +131,14 @@ class AppriseChannel:
         self._secrets = sorted((part for part in parts if len(part) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
 
     def send(self, message: AlertMessage) -> None:
-        self._identify(message)
+        if self._key:
+            setattr(self._service, self._key, message.key)
+        if self._has_priority:
+            self._service.priority = _PRIORITIES[message.severity]
+        run = message.run
+        about = {"source": socket.gethostname(), "component": (run.name or run.run_id) if run is not None else _APP}
+        for name in self._names:
+            setattr(self._service, name, about[name])
         with _captured_log() as log:
             try:
                 sent = self._service.notify(  # `Apprise.notify` would send from other threads
@@ -141,17 +148,6 @@ class AppriseChannel:
                 raise ChannelError(self._without_secrets(f"{type(error).__name__}: {error}")) from None
         if not sent:
             raise ChannelError(self._without_secrets(" ".join(" ".join(log).split())) or "not accepted")
-
-    def _identify(self, message: AlertMessage) -> None:
-        """Set the key, priority, source and component in services that have such fields."""
-        if self._key:
-            setattr(self._service, self._key, message.key)
-        if self._has_priority:
-            self._service.priority = _PRIORITIES[message.severity]
-        run = message.run
-        about = {"source": socket.gethostname(), "component": (run.name or run.run_id) if run is not None else _APP}
-        for name in self._names:
-            setattr(self._service, name, about[name])
 
     def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:

@@ -165,8 +165,18 @@ class OtelExporter:
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=EXPORT_SECONDS * 1000)
         resource = Resource.create({"service.name": "mlflow-stability"})
         self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)
-        self._make(self._provider.get_meter("mlflow_stability"))
         self._closing: threading.Thread | None = None
+        meter: Any = self._provider.get_meter("mlflow_stability")
+        for family in FAMILIES:
+            names = family[0]
+            if names is STEP_DURATION:
+                self._step_times = meter.create_histogram(
+                    names.otel, names.unit, names.meaning, explicit_bucket_boundaries_advisory=list(BUCKETS)
+                )
+                metrics.on_step_time = self._record_step_time
+            else:
+                made = meter.create_observable_counter if names.counter else meter.create_observable_gauge
+                made(names.otel, [self._observer(typed) for typed in family], names.unit, names.meaning)
 
     def close(self) -> None:
         """Send what is left and shut down, on a thread."""
@@ -182,18 +192,6 @@ class OtelExporter:
         self._provider.shutdown()
         for name in _LOGGERS:
             logging.getLogger(name).removeFilter(self._trouble)
-
-    def _make(self, meter: Any) -> None:
-        for family in FAMILIES:
-            names = family[0]
-            if names is STEP_DURATION:
-                self._step_times = meter.create_histogram(
-                    names.otel, names.unit, names.meaning, explicit_bucket_boundaries_advisory=list(BUCKETS)
-                )
-                self._metrics.on_step_time = self._record_step_time
-            else:
-                made = meter.create_observable_counter if names.counter else meter.create_observable_gauge
-                made(names.otel, [self._observer(typed) for typed in family], names.unit, names.meaning)
 
     def _observer(self, names: SignalNames) -> Callable[[Any], Iterable[Any]]:
         from opentelemetry.metrics import Observation

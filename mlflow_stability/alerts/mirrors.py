@@ -41,7 +41,9 @@ def read_mirrors(given: Any) -> tuple[Mirror, ...]:
     """Read one mirror or several: texts such as ``tensorboard:runs/`` and ``wandb``."""
     several = (given,) if isinstance(given, str | Mirror) else given
     if several is None or not isinstance(several, Iterable) or isinstance(several, bytes | Mapping):
-        raise SettingsError(f"mirrors must be texts such as {_EXAMPLE}, one or several; got {short_repr(given)}.")
+        raise SettingsError(
+            f"mirrors must be texts such as 'tensorboard:runs/' and 'wandb', one or several; got {short_repr(given)}."
+        )
     mirrors = tuple(map(_mirror, several))
     tools = [mirror.tool for mirror in mirrors]
     repeated = next((tool for tool in tools if tools.count(tool) > 1), None)
@@ -73,9 +75,6 @@ def _installed(package: str) -> bool:
     except ModuleNotFoundError:  # a parent package is missing
         return False
     return spec is not None and spec.origin is not None  # a folder without code is no package
-
-
-_EXAMPLE = "'tensorboard:runs/' and 'wandb'"
 
 
 @dataclass(frozen=True, slots=True)

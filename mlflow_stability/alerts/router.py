@@ -58,7 +58,12 @@ class AlertRouter:
 
     def take(self, event: Finding, now: float) -> bool:
         """Take an event; return whether the rules want it."""
-        wanted = self._wants(event)
+        if any(event.kind == condition.text for condition in self._conditions):
+            wanted = True
+        elif self._kinds:
+            wanted = event.kind in self._kinds and event.severity >= min(self._floor, highest_severity(event.kind))
+        else:
+            wanted = not self._conditions and event.severity >= self._floor
         if wanted:
             self.add(event, now)
         return wanted
@@ -84,7 +89,11 @@ class AlertRouter:
 
     def add(self, event: Finding, now: float) -> None:
         """Add an event to its burst, whatever the rules are."""
-        due, step = self._due_at(event, now), event.step
+        due, step = now + BURST_SECONDS[event.severity], event.step
+        last = self._sent.get(event.kind)
+        if last is not None and event.severity <= last[1]:
+            cooldown = COOLDOWNS.get(event.kind, DEFAULT_COOLDOWN) if self._cooldown is None else self._cooldown
+            due = max(due, last[0] + cooldown)
         remedies = tuple(map(str, event.remedies))
         new = AlertMessage(
             event.kind, event.severity, 1, step, step, event.message, remedies, event.time, event.metrics
@@ -101,14 +110,6 @@ class AlertRouter:
                 time=max(before.time, event.time),
             )
         self._bursts[event.kind] = new, due
-
-    def _wants(self, event: Finding) -> bool:
-        """Whether to send an event; events of conditions are always sent."""
-        if any(event.kind == condition.text for condition in self._conditions):
-            return True
-        if not self._kinds:
-            return not self._conditions and event.severity >= self._floor
-        return event.kind in self._kinds and event.severity >= min(self._floor, highest_severity(event.kind))
 
     def _met(self, reading: StepReading) -> list[Finding]:
         """Return an event for each condition that a step meets."""
@@ -130,14 +131,6 @@ class AlertRouter:
                     )
                     events.append(event)
         return events
-
-    def _due_at(self, event: Finding, now: float) -> float:
-        gathered = now + BURST_SECONDS[event.severity]
-        last = self._sent.get(event.kind)
-        if last is None or event.severity > last[1]:
-            return gathered
-        cooldown = COOLDOWNS.get(event.kind, DEFAULT_COOLDOWN) if self._cooldown is None else self._cooldown
-        return max(gathered, last[0] + cooldown)
 
 
 def highest_severity(kind: str) -> Severity:

@@ -160,19 +160,14 @@ class RunMetrics:
             elif signal.place:
                 continue
             elif names is not None:
-                self._set(names, value)
+                if not (names.counter and math.isnan(value)):
+                    before = self._values.get(names.prometheus, 0.0) if names.counter else value
+                    self._values[names.prometheus] = max(value, before)  # a rollback may restore an older value
             elif signal.quantity == STEP_DURATION.quantity and value >= 0:
                 self._buckets[bisect_left(BUCKETS, value)] += 1
                 self._seconds += value
                 step_time = value
         return step_time
-
-    def _set(self, names: SignalNames, value: float) -> None:
-        if names.counter:  # a rollback may restore an older value
-            if math.isnan(value):
-                return
-            value = max(value, self._values.get(names.prometheus, 0.0))
-        self._values[names.prometheus] = value
 
 
 _LOGGED_BY_SCRIPT = frozenset({"val_loss", "val_loss_step"})

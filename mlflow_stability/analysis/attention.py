@@ -128,7 +128,7 @@ def compare_attention(
         maps = given_maps if stored is None else stored.maps(_step(step, stored.steps, stored.name))
         keeps_all = layer is None or _is_single_layer(run)
         choices.append(maps if keeps_all else [_layer(layer, maps, stored.name if stored else "")])
-    pairs = ((one, other) for one, other in product(*choices) if one.layer == other.layer)
+    pairs = (pair for pair in product(*choices) if pair[0].layer == pair[1].layer)
     (first, *_), (second, *_) = choices
     same_number = next((other for other in choices[1] if other.layer_number == first.layer_number), second)
     first, second = next(pairs, (first, same_number))

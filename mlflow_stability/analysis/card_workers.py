@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 
 import mlflow_stability
 from mlflow_stability.analysis.cards import rules_here
-from mlflow_stability.analysis.diagnose import cards_at, texts_at
+from mlflow_stability.analysis.diagnose import as_typed, cards_at, texts_at
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.tracking.address import tracking_uri_for
@@ -248,19 +248,14 @@ def _cards(future: object, source: str) -> list[RunCard]:
             f"{_version(rules_here())} here): install the same there."
         )
         return [RunCard(source, source, error=reason)]
-    return [_as_asked(card_from_json(text), source) for text in texts]
+    cards = map(card_from_json, texts)
+    if not os.path.lexists(source):
+        return list(cards)
+    return [replace(card, source=as_typed(card.source, source, _absolute(source))) for card in cards]
 
 
 def _absolute(source: str) -> str:
     return os.path.abspath(source) if os.path.lexists(source) else source  # noqa: PTH100 - may be a run's id
-
-
-def _as_asked(card: RunCard, source: str) -> RunCard:
-    """Return the card with the path as it was asked for."""
-    if not os.path.lexists(source):
-        return card
-    within = os.path.relpath(card.source, _absolute(source))
-    return replace(card, source=source if within == os.curdir else os.path.join(source, within))  # noqa: PTH118
 
 
 def _version(rules: str) -> str:

@@ -191,20 +191,20 @@ def histories_of(asked: ResolvedSource, tracking_uri: str | None = None) -> list
         from mlflow_stability.importers.open_log import read
 
         histories = map(from_full_record, read(path))
-        return [replace(history, source=_as_typed(history.source, asked)) for history in histories]
+        if asked.path is None:
+            return [replace(history, source=asked.source) for history in histories]
+        return [replace(history, source=as_typed(history.source, asked.source, path)) for history in histories]
     from mlflow_stability.tracking.read.run_reader import read_run_history
 
     return [read_run_history(asked.source, tracking_uri)]
 
 
-def _as_typed(source: str, asked: ResolvedSource) -> str:
-    """Return the source beginning as it was typed: ``./logs/a.csv`` for a log in ``./logs``."""
-    if asked.path is None:
-        return asked.source
-    within = os.path.relpath(source, asked.path)
+def as_typed(source: str, typed: str, place: str | os.PathLike[str]) -> str:
+    """Return the source in this place beginning as the place was typed: ``./logs/a.csv`` for a log in ``./logs``."""
+    within = os.path.relpath(source, place)
     if within.startswith(os.pardir):
         return source
-    return asked.source if within == os.curdir else os.path.join(asked.source, within)  # noqa: PTH118
+    return typed if within == os.curdir else os.path.join(typed, within)  # noqa: PTH118
 
 
 def in_place(history: RunHistory, curves: AskedCurves | None = None) -> RunHistory:

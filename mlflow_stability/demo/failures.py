@@ -28,11 +28,14 @@ BITS, ACTIVE_BITS = 512, 26
 EXPONENT_BIT = 1 << 30
 
 
-class TooHighForAWhile(FailurePoints):
-    """Multiplies the learning rate by 30 for 20 steps."""
+class OtherRate(FailurePoints):
+    """Multiplies the learning rate by a factor, from one step to another."""
+
+    def __init__(self, factor: float, first: int = 1, last: float = math.inf) -> None:
+        self._factor, self._first, self._last = factor, first, last
 
     def share_of_lr(self, step: int, share: float) -> float:
-        return 30 * share if FIRST <= step <= LAST else share
+        return self._factor * share if self._first <= step <= self._last else share
 
 
 class SetAtTheBeginning(FailurePoints):
@@ -45,13 +48,6 @@ class SetAtTheBeginning(FailurePoints):
         if step == 1:
             for group in task.optimizer.param_groups:
                 group["lr"] = self._rate
-
-
-class MuchLower(FailurePoints):
-    """Multiplies the learning rate by a ten-millionth."""
-
-    def share_of_lr(self, _step: int, share: float) -> float:
-        return 1e-7 * share
 
 
 class PostNormTransformer(nn.Module):
@@ -93,7 +89,7 @@ JUMP = Failure(
     name="learning rate x30",
     what="The schedule gives thirty times the learning rate for twenty steps.",
     task=scheduled_gpt,
-    trouble=TooHighForAWhile(),
+    trouble=OtherRate(30, FIRST, LAST),
     onset=FIRST + 1,
     causes=("learning_rate_jump",),
 )
@@ -109,7 +105,7 @@ TOO_LOW = Failure(
     name="learning rate x1e-7",
     what="The learning rate is a ten-millionth of the usual one: the loss stays where it began.",
     task=classification,
-    trouble=MuchLower(),
+    trouble=OtherRate(1e-7),
     onset=2,
     causes=("learning_rate_too_low",),
 )

@@ -87,23 +87,21 @@ def _started(trainings: Sequence[Training]) -> Iterator[list[subprocess.Popen[st
     processes: list[subprocess.Popen[str]] = []
     script = [sys.executable, "-m", "mlflow_stability.demo.training"]
     try:
-        processes.extend(_start([*script, *training.options]) for training in trainings)
+        for training in trainings:
+            process = subprocess.Popen(
+                [*script, *training.options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+                start_new_session=True,  # Ctrl-C reaches only this process, which interrupts each of them once
+            )
+            processes.append(process)
         yield processes
     finally:
         _end(processes)
-
-
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        start_new_session=True,  # Ctrl-C reaches only this process, which interrupts each of them once
-    )
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:

@@ -99,7 +99,15 @@ def loop(task: Task, trouble: FailurePoints, seed: int, notes: Notes) -> None:
         batch = trouble.batch(step, task.draw(generator))
         loss = trouble.loss(step, task.loss(task.model, batch))
         (task.scaler.scale(loss) if task.scaler else loss).backward()  # type: ignore[no-untyped-call]
-        advance(task)
+        if task.scaler and task.clip:
+            task.scaler.unscale_(task.optimizer)
+        if task.clip:
+            clip_grad_norm_(task.model.parameters(), task.clip)
+        if task.scaler:
+            task.scaler.step(task.optimizer)
+            task.scaler.update()
+        else:
+            task.optimizer.step()
         if trouble.clears_gradients(step):
             task.optimizer.zero_grad()
         if schedule is not None:
@@ -110,19 +118,6 @@ def loop(task: Task, trouble: FailurePoints, seed: int, notes: Notes) -> None:
     for state in last_states:  # only now: tests between steps would make the last steps look slow
         task.model.load_state_dict(state)
         notes.tests.append(test(task))
-
-
-def advance(task: Task) -> None:
-    """Clip gradients and step the optimizer."""
-    if task.scaler and task.clip:
-        task.scaler.unscale_(task.optimizer)
-    if task.clip:
-        clip_grad_norm_(task.model.parameters(), task.clip)
-    if task.scaler:
-        task.scaler.step(task.optimizer)
-        task.scaler.update()
-    else:
-        task.optimizer.step()
 
 
 @torch.no_grad()

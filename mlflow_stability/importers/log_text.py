@@ -12,7 +12,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -178,17 +178,12 @@ def _inf_or_nan(match: re.Match[str]) -> str:
     return f"{sign}inf" if kind == "INF" or (kind == "J" and sign != "-") else "nan"
 
 
-def _has_decimal_commas(sample: Sequence[str]) -> bool:
-    """Whether the first lines of a text write numbers with commas for points, as in `loss 0,5482`."""
-    commas = sum(len(_NO_THOUSANDS.findall(line)) for line in sample if "," in line)
-    return commas >= MIN_COMMA_NUMBERS and not any(_POINT.search(line) for line in sample)
-
-
 def with_points(lines: Iterable[str]) -> Iterator[str]:
     """Replace decimal commas by points; the clock `12:03:04,512` and the list `1,2,3` stay what they are."""
     rest = iter(lines)
     sample = list(islice(rest, SAMPLE_LINES))
-    if not _has_decimal_commas(sample):
+    commas = sum(len(_NO_THOUSANDS.findall(line)) for line in sample if "," in line)
+    if commas < MIN_COMMA_NUMBERS or any(map(_POINT.search, sample)):
         return chain(sample, rest)
     return (_COMMA.sub(r"\1.\2", line) if "," in line else line for line in chain(sample, rest))
 

@@ -115,18 +115,15 @@ def _points(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArr
     if len(words) != 3 * lines:  # old MLflow wrote no step; a killed one half a line
         rows = [line.split() for line in content.splitlines()]
         words = [word for row in rows if len(row) >= 2 for word in (*row[:2], row[2] if len(row) > 2 else b"0")]
-    table = _numbers(words).reshape(-1, 3)
+    try:
+        numbers = np.array(words, "S").astype(np.float64) if words else np.empty(0)
+    except ValueError:
+        numbers = np.array([_number(word) for word in words], np.float64)
+    table = numbers.reshape(-1, 3)
     table = table[np.isfinite(table[:, 0]) & np.isfinite(table[:, 2])]
     if (table[1:, 0] < table[:-1, 0]).any():
         table = table[np.argsort(table[:, 0], kind="stable")]
     return table[:, 0], table[:, 1], table[:, 2]
-
-
-def _numbers(words: list[bytes]) -> NDArray[np.float64]:
-    try:
-        return np.array(words, "S").astype(np.float64) if words else np.empty(0)
-    except ValueError:
-        return np.array([_number(word) for word in words], np.float64)
 
 
 def _number(word: bytes) -> float:

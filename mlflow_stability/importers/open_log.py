@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,16 @@ def read(path: Path) -> list[RunHistory]:
     try:
         if path.is_dir():
             return read_folder(path, read_file)
-        return _read_part(path) if path.parent.is_file() else read_file(path)
+        if not path.parent.is_file():
+            return read_file(path)
+        # One of the runs in a file, named as its `source` has it: `train.ipynb/cell 19`.
+        runs = [run for run in read_file(path.parent) if run.source == str(path)]
+        if not runs:
+            raise UnreadableLogError(
+                f"{printable_path(path.parent)} has no {printable(path.name)} with training metrics. "
+                "Give the file alone to see all."
+            )
+        return runs
     except (OSError, ValueError) as error:  # a folder above it that may not be entered; a name that no system takes
         raise UnreadableLogError(f"{printable_path(path)} could not be read: {error_reason(error)}.") from error
     except UnreadableLogError:
@@ -34,17 +44,6 @@ def read(path: Path) -> list[RunHistory]:
     except Exception as error:  # a log that a reader was not written for must not take others with it
         reason = f"unexpected {type(error).__name__}, {error_reason(error)}"
         raise UnreadableLogError(f"{printable_path(path)} could not be read: {reason}. Please report it.") from error
-
-
-def _read_part(path: Path) -> list[RunHistory]:
-    """Return one of the runs in a file, named as its `source` has it: `train.ipynb/cell 19`."""
-    runs = [run for run in read_file(path.parent) if run.source == str(path)]
-    if not runs:
-        raise UnreadableLogError(
-            f"{printable_path(path.parent)} has no {printable(path.name)} with training metrics. "
-            "Give the file alone to see all."
-        )
-    return runs
 
 
 def read_file(path: Path) -> list[RunHistory]:
@@ -227,14 +226,12 @@ def is_own_report(head: bytes) -> bool:
 
 
 def _events_among(entries: Iterable[Path]) -> list[Path]:
-    return [entry for entry in entries if entry.name.startswith(_EVENTS) and _is_event_file(entry)]
-
-
-def _is_event_file(path: Path) -> bool:
-    try:
-        return path.is_file() and is_event_file(head_of(path))
-    except UnreadableLogError:
-        return False
+    events = []
+    for entry in entries:
+        with suppress(UnreadableLogError):
+            if entry.name.startswith(_EVENTS) and entry.is_file() and is_event_file(head_of(entry)):
+                events.append(entry)
+    return events
 
 
 def _event_splits(entries: Sequence[Path]) -> dict[str, list[Path]]:

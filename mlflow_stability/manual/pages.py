@@ -91,28 +91,20 @@ def _signal_rows(interval: str) -> Iterator[str]:
                 yield f"| `{signal.quantity}` | {place} | {unit} | {meaning} |\n"
 
 
-@dataclass(frozen=True, slots=True)
-class PresetRow:
-    group: str
-    name: str
-    values: tuple[str, ...]
-    """The default, then the value in each preset."""
-
-
-def preset_rows() -> Iterator[PresetRow]:
-    """Yield every option that a preset sets."""
+def preset_rows() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield group, name and values of every option that a preset sets: the default, then the value in each preset."""
     presets = tuple(PRESETS.values())
     defaults = Settings()
     policy_defaults = {setting.name: setting.default for setting in fields(RollbackPolicy)}
     for name in presets[0].settings:
         values = [getattr(defaults, name), *(preset.settings[name] for preset in presets)]
         off = "never" if name == "attention_every_n_steps" else "0"
-        yield PresetRow(WITHOUT_ROLLBACK, name, tuple(off if str(value) == "0" else str(value) for value in values))
+        yield WITHOUT_ROLLBACK, name, tuple(off if str(value) == "0" else str(value) for value in values)
     intervals = ("every step" if preset.adam_rms_every_step else "with layers" for preset in presets)
-    yield PresetRow(WITHOUT_ROLLBACK, "RMS of AdamW", ("with layers", *intervals))
+    yield WITHOUT_ROLLBACK, "RMS of AdamW", ("with layers", *intervals)
     for name in presets[0].policy:
         values = [policy_defaults[name], *(preset.policy[name] for preset in presets)]
-        yield PresetRow(WITH_ROLLBACK, name, tuple(map(str, values)))
+        yield WITH_ROLLBACK, name, tuple(map(str, values))
 
 
 def presets_page() -> str:
@@ -120,10 +112,9 @@ def presets_page() -> str:
     lines += [f"- `{preset.name}`: {preset.meaning}" for preset in PRESETS.values()]
     for group in (WITHOUT_ROLLBACK, WITH_ROLLBACK):
         lines += ["", f"## {group}", "", f"| option | {' | '.join(COLUMNS)} |", "| --- " * (len(COLUMNS) + 1) + "|"]
-        for row in preset_rows():
-            if row.group == group:
-                name = f"`{row.name}`" if row.name.islower() else row.name
-                lines.append(f"| {name} | {' | '.join(row.values)} |")
+        for group_of_row, name, values in preset_rows():
+            if group_of_row == group:
+                lines.append(f"| {f'`{name}`' if name.islower() else name} | {' | '.join(values)} |")
     lines += ["", PRECEDENCE, "", "`mlflow-stability presets` prints this table; the meaning of each option is in"]
     lines += ["[Options](options.md)."]
     return "\n".join(lines) + "\n"

@@ -43,10 +43,6 @@ def field_meanings(name: str) -> dict[str, str]:
     return {field: meaning for field, _, _, meaning in _fields(name)}
 
 
-def field_rows(name: str) -> Iterator[str]:
-    yield from _field_table(name)
-
-
 def argument_rows(name: str) -> Iterator[str]:
     definition, meanings = _definition(name), argument_meanings(name)
     assert isinstance(definition, ast.FunctionDef)
@@ -76,7 +72,7 @@ def _description(definition: Definition, name: str) -> Iterator[str]:
         yield from ("```text", _signature(definition, name), "```", "")
     yield _docstring(definition)
     if isinstance(definition, ast.ClassDef):
-        yield from _field_table(name)
+        yield from field_rows(name)
         for method in definition.body:
             if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
                 summary = _docstring(method).split("\n\n")[0].replace("\n", " ")
@@ -129,7 +125,7 @@ def _arguments(text: str) -> list[str]:
     return [_ANNOTATED_DEFAULT.sub(r"\1 = ", part.strip()) for part in (*arguments, argument) if part.strip()]
 
 
-def _field_table(name: str) -> Iterator[str]:
+def field_rows(name: str) -> Iterator[str]:
     """Yield a table of the fields of a dataclass, or of the members of an enumeration."""
     rows = list(_fields(name))
     if rows:

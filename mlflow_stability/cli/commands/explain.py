@@ -230,11 +230,10 @@ def _show_presets(out: TerminalWriter) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for title in ("", *COLUMNS):
             table.add_column(title, no_wrap=True)
-        for row in preset_rows():
-            if row.group == group:
-                default, *values = row.values
+        for group_of_row, name, (default, *values) in preset_rows():
+            if group_of_row == group:
                 cells = (out.text(value, "" if value == default else "cyan") for value in values)
-                table.add_row(out.text(row.name), out.text(default), *cells)
+                table.add_row(out.text(name), out.text(default), *cells)
         out.console.print()
         out.console.print(out.text(group, "bold"))
         out.console.print(Padding(table, (0, 0, 0, 2)))

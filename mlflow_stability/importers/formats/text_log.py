@@ -65,8 +65,9 @@ class TextLog:
 
     def take(self, line: str) -> None:
         self._line_number += 1
-        if "old" in line or "OLD" in line:
-            self._note_fold(line)
+        if ("old" in line or "OLD" in line) and (fold := _FOLD.search(line)) and fold[1] != self._fold:
+            self._fold = fold[1]
+            self._content.starts.append(self._line_number)
         read = self._patterns.read(line) or self._read_unknown(line)
         is_sentence = _is_sentence(line)
         if is_sentence and read is not None and _belongs_to_sentence(line, read):
@@ -93,13 +94,6 @@ class TextLog:
             self._bar_length, self._epoch_begun = length or self._bar_length, False
         elif length and length != self._bar_length:
             read.values = {name_split(name, "test"): value for name, value in read.values.items()}
-
-    def _note_fold(self, line: str) -> None:
-        """Note where a line names another fold than the one before."""
-        fold = _FOLD.search(line)
-        if fold is not None and fold[1] != self._fold:
-            self._fold = fold[1]
-            self._content.starts.append(self._line_number)
 
     def _read_unknown(self, line: str) -> LogLine | None:
         """Return the values of a line of a kind that was not seen before."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from mlflow_stability.importers.field_names import BATCH_RANK, counts_episodes, is_epoch, split_verb, step_rank
@@ -79,41 +77,22 @@ def _varying(text: str) -> str:
     return "".join(pieces) + re.escape(text[end:])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownLine:
-    pattern: re.Pattern[str]
-    names: tuple[str, ...]
-    """Name of each group: a metric or a counter."""
-    words: str
-    """The words in front of the first value."""
-
-    def filled(self, numbers: Sequence[str]) -> LogLine:
-        read = LogLine(form="text", words=self.words)
-        for name, number in zip(self.names, numbers, strict=True):
-            if name == STEP:
-                read.step = number_of(number)
-            elif name == EPOCH:
-                read.epoch = number_of(number)
-            elif name == TOTAL:
-                read.total = number_of(number)
-            else:
-                read.values[name] = number_of(number)
-        return read
-
-
 class LinePatterns:
     def __init__(self) -> None:
         self._candidates: set[str] = set()
-        self.known: list[KnownLine] = []  # the most recent first
+        self._known: list[tuple[re.Pattern[str], tuple[str, ...], str]] = []
+        """The most recent first: a pattern, the name of each group, and the words in front of the first value."""
 
     def read(self, line: str) -> LogLine | None:
         """Return the values of a line of a known kind."""
-        for place, kind in enumerate(self.known):
-            match = kind.pattern.fullmatch(line)
+        for place, (pattern, names, words) in enumerate(self._known):
+            match = pattern.fullmatch(line)
             if match is not None:
                 if place:
-                    self.known.insert(0, self.known.pop(place))
-                return kind.filled(match.groups())
+                    self._known.insert(0, self._known.pop(place))
+                values = dict(zip(names, map(number_of, match.groups()), strict=True))
+                step, total, epoch = (values.pop(counter, math.nan) for counter in (STEP, TOTAL, EPOCH))
+                return LogLine(values, step, total, epoch, form="text", words=words)
         return None
 
     def learn(self, parts: LineParts) -> None:
@@ -125,8 +104,8 @@ class LinePatterns:
             if len(self._candidates) < _MAX_CANDIDATES:
                 self._candidates.add(text)
             return
-        self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), names, parts.words()))
-        del self.known[MAX_PATTERNS:]
+        self._known.insert(0, (re.compile(text, re.IGNORECASE), names, parts.words()))
+        del self._known[MAX_PATTERNS:]
 
 
 def number_of(text: str) -> float:
