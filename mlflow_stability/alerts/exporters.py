@@ -100,36 +100,32 @@ def _families(runs: Sequence[Samples]) -> Iterator[Any]:
                 counts = list(zip(ends, accumulate(run.buckets), strict=True))
                 histogram.add_metric(_labels(run), counts, run.seconds)
             yield histogram
-        elif names is EVENTS:
-            counter = CounterMetricFamily(names.prometheus, names.meaning, labels=(*LABELS, "type", "severity"))
-            for run in runs:
-                for (kind, severity), count in run.events.items():
-                    counter.add_metric([*_labels(run), kind, severity], count)
-            yield counter
+            continue
+        labels: tuple[str, ...] = LABELS
+        if names is EVENTS:
+            labels = (*LABELS, "type", "severity")
         elif names.prometheus in KINDS_OF_SPIKES:
-            counter = CounterMetricFamily(names.prometheus, names.meaning, labels=(*LABELS, "severity"))
-            for run in runs:
-                for severity, count in run.spikes(names.prometheus).items():
-                    counter.add_metric([*_labels(run), severity], count)
-            yield counter
+            labels = (*LABELS, "severity")
         elif names.by_device:
             labels = (*LABELS, "gpu_id", *(("type",) if names.type else ()))
-            gauge = GaugeMetricFamily(names.prometheus, names.meaning, labels=labels)
-            for run in runs:
+        made = CounterMetricFamily if names.counter else GaugeMetricFamily
+        metric = made(names.prometheus, names.meaning, labels=labels)
+        for run in runs:
+            own = _labels(run)
+            if names is EVENTS:
+                for key, count in run.events.items():
+                    metric.add_metric([*own, *key], count)
+            elif names.prometheus in KINDS_OF_SPIKES:
+                for severity, count in run.spikes(names.prometheus).items():
+                    metric.add_metric([*own, severity], count)
+            elif names.by_device:
                 for typed in family:
                     for gpu_id, used in run.devices(typed.quantity):
-                        gauge.add_metric([*_labels(run), gpu_id, *([typed.type] if typed.type else [])], used)
-            if gauge.samples:
-                yield gauge
-        else:
-            made = CounterMetricFamily if names.counter else GaugeMetricFamily
-            metric = made(names.prometheus, names.meaning, labels=LABELS)
-            for run in runs:
-                value = run.values.get(names.prometheus)
-                if value is not None:
-                    metric.add_metric(_labels(run), value)
-            if metric.samples:
-                yield metric
+                        metric.add_metric([*own, gpu_id, *([typed.type] if typed.type else [])], used)
+            elif (value := run.values.get(names.prometheus)) is not None:
+                metric.add_metric(own, value)
+        if metric.samples or names is EVENTS or names.prometheus in KINDS_OF_SPIKES:
+            yield metric
 
 
 def _labels(run: Samples) -> list[str]:

@@ -51,10 +51,25 @@ class AlertRouter:
 
     def step(self, reading: StepReading, now: float) -> bool:
         """Take a reading; return whether it met a condition."""
-        met = self._met(reading)
-        for event in met:
-            self.add(event, now)
-        return bool(met)
+        met = False
+        for condition in self._conditions:
+            wanted = condition.signal
+            for signal, value in zip(reading.signals, reading.values, strict=True):
+                same_place = signal.place == wanted.place or (not wanted.place and is_whole_model(signal.place))
+                if signal.quantity == wanted.quantity and same_place and condition.holds(value):
+                    met = True
+                    sentence = f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text})."
+                    event = Finding.at(
+                        Text(sentence, ((signal.quantity, value),)),
+                        reading.step,
+                        Severity.WARNING,
+                        kind=condition.text,
+                        place=signal.place,
+                        attempt=reading.attempt,
+                        time=reading.time,
+                    )
+                    self.add(event, now)
+        return met
 
     def take(self, event: Finding, now: float) -> bool:
         """Take an event; return whether the rules want it."""
@@ -110,27 +125,6 @@ class AlertRouter:
                 time=max(before.time, event.time),
             )
         self._bursts[event.kind] = new, due
-
-    def _met(self, reading: StepReading) -> list[Finding]:
-        """Return an event for each condition that a step meets."""
-        events = []
-        for condition in self._conditions:
-            wanted = condition.signal
-            for signal, value in zip(reading.signals, reading.values, strict=True):
-                same_place = signal.place == wanted.place or (not wanted.place and is_whole_model(signal.place))
-                if signal.quantity == wanted.quantity and same_place and condition.holds(value):
-                    sentence = f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text})."
-                    event = Finding.at(
-                        Text(sentence, ((signal.quantity, value),)),
-                        reading.step,
-                        Severity.WARNING,
-                        kind=condition.text,
-                        place=signal.place,
-                        attempt=reading.attempt,
-                        time=reading.time,
-                    )
-                    events.append(event)
-        return events
 
 
 def highest_severity(kind: str) -> Severity:

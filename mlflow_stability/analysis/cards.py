@@ -197,7 +197,8 @@ def make_cards(
             cached = cache.find(head) if cache is not None and head is not None else None
             if cached is not None:
                 made[place] = [cached]
-                _report(progress, len(made), len(sources), failed)
+                if progress is not None:
+                    progress(len(made), len(sources), failed)
         left = [place for place in range(len(sources)) if place not in made]
         unread = [sources[place] for place in left]
         with closing(_read(unread, how, judged_by, sendable=sendable)) as read:  # ends processes, too, on Ctrl-C
@@ -208,7 +209,8 @@ def make_cards(
                 head = heads.get(sources[place])
                 if cache is not None and head is not None and len(cards) == 1:
                     cache.keep(head, cards[0])
-                _report(progress, len(made), len(sources), failed)
+                if progress is not None:
+                    progress(len(made), len(sources), failed)
     except KeyboardInterrupt:
         return MadeCards(_flat(made), interrupted=True)
     return MadeCards(_flat(made))
@@ -265,8 +267,3 @@ def _flat(made: Mapping[int, list[RunCard]]) -> tuple[RunCard, ...]:
         for card in made[place]:
             different.setdefault(run_meant(card.source), card)
     return tuple(different.values())
-
-
-def _report(progress: Progress | None, done: int, total: int, failed: int) -> None:
-    if progress is not None:
-        progress(done, total, failed)

@@ -280,7 +280,10 @@ def _curves(
             elif learns_by_reward or GAME_WORDS.search(metric.name.lower()):
                 level = LossLevel(NoLevel.NAMED)
         part = whole and place != "" and place not in sides
-        for start, chosen in _attempt_masks(metric, starts):
+        attempts, places = np.unique(metric.series.attempts, return_inverse=True)
+        start_of_point = np.array([starts.get(attempt, attempt) for attempt in attempts.tolist()])[places]
+        for start in np.unique(start_of_point).tolist():
+            chosen = start_of_point == start
             losses = _even_micro_batches(history, metric, restore_infinities(metric.series.values))
             steps, values = metric.series.steps[chosen], losses[chosen]
             if quantity == "loss" and history.format != "recorded" and _begins_with_a_part(steps, values):
@@ -366,18 +369,6 @@ def recorded_level(history: RunHistory) -> LossLevel:
     codes = max(series, key=lambda values: (values.attempts[-1], values.steps[-1])).values if series else ()
     levels = [level for code in codes if (level := level_from_code(float(code))) is not None]
     return levels[-1] if levels else HAS_LEVEL
-
-
-def _attempt_masks(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
-    attempts = metric.series.attempts
-    distinct = np.unique(attempts)
-    starts_of_distinct = np.array([starts.get(int(attempt), int(attempt)) for attempt in distinct])
-    if len(set(starts_of_distinct.tolist())) == 1:
-        yield int(starts_of_distinct[0]), slice(None)
-        return
-    start_of_point = starts_of_distinct[np.searchsorted(distinct, attempts)]
-    for start in np.unique(start_of_point):
-        yield int(start), start_of_point == start
 
 
 def _sums(curves: list[Curve]) -> Iterator[Curve]:

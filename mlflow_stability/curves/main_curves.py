@@ -119,7 +119,7 @@ def _with_inferred(history: RunHistory, quantity: str) -> RunHistory:
     if tracks or any(metric.name.startswith("stability") for metric in metrics):
         return history  # recorded: the meanings are known
     singles = sorted((metric for metric in metrics if not metric.meaning.duplicate_of), key=lambda metric: metric.name)
-    choice = _sum_of_others(singles) or _longer_test(singles) or _longer_namesake(singles)
+    choice = _sum_of_others(singles) or _longer(singles)
     if choice is not None:
         history = _with_whole(history, quantity, *choice)
     return _with_averages(history, quantity)
@@ -149,28 +149,28 @@ def _sum_of_others(metrics: Sequence[Metric]) -> tuple[Metric, str] | None:
     return None
 
 
-def _longer_test(metrics: Sequence[Metric]) -> tuple[Metric, str] | None:
-    """Find a test with enough points, where the validation of the same loss has too few."""
-    whole = _whole(metrics)
-    if whole is None or whole.meaning.quantity != "val_loss" or len(whole.series) >= MIN_POINTS:
-        return None
-    for metric in sorted(metrics, key=lambda metric: (-len(metric.series), metric.name)):
-        if metric.meaning.place in TESTS and len(metric.series) >= MIN_POINTS:
-            return metric, f"{metric.name} has {len(metric.series):,} points, {whole.name} {len(whole.series)}"
-    return None
+def _longer(metrics: Sequence[Metric]) -> tuple[Metric, str] | None:
+    """Find what replaces a curve with too few points.
 
-
-def _longer_namesake(metrics: Sequence[Metric]) -> tuple[Metric, str] | None:
-    """Find a long curve of the same name in other capitals: `loss` beside two sentences with `Loss=8.2`."""
+    A test with enough of them replaces a validation; a long curve of the same name in other capitals any curve: `loss`
+    beside two sentences with `Loss=8.2`.
+    """
     whole = _whole(metrics)
     if whole is None or len(whole.series) >= MIN_POINTS:
         return None
-    longest = max(metrics, key=lambda metric: len(metric.series))
-    if _lower_words(whole.name) != _lower_words(longest.name):
+    by_length = sorted(metrics, key=lambda metric: (-len(metric.series), metric.name))
+    longest = by_length[0]
+    longer = [
+        metric
+        for metric in (by_length if whole.meaning.quantity == "val_loss" else ())
+        if metric.meaning.place in TESTS and len(metric.series) >= MIN_POINTS
+    ]
+    is_longer = len(longest.series) >= NAMESAKE_RATIO * len(whole.series)
+    if is_longer and _lower_words(whole.name) == _lower_words(longest.name):
+        longer.append(longest)
+    if not longer:
         return None
-    if len(longest.series) < NAMESAKE_RATIO * len(whole.series):
-        return None
-    return longest, f"{longest.name} has {len(longest.series):,} points, {whole.name} {len(whole.series)}"
+    return longer[0], f"{longer[0].name} has {len(longer[0].series):,} points, {whole.name} {len(whole.series)}"
 
 
 def _lower_words(name: str) -> list[str]:

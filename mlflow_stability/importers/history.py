@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,7 +234,7 @@ class Clock:
     """Rows of the metric whose steps count for all."""
     begins: _Ints
     """Rows at which a new attempt begins."""
-    ordinal: bool
+    ordinal: bool = False
     """Whether values are numbered in their order."""
     recounted: bool = False
     """Whether steps are computed from the log's epochs and steps."""
@@ -301,7 +300,7 @@ def clock_of(
     steps, epochs = (np.where(np.abs(counts) <= _MAX_STEP, counts, np.nan) for counts in (steps, epochs))
     main_rows = np.frombuffer(main.rows, np.int64)
     of_main = np.searchsorted(rows, main_rows)
-    counted = _row_steps(steps, epochs, of_main, totals)
+    counted = _row_steps(Clock(rows, steps, main_rows, rows[:0]), epochs, of_main, totals)
     averaged = counted.unit == "epoch" and not _rarely_repeats(counted.steps[of_main])
     begins = np.empty(0, np.int64)
     if counted.ordinal:
@@ -316,7 +315,7 @@ def clock_of(
             begins = np.union1d(begins, _attempt_rows(rows, parts, main_rows, parts[of_main]))
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])
-    return Clock(rows, main=main_rows, begins=begins, averaged=averaged, **counted._asdict())
+    return replace(counted, main=main_rows, begins=begins, averaged=averaged)
 
 
 def _announced(main: _Ints, starts: Sequence[int]) -> _Ints:
@@ -333,18 +332,12 @@ def _is_constant(steps: _Floats) -> bool:
     return len(steps) >= 4 and bool((steps == steps[0]).all())
 
 
-class _RowSteps(NamedTuple):
-    """The fields of `Clock` that follow from steps and epochs."""
+def _row_steps(clock: Clock, epochs: _Floats, main: _Ints, totals: Iterable[int]) -> Clock:
+    """Return the clock with the step of every row: the log's own where it has some, else epochs, else none.
 
-    steps: _Floats
-    ordinal: bool = False
-    recounted: bool = False
-    reason: str = ""
-    unit: str = "step"
-
-
-def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[int]) -> _RowSteps:
-    """Return the step of every row: the log's own where it has some, epochs where it has nothing else."""
+    `main`: places of the main metric's rows among all.
+    """
+    steps = clock.steps
     own = steps[main][np.isfinite(steps[main])]
     if _MOVES_PER_STEP * np.count_nonzero(np.diff(own)) < np.count_nonzero(np.diff(_filled(epochs)[main])):
         own = own[:0]  # that of something else, such as the last progress bar before the training
@@ -361,17 +354,17 @@ def _row_steps(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[in
             epoch = epoch[begun] if length else epoch
         if length and (np.abs(epoch).max() + 1) * length <= _MAX_STEP:
             reason = f"steps restart in each epoch of {length:,} steps, so a step is epoch x {length:,} + step"
-            return _RowSteps(_global_steps(steps, epoch, with_step, length), recounted=True, reason=reason)
-        return _RowSteps(np.round(_filled(steps)))
+            return replace(clock, steps=_global_steps(steps, epoch, with_step, length), recounted=True, reason=reason)
+        return replace(clock, steps=np.round(_filled(steps)))
     of_main = _filled(epochs)[main] if np.isfinite(epochs).any() else np.empty(0)
     if len(of_main) > 1 and np.ptp(np.floor(of_main)) > 0 and _may_be_steps(of_main):
         reason = "the step does not change, so epochs are used as steps" if len(own) > 1 else ""
-        return _RowSteps(epoch, recounted=True, reason=reason, unit="epoch")
+        return replace(clock, steps=epoch, recounted=True, reason=reason, unit="epoch")
     problem = "the log has no steps"
     if len(own) > 1:
         problem = f"every step is {own[0]:g}" if (own == own[0]).all() else "steps are fractions"
     reason = f"{problem}, so values are numbered in their order"
-    return _RowSteps(np.zeros(len(steps)), ordinal=len(own) > 1 or len(main) > 1, reason=reason)
+    return replace(clock, steps=np.zeros(len(steps)), ordinal=len(own) > 1 or len(main) > 1, reason=reason)
 
 
 def _where_it_moved(steps: _Floats) -> _Ints:

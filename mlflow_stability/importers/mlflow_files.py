@@ -54,7 +54,8 @@ def is_deleted(folder: Path) -> bool:
     return meta_of(folder).get("lifecycle_stage") == "deleted"
 
 
-def read_mlflow_run(folder: Path) -> RunHistory:
+def read_mlflow_run(folder: Path) -> list[RunHistory]:
+    """Return the run in a folder of MLflow, as a list of one."""
     meta = meta_of(folder)
     content = LogContent(
         params=dict(_texts(folder / "params")),
@@ -72,17 +73,12 @@ def read_mlflow_run(folder: Path) -> RunHistory:
     name = content.tags.get("mlflow.runName") or meta.get("run_name") or meta.get("name") or folder.name
     history = history_of(content, folder, "mlflow_files", name=name, allow_single_values=True)
     if not any(metric.startswith("stability/") for metric in content.columns):
-        return history
+        return [history]
     # A run of ours: MLflow's metrics hold some of its points, and tags say how it ended.
     outcome, detail = process_end(history.tags)
     note = "These are thinned points; the full record is among the artifacts of the run."
-    return replace(
-        history,
-        outcome=outcome or history.outcome,
-        outcome_detail=detail,
-        complete=False,
-        notes=(*history.notes, note),
-    )
+    outcome, notes = outcome or history.outcome, (*history.notes, note)
+    return [replace(history, outcome=outcome, outcome_detail=detail, complete=False, notes=notes)]
 
 
 def meta_of(folder: Path) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.field_names import with_split
-from mlflow_stability.importers.formats.event_file import is_event_file, read_event_files, read_split_event_files
+from mlflow_stability.importers.formats.event_file import is_event_file, read_event_files
 from mlflow_stability.importers.log_format import LogFile, formats
 from mlflow_stability.importers.log_text import encoding_of, error_reason, head_of, printable, printable_path
 from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
@@ -98,18 +98,20 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     read becomes a note.
     """
     if is_mlflow_run(folder):
-        return [read_mlflow_run(folder)]
+        return read_mlflow_run(folder)
     if folder.name in ("metrics", "params", "tags") and is_mlflow_run(folder.parent):
-        return [replace(read_mlflow_run(folder.parent), source=str(folder))]
+        return [replace(run, source=str(folder)) for run in read_mlflow_run(folder.parent)]
     walk = _FolderWalk(read_file)
     runs = join_split_files(list(walk.runs(folder)))
     if not runs:  # deleted runs are better than none
-        runs = [run for deleted in walk.deleted for run in walk.attempt(_mlflow_run, deleted)]
+        runs = [run for deleted in walk.deleted for run in walk.attempt(read_mlflow_run, deleted)]
         walk.deleted.clear()
     if not runs:
+        below = {1: "", 2: " or in the folder below it"}
+        searched = below.get(walk.folders, f" or in the {walk.folders - 1:,} folders below it")
         reason = f" {walk.failures[0]}" if walk.failures else ""
         raise UnreadableLogError(
-            f"No training log in {printable_path(folder)!r}{walk.below()}.{reason} "
+            f"No training log in {printable_path(folder)!r}{searched}.{reason} "
             "Give the file itself if its name is unusual."
         )
     notes = tuple(walk.notes())
@@ -122,18 +124,11 @@ class _FolderWalk:
         self.deleted: list[Path] = []
         self._read_file = read_file
         self._files_left = MAX_FILES
-        self._folders = 0
-
-    def below(self) -> str:
-        """Return which folders below the first were searched, as the rest of a sentence."""
-        below = self._folders - 1
-        if below < 1:
-            return ""
-        return " or in the folder below it" if below == 1 else f" or in the {below:,} folders below it"
+        self.folders = 0
 
     def runs(self, folder: Path, depth: int = 0) -> Iterator[RunHistory]:
         """Yield the runs in a folder and below, in the order of their paths."""
-        self._folders += 1
+        self.folders += 1
         try:
             entries = sorted(folder.iterdir())
         except OSError as error:
@@ -141,11 +136,9 @@ class _FolderWalk:
             return
         events = _events_among(entries)
         splits = _event_splits(entries)
-        if splits:
-            yield from self.attempt(lambda source: [read_split_event_files(source, {"": events, **splits})], folder)
-        elif len(events) > 1:
-            yield from self.attempt(lambda source: [read_event_files(source, events)], folder)
         read_files = events if splits or len(events) > 1 else []
+        if read_files or splits:
+            yield from self.attempt(lambda source: read_event_files(source, {"": events, **splits}), folder)
         read_folders = set(splits)
         for entry in sorted(entries, key=lambda entry: not _copies(entry)):  # the run's file before its copies
             if entry.is_dir():
@@ -169,7 +162,7 @@ class _FolderWalk:
         elif is_deleted(folder):
             self.deleted.append(folder)
         else:
-            yield from self.attempt(_mlflow_run, folder)
+            yield from self.attempt(read_mlflow_run, folder)
 
     def attempt(self, reader: Reader, path: Path) -> Iterator[RunHistory]:
         """Yield what a reader gives; note what the system refuses, pass over what is no log."""
@@ -194,10 +187,6 @@ class _FolderWalk:
             yield f"{runs} left out; {printable_path(self.deleted[0])} is read if asked for by name."
         if not self._files_left:
             yield f"Only the first {MAX_FILES:,} files were looked at."
-
-
-def _mlflow_run(folder: Path) -> list[RunHistory]:
-    return [read_mlflow_run(folder)]
 
 
 def _copies(entry: Path) -> frozenset[str]:

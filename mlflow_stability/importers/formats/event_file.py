@@ -7,7 +7,7 @@ written or are truncated; pictures, histograms and graphs are passed over.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from pathlib import Path
 
@@ -35,25 +35,16 @@ def is_event_file(head: bytes) -> bool:
 
 
 def read_event_file(log_file: LogFile) -> list[RunHistory] | None:
-    return [read_event_files(log_file.path, [log_file.path])] if is_event_file(log_file.head) else None
+    return read_event_files(log_file.path, {"": [log_file.path]}) if is_event_file(log_file.head) else None
 
 
-def read_event_files(source: Path, files: Sequence[Path]) -> RunHistory:
-    """Return the run in event files, oldest first."""
-    return _history(source, _events(files))
-
-
-def read_split_event_files(source: Path, splits: Mapping[str, Sequence[Path]]) -> RunHistory:
-    """Return the run whose splits have event files of their own (Keras's `train` and `validation`)."""
+def read_event_files(source: Path, splits: Mapping[str, Sequence[Path]]) -> list[RunHistory]:
+    """Return the run in event files, oldest first, by split: Keras writes `train` and `validation`, others no split."""
     events = (_events(files, f"{split}/" if split else "") for split, files in splits.items())
-    return _history(source, merge(*events, key=lambda event: event[1]))
-
-
-def _history(source: Path, events: Iterable[_Event]) -> RunHistory:
     content = LogContent()
-    for row, (step, time, values) in enumerate(events, start=1):
+    for row, (step, time, values) in enumerate(merge(*events, key=lambda event: event[1]), start=1):
         content.add_row(row, values, float(step), time=time)
-    return history_of(content, source, "tensorboard")
+    return [history_of(content, source, "tensorboard")]
 
 
 def _events(files: Sequence[Path], prefix: str = "") -> Iterator[_Event]:

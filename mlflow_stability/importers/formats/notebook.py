@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
@@ -32,13 +32,6 @@ _CELL = re.compile(r"<t[hd]\b[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"<[^<>]*>")
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    printed: str
-    pages: Sequence[str]  # HTML with tables
-    values: Sequence[object]  # dictionaries and lists that it displayed or printed
-
-
 def read_notebook(log_file: LogFile) -> list[RunHistory] | None:
     """Return the trainings in a notebook, in the order of their cells; None for another file."""
     path, text = log_file.path, log_file.text.lstrip("\ufeff \t\r\n")
@@ -48,7 +41,8 @@ def read_notebook(log_file: LogFile) -> list[RunHistory] | None:
     document = load_document(path, log_file.encoding)
     if document is None or not isinstance(document.value, Mapping) or not {"cells", "worksheets"} & set(document.value):
         return None
-    runs = [(number, run) for number, cell in _cells(document.value) if (run := _training(cell, path)) is not None]
+    trained = ((number, _training(outputs, path)) for number, outputs in _cells(document.value))
+    runs = [(number, run) for number, run in trained if run is not None]
     runs = [item for item in runs if _has_curve(item[1], _LOSSES)] or [item for item in runs if _has_curve(item[1])]
     if not runs:
         raise UnreadableLogError(
@@ -65,19 +59,21 @@ def read_notebook(log_file: LogFile) -> list[RunHistory] | None:
     ]
 
 
-def _cells(document: Mapping[str, object]) -> Iterator[tuple[int, _Cell]]:
-    """Yield the cells with output, by their number in the notebook."""
+def _cells(document: Mapping[str, object]) -> Iterator[tuple[int, Sequence[Mapping[str, object]]]]:
+    """Yield the outputs of each cell, with its number in the notebook."""
     sheets = [document, *(sheet for sheet in _list(document.get("worksheets")) if isinstance(sheet, Mapping))]
     cells = [cell for sheet in sheets for cell in _list(sheet.get("cells"))]
     for number, cell in enumerate(cells, start=1):
         outputs = _list(cell.get("outputs")) if isinstance(cell, Mapping) else []
         shown = [output for output in outputs if isinstance(output, Mapping)]
         if shown:
-            yield number, _cell(shown)
+            yield number, shown
 
 
-def _cell(outputs: Sequence[Mapping[str, object]]) -> _Cell:
-    printed, pages, values = [], [], []
+def _shown(outputs: Sequence[Mapping[str, object]]) -> tuple[str, list[str], list[object]]:
+    """Return what a cell printed, its HTML with tables, and the dictionaries and lists that it showed or printed."""
+    printed, pages = [], []
+    values: list[object] = []
     for output in outputs:
         data = output.get("data")
         data = data if isinstance(data, Mapping) else output
@@ -91,7 +87,7 @@ def _cell(outputs: Sequence[Mapping[str, object]]) -> _Cell:
         if text.lstrip().startswith(("{", "[{", "defaultdict(")):
             value = parse_value(text.strip())
             values.extend([value] if isinstance(value, dict | list) else [])
-    return _Cell("".join(printed), pages, values)
+    return "".join(printed), pages, values
 
 
 def _list(value: object) -> list[object]:
@@ -105,17 +101,18 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _training(cell: _Cell, path: Path) -> RunHistory | None:
+def _training(outputs: Sequence[Mapping[str, object]], path: Path) -> RunHistory | None:
     """Return the training that a cell shows; of several forms the one with most values of the loss."""
-    text = _text_run(last_states(cell.printed), path)
-    if _loss_points(text) < MIN_POINTS and ("\r" in cell.printed or "\b" in cell.printed):
-        text = _longest([text, _text_run(all_states(cell.printed), path)])
+    printed, pages, shown = _shown(outputs)
+    text = _text_run(last_states(printed), path)
+    if _loss_points(text) < MIN_POINTS and ("\r" in printed or "\b" in printed):
+        text = _longest([text, _text_run(all_states(printed), path)])
     rows: list[Mapping[str, object]] = []
-    for table in (table for page in cell.pages for table in _tables(page)):
+    for table in (table for page in pages for table in _tables(page)):
         names = {name for row in table for name in row}
         if any(meaning.quantity in _LOSSES for meaning in metric_meanings(names).values()):
             rows.extend(table)
-    run = _longest([text, *(_value_run(value, path) for value in (rows, *cell.values))])
+    run = _longest([text, *(_value_run(value, path) for value in (rows, *shown))])
     if run is not None and text is not None and run is not text:
         run = replace(run, outcome=text.outcome, outcome_detail=text.outcome_detail, reported=text.reported)
     return run
