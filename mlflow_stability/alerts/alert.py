@@ -27,8 +27,7 @@ from mlflow_stability.vocabulary.settings import DEFAULT_VARIABLES
 
 CONSOLE = "console"
 ENVIRONMENT = "env:"  # prefix of the name of an environment variable that holds a URL
-ALERTS_VARIABLE = DEFAULT_VARIABLES["alerts"]
-"""URLs for trainings that give none, separated by blanks or commas."""
+ALERTS_VARIABLE = DEFAULT_VARIABLES["alerts"]  # URLs for trainings that give none, separated by blanks or commas
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://\S")
 _SEPARATOR = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9+.\-]*://|console\b)")
 

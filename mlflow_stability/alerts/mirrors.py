@@ -62,19 +62,15 @@ def _mirror(given: Any) -> Mirror:
             f"mirrors can be {or_list(map(repr, _NEEDS))}, with a target behind a colon; got {short_repr(given)}.{hint}"
         )
     package, title = _NEEDS[tool]
-    if not _installed(package):
+    try:
+        spec = find_spec(package)
+    except ModuleNotFoundError:  # a parent package is missing
+        spec = None
+    if spec is None or spec.origin is None:  # a folder without code is no package
         raise SettingsError(
             f"mirrors={given!r} needs {title}, which is not installed here: pip install 'mlflow-stability[{tool}]'."
         )
     return Mirror(tool, target)
-
-
-def _installed(package: str) -> bool:
-    try:
-        spec = find_spec(package)
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
-    return spec is not None and spec.origin is not None  # a folder without code is no package
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,10 +131,8 @@ class RunMetrics:
                 self._events[record.kind, record.severity.name.lower()] += 1
             elif isinstance(record, Fact) and record.key == "model":
                 self.model_name = record.value
-        if (
-            step_time is not None and self.on_step_time is not None
-        ):  # outside the lock, because it takes locks of its own
-            self.on_step_time(step_time)
+        if step_time is not None and self.on_step_time is not None:
+            self.on_step_time(step_time)  # outside the lock, because it takes locks of its own
 
     def samples(self) -> Samples:
         with self._lock:

@@ -58,8 +58,7 @@ class _Pool:
         self.waiting = deque(enumerate(sources))
         self.answers: Queue[_Answer | None] = Queue(maxsize=1)  # None: a thread has ended
         self._settings = settings
-        self._room = room
-        """Their temporary folder: they may be killed before they can remove it."""
+        self._room = room  # their temporary folder: they may be killed before they can remove it
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
         self._is_closed = False

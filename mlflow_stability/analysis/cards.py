@@ -153,10 +153,8 @@ def _write(file: Path, text: str) -> None:
 
 
 STARTING = 4.0  # seconds that it takes to start processes: they have to save more than that
-KNOWN_AFTER = 3
-"""Runs after which their duration is known; the first does not count, because it loads the readers."""
-PROCESSES = 2
-"""Each takes 200 MB, and with two of them reading a thousand runs takes as long as fetching them."""
+KNOWN_AFTER = 3  # runs after which their duration is known; the first does not count, because it loads the readers
+PROCESSES = 2  # each takes 200 MB, and with two of them reading a thousand runs takes as long as fetching them
 Progress = Callable[[int, int, int], None]
 """Called with how many are done, how many there are, and how many could not be read."""
 
@@ -175,8 +173,7 @@ class HowToRead:
     detectors: Sequence[Detector] | None = None
     dask: str | None = None
     remember: bool = True
-    curves: AskedCurves | None = None
-    """Which curves to judge; cards of others than the usual ones are not remembered."""
+    curves: AskedCurves | None = None  # which curves to judge; cards of others than the usual ones are not remembered
 
 
 def make_cards(

@@ -241,8 +241,7 @@ def _baseline_card(made: MadeCards, baseline: str) -> RunCard | None:
 class Pair:
     first_difference: FirstDifference | None = None
     layers: tuple[LayerComparison, ...] = ()
-    lacking: tuple[str, ...] = ()
-    """What could not be compared, and why."""
+    lacking: tuple[str, ...] = ()  # what could not be compared, and why
 
 
 def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: AskedCurves | None = None) -> Pair:

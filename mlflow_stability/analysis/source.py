@@ -44,9 +44,13 @@ def run_called(text: str, tracking_uri: str | None = None) -> str | None:
 
         runs = runs_called(text, tracking_uri)
     if len(runs) > 1:
-        lines = "\n".join(f"  {_described(run)}" for run in runs[:MAX_LISTED])
+        lines = []
+        for run in runs[:MAX_LISTED]:
+            started = time.strftime("started %Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
+            parts = visible(run.name, MAX_NAME), f"experiment {visible(run.experiment, MAX_NAME)}", started, run.status
+            lines.append(f"\n  {run.run_id[:12]}  {', '.join(filter(None, parts))}")
         more = f"\n  and {len(runs) - MAX_LISTED} more" if len(runs) > MAX_LISTED else ""
-        raise RunNotFoundError(f"{text!r} may mean {len(runs)} runs. Give more of the id of one:\n{lines}{more}")
+        raise RunNotFoundError(f"{text!r} may mean {len(runs)} runs. Give more of the id of one:{''.join(lines)}{more}")
     return runs[0].run_id if runs else None
 
 
@@ -122,14 +126,6 @@ def _runs_in(store: Path) -> list[FoundRun]:
     return sorted(runs, key=lambda run: -run.started)
 
 
-def _described(run: FoundRun) -> str:
-    """``3f2a91cc04ab  gpt-small, experiment lm, started 2026-11-22 16:02, FINISHED``."""
-    started = time.strftime("started %Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
-    experiment = f"experiment {visible(run.experiment, MAX_NAME)}"
-    parts = (visible(run.name, MAX_NAME), experiment, started, run.status)
-    return f"{run.run_id[:12]}  {', '.join(filter(None, parts))}"
-
-
 def run_folder(run_id: str, tracking_uri: str | None = None) -> Path | None:
     store = store_folder(tracking_uri)
     if store is None:
@@ -193,19 +189,15 @@ def _source_name(source: object) -> str:
     return text
 
 
-_PATH_PREFIXES = (os.sep, f".{os.sep}", f"..{os.sep}", f"~{os.sep}")
-"""What begins so is never the name of a run."""
+_PATH_PREFIXES = (os.sep, f".{os.sep}", f"..{os.sep}", f"~{os.sep}")  # what begins so is never the name of a run
 _SOURCE = Accepts("the id of an MLflow run or the path of a log", _source_name)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSource:
-    source: str
-    """As it was passed; the whole id of a run that was named by less."""
-    path: Path | None
-    """Where to read; None: `source` is the id of a run."""
-    remark: str = ""
-    """What to show the user, if it could have meant something else."""
+    source: str  # as it was passed; the whole id of a run that was named by less
+    path: Path | None  # where to read; None: `source` is the id of a run
+    remark: str = ""  # what to show the user, if it could have meant something else
 
     @property
     def is_path(self) -> bool:

@@ -11,14 +11,10 @@ from mlflow_stability.curves.curves import Curve
 from mlflow_stability.curves.levels import Levels, level_noise, read_levels
 from mlflow_stability.vocabulary.result import CurveReading
 
-MIN_LEVELS_TO_FIT = 12
-"""Minimum number of levels to fit a decay."""
-GOOD_FIT = 0.98
-"""Minimum share of the variance that the fit explains."""
-MIN_ASYMPTOTE = 0.5
-"""An asymptote below this share of the lowest level is not reported."""
-RATES = np.geomspace(0.02, 0.6, 16)
-"""Time constants of exponential decays that are tried, as shares of the run."""
+MIN_LEVELS_TO_FIT = 12  # minimum number of levels to fit a decay
+GOOD_FIT = 0.98  # minimum share of the variance that the fit explains
+MIN_ASYMPTOTE = 0.5  # an asymptote below this share of the lowest level is not reported
+RATES = np.geomspace(0.02, 0.6, 16)  # time constants of exponential decays that are tried, as shares of the run
 POWERS = np.linspace(0.2, 1.5, 14)  # exponents of power laws that are tried
 
 
@@ -46,27 +42,20 @@ def fitted_end(steps: NDArray[np.int64], levels: NDArray[np.float64]) -> float |
     return end if end is not None and MIN_ASYMPTOTE * lowest <= end <= lowest * 1.02 else None
 
 
-MIN_POINTS = 8
-"""Minimum number of points to describe a curve."""
+MIN_POINTS = 8  # minimum number of points to describe a curve
 STRONG_FALL, STEADY_FALL, MARGINAL_FALL = 0.20, 0.05, 0.01
 """Minimum relative falls from the first level to the last; a rise by more than the last one is "rising"."""
-SMOOTH, NOISY = 0.05, 0.20
-"""Maximum volatility of the last tenth of a smooth curve, and of a noisy one."""
+SMOOTH, NOISY = 0.05, 0.20  # maximum volatility of the last tenth of a smooth curve, and of a noisy one
 FIRST_LEVEL_RATIO, LUCKY_DEVIATIONS = 3.0, 4.0
 """The first value is the first level where the level of the first tenth is this multiple of it, or more, by this number
 of standard deviations of a point: the curve rose at once."""
 MIN_HALF, HALVES_DEVIATIONS = 3, 3.0
 """A stretch is not one level if its halves, of at least this number of points, differ by this number of deviations."""
-MEDIAN_DEVIATION = 1.2533
-"""Standard deviation of a median of many normal values, as a multiple of that of their mean."""
-OSCILLATION = 0.05
-"""Minimum relative amplitude of an oscillation."""
-FREQUENCY_SHARE = 0.3
-"""Minimum share of the recent variance in one frequency, for an oscillation instead of noise."""
-MIN_U_RISE = 0.10
-"""Minimum rise of a U-shaped curve after its lowest level, in nats."""
-NOISY_SHARE = 0.05
-"""A loss that varies by more than this share is noisy."""
+MEDIAN_DEVIATION = 1.2533  # standard deviation of a median of many normal values, as a multiple of that of their mean
+OSCILLATION = 0.05  # minimum relative amplitude of an oscillation
+FREQUENCY_SHARE = 0.3  # minimum share of the recent variance in one frequency, for an oscillation instead of noise
+MIN_U_RISE = 0.10  # minimum rise of a U-shaped curve after its lowest level, in nats
+NOISY_SHARE = 0.05  # a loss that varies by more than this share is noisy
 FALL_DEVIATIONS = 2.0
 """Standard errors of a level that a fall of a noisy loss has to exceed: that of the difference of two is 1.8."""
 HELD_LEVELS = 5
@@ -103,7 +92,7 @@ def read_curve(curve: Curve) -> CurveReading | None:
     levels = read_levels(curve)
     described = len(values) >= MIN_POINTS and levels is not None
     start = _start(values, levels)
-    end = _end(values, levels)
+    end = float(np.median(values[-_level_points(values, levels, at_the_end=True) :]))
     change = (end - start) / abs(start) if described and start else None
     trend = stability = ""
     if change is not None:
@@ -158,13 +147,6 @@ def _start(values: NDArray[np.float64], levels: Levels | None) -> float:
         return level
     point_noise = levels.noise * np.sqrt(levels.size)
     return first if np.log(level / first) > LUCKY_DEVIATIONS * point_noise else level  # a lucky value is no level
-
-
-def _end(values: NDArray[np.float64], levels: Levels | None) -> float:
-    """Return the level of the last tenth, or of the part of it that is at one level."""
-    if levels is None:
-        return float(np.median(_tenths(values)[1]))
-    return float(np.median(values[-_level_points(values, levels, at_the_end=True) :]))
 
 
 def _level_points(values: NDArray[np.float64], levels: Levels | None, *, at_the_end: bool = False) -> int:

@@ -23,8 +23,7 @@ from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLeve
 from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
-STORED_INFINITY = 1.79e308
-"""MLflow's SQL stores replace infinity by the largest float."""
+STORED_INFINITY = 1.79e308  # MLflow's SQL stores replace infinity by the largest float
 NORMS = frozenset({"grad_norm", "grad_norm_clipped", "update_norm", "update_ratio"})
 """Quantities that are not losses: values of several models are not added up."""
 GAME_WORDS = re.compile(
@@ -50,22 +49,15 @@ SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|
 
 HAS_LEVEL = LossLevel(None)
 NO_TEST = (0, -1)
-MAX_SCORES = 50
-"""Number of scores whose curves are judged."""
-PHASE_LOOKBACK = 32
-"""Number of losses before another optimizer that give the normal level."""
+MAX_SCORES = 50  # number of scores whose curves are judged
+PHASE_LOOKBACK = 32  # number of losses before another optimizer that give the normal level
 NEW_LEVEL_RATIO = 1.5
 """Minimum ratio of the first loss under another optimizer, before its first update, to their median."""
-FIRST_SUMS = 8
-"""Number of first values that show whether the first is a loss and the others are sums of losses."""
-LEAST_SUMMED = 5
-"""Minimum number of steps in such a sum."""
-SUM_TOLERANCE = 0.2
-"""Maximum relative distance of these values to the level that the others give."""
-NEW_TERMS_POINTS = 10
-"""Number of losses that show its level with other terms."""
-NEW_TERMS_RATIO = 1.05
-"""Minimum ratio of their median to that before."""
+FIRST_SUMS = 8  # number of first values that show whether the first is a loss and the others are sums of losses
+LEAST_SUMMED = 5  # minimum number of steps in such a sum
+SUM_TOLERANCE = 0.2  # maximum relative distance of these values to the level that the others give
+NEW_TERMS_POINTS = 10  # number of losses that show its level with other terms
+NEW_TERMS_RATIO = 1.05  # minimum ratio of their median to that before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -387,8 +379,7 @@ def _sums(curves: list[Curve]) -> Iterator[Curve]:
             yield Curve(f"sum of {names}", parts[0].quantity, "", attempt, parts[0].steps, total, made_of=made_of)
 
 
-NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution as a multiple of its median absolute deviation."""
+NORMAL_MAD = 1.4826  # standard deviation of a normal distribution as a multiple of its median absolute deviation
 
 
 def median_deviation(values: NDArray[np.float64]) -> float:
@@ -401,8 +392,7 @@ def after_last(where: NDArray[np.bool_]) -> int:
     return int(places[-1]) + 1 if len(places) else 0
 
 
-MIN_LATER_SHARE = 0.1
-"""A start continues a training if it begins at least this share of its steps after its first step."""
+MIN_LATER_SHARE = 0.1  # a start continues a training if it begins at least this share of its steps after its first step
 
 
 def continues(before: Curve, after: Curve) -> bool:

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, median_deviation
 from mlflow_stability.vocabulary.result import Sketch
 
-BLOCKS = 100
-"""Approximate number of levels of a long curve."""
-SMALLEST_NOISE = 0.002
-"""Smallest uncertainty of a level, in nats: rounding in the log makes constant stretches."""
-MANY_VALUES = 40
-"""Minimum number of values for an estimate of the noise that a few spikes do not distort."""
+BLOCKS = 100  # approximate number of levels of a long curve
+SMALLEST_NOISE = 0.002  # smallest uncertainty of a level, in nats: rounding in the log makes constant stretches
+MANY_VALUES = 40  # minimum number of values for an estimate of the noise that a few spikes do not distort
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +96,7 @@ def onset(levels: Levels, best: int, limit: float) -> int:
     return min(first + int(np.argmin(np.cumsum(above))) + 1, len(levels.raw_x) - 1)
 
 
-STRETCHES = 400
-"""Maximum number of stretches of a sketch."""
+STRETCHES = 400  # maximum number of stretches of a sketch
 
 
 def make_sketch(curve: Curve) -> Sketch:
@@ -117,10 +113,8 @@ def make_sketch(curve: Curve) -> Sketch:
     return Sketch(curve.name, tuple(curve.steps[edges].tolist()), tuple(low.tolist()), tuple(high.tolist()))
 
 
-MIN_VALUES = 40
-"""Fewer values do not show the resolution of a log."""
-ROUNDING_STEPS = 2.5
-"""A change of at most this multiple of the log's resolution is rounding."""
+MIN_VALUES = 40  # fewer values do not show the resolution of a log
+ROUNDING_STEPS = 2.5  # a change of at most this multiple of the log's resolution is rounding
 
 
 def log_quantum(values: NDArray[np.float64]) -> float:

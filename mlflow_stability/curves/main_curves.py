@@ -22,22 +22,16 @@ from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import COARSE, FINE, TESTS, Meaning, split_words
 from mlflow_stability.vocabulary.text.phrases import counted
 
-MIN_AVERAGES_SHARE = 0.5
-"""Minimum number of epoch means that replace single steps, as a share of these."""
+MIN_AVERAGES_SHARE = 0.5  # minimum number of epoch means that replace single steps, as a share of these
 NOISY_NATS, MIN_AVERAGES_IF_NOISY = 0.2, 30
 """Where single steps have this noise in nats, this number of means is enough: at 8σ a spike would be fivefold."""
-MIN_POINTS = 6
-"""Minimum number of points to judge a validation."""
-SUM_TOLERANCE = 0.01
-"""Maximum median relative distance of a total to the sum of its parts."""
+MIN_POINTS = 6  # minimum number of points to judge a validation
+SUM_TOLERANCE = 0.01  # maximum median relative distance of a total to the sum of its parts
 MIN_PARTS = 2
-NAMESAKE_RATIO = 10
-"""Minimum ratio of lengths for a curve that replaces one of the same name in other capitals."""
-MAX_SUGGESTIONS = 5
-"""Number of names that are suggested for an unknown one."""
+NAMESAKE_RATIO = 10  # minimum ratio of lengths for a curve that replaces one of the same name in other capitals
+MAX_SUGGESTIONS = 5  # number of names that are suggested for an unknown one
 
-MIN_LIKENESS = 0.55
-"""Minimum similarity of a suggested name, from 0 to 1."""
+MIN_LIKENESS = 0.55  # minimum similarity of a suggested name, from 0 to 1
 
 
 def with_main_curves(history: RunHistory, asked: AskedCurves | None = None) -> RunHistory:

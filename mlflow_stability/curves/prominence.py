@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, median_deviation
 
-MIN_TAIL_POINTS = 40
-"""Minimum number of points to fit a tail."""
-PRIOR_SHAPE, PRIOR_POINTS = 0.15, 10
-"""Usual shape of the tails of losses, and its weight in points of the curve."""
+MIN_TAIL_POINTS = 40  # minimum number of points to fit a tail
+PRIOR_SHAPE, PRIOR_POINTS = 0.15, 10  # usual shape of the tails of losses, and its weight in points of the curve
 GAP_RATIO, MAX_APART_SHARE, MIN_APART_DEVIATIONS = 2.0, 0.1, 2.0
 """Points are outliers if they are this many times as far out as the next ones, or as this many deviations where those
 are closer; at most this share of all points."""
@@ -130,16 +128,11 @@ def tail_limit(z: NDArray[np.float64], count: int) -> float:
     return edge + width / shape * (float(times**shape) - 1)
 
 
-WIDTHS = (2, 3)
-"""Numbers of blocks of 1, 2, 4, ... points in a stretch: stretches have 2, 3, 4, 6, 8, 12, ... points."""
-MAX_SHARE = 0.2
-"""Longest stretch, as a share of the points."""
-MIN_BESIDE, MAX_BESIDE = 3, 8
-"""Number of blocks on each side for its level."""
-EDGE_SHARE = 0.25
-"""A bump extends to where the curve falls to this share of its height."""
-TAIL_FACTOR = 1.3
-"""A bump exceeds the limit of the tail of all stretches by this factor."""
+WIDTHS = (2, 3)  # numbers of blocks of 1, 2, 4, ... points in a stretch: stretches have 2, 3, 4, 6, 8, 12, ... points
+MAX_SHARE = 0.2  # longest stretch, as a share of the points
+MIN_BESIDE, MAX_BESIDE = 3, 8  # number of blocks on each side for its level
+EDGE_SHARE = 0.25  # a bump extends to where the curve falls to this share of its height
+TAIL_FACTOR = 1.3  # a bump exceeds the limit of the tail of all stretches by this factor
 LOOKBACK_LENGTHS, MIN_SHARE_BELOW = 3, 2 / 3
 """In this multiple of its length before it, this share of the curve was below half of its height: a ripple on the way
 down undoes no progress."""

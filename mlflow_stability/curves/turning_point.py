@@ -68,10 +68,8 @@ def _isotonic_residuals(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array(sums)
 
 
-MIN_TRAINING_LOSSES = 4
-"""Fewer training losses are not described."""
-EPOCHS_RATIO = 5.0
-"""A curve of consecutive steps that is this many times shorter than the other one counts epochs."""
+MIN_TRAINING_LOSSES = 4  # fewer training losses are not described
+EPOCHS_RATIO = 5.0  # a curve of consecutive steps that is this many times shorter than the other one counts epochs
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,7 @@ class DemoFaults:
 
     first: int
     last: int
-    empty: int
-    """Step whose batch is padding alone: its loss is 0 / 0."""
+    empty: int  # step whose batch is padding alone: its loss is 0 / 0
 
     def factor(self, step: int) -> int:
         return LEARNING_RATE_FACTOR if self.first <= step <= self.last else 1

@@ -30,10 +30,8 @@ class Training:
     losses: list[float] = field(default_factory=list)
     parameters: int = 0
     run_id: str | None = None
-    what: str = ""
-    """What goes wrong, in one sentence."""
-    causes: tuple[str, ...] = ()
-    """The causes that are right in a diagnosis."""
+    what: str = ""  # what goes wrong, in one sentence
+    causes: tuple[str, ...] = ()  # the causes that are right in a diagnosis
 
 
 def train(

@@ -61,15 +61,15 @@ class Simulation:
             others: Further simulations, one panel each.
             save_path: A file that it is written to.
         """
-        pairs = [simulation._losses() for simulation in (self, *others)]
+        pairs = []
+        for simulation in (self, *others):
+            first = min((finding.start for finding in simulation.diagnosis.findings), default=None)
+            mark = "right" if simulation.found else "not the cause"
+            conclusion = f"{simulation.cause.replace('_', ' ')}: {mark}" if simulation.cause else "no cause named"
+            losses = simulation.healthy_losses, simulation.losses
+            pairs.append(LossPair(simulation.name, conclusion, *losses, first))
         title = "Simulated failures" if others else f"Simulated failure: {self.name}"
         return saved(loss_pairs(pairs, title), save_path)
-
-    def _losses(self) -> LossPair:
-        first = min((finding.start for finding in self.diagnosis.findings), default=None)
-        mark = "right" if self.found else "not the cause"
-        conclusion = f"{self.cause.replace('_', ' ')}: {mark}" if self.cause else "no cause named"
-        return LossPair(self.name, conclusion, self.healthy_losses, self.losses, first)
 
     def __repr__(self) -> str:
         return f"<Simulation {self.name}: {self.what} Diagnosis: {self.diagnosis.verdict}>"

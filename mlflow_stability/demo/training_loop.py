@@ -23,17 +23,14 @@ class Task:
     model: nn.Module
     optimizer: Optimizer
     steps: int
-    draw: Callable[[Generator], Batch]
-    """The next batch; all chance in it comes from the generator."""
+    draw: Callable[[Generator], Batch]  # the next batch; all chance in it comes from the generator
     loss: Callable[[nn.Module, Batch], Tensor]
-    test: tuple[Batch, ...]
-    """Batches that the model is judged by in the end, the same for every seed."""
+    test: tuple[Batch, ...]  # batches that the model is judged by in the end, the same for every seed
     test_loss: Callable[[nn.Module, Batch], Tensor] | None = None
     """Loss that it is judged by; by default the training loss."""
     share_of_lr: Callable[[int], float] | None = None
     """Schedule: the share of the learning rate at a step; None: it is constant."""
-    clip: float | None = None
-    """Norm at which gradients are clipped."""
+    clip: float | None = None  # norm at which gradients are clipped
     scaler: GradScaler | None = None
 
 
@@ -56,8 +53,7 @@ JUDGED_STEPS = 20  # steps at the end whose mean is the final loss
 class Notes:
     """Losses of a training, during and after it."""
 
-    losses: list[float] = field(default_factory=list)
-    """The training loss of every step."""
+    losses: list[float] = field(default_factory=list)  # the training loss of every step
     tests: list[float] = field(default_factory=list)
     """The loss on the test batches with the weights after each of the last steps."""
 
@@ -135,17 +131,14 @@ class Failure:
     """A failure of a training; the same training without it is its healthy twin."""
 
     name: str
-    what: str
-    """What goes wrong, in one sentence."""
-    task: Callable[[int], Task]
-    """Makes the training from a seed; failures with the same task have the same twin."""
+    what: str  # what goes wrong, in one sentence
+    task: Callable[[int], Task]  # makes the training from a seed; failures with the same task have the same twin
     trouble: FailurePoints
     onset: int
     """The first step whose batch, loss, gradients or weights are not those of the twin: all steps before are the same,
     bit for bit.
     """
-    causes: tuple[str, ...] = ()
-    """Causes that are right in a diagnosis."""
+    causes: tuple[str, ...] = ()  # causes that are right in a diagnosis
 
     @property
     def twin(self) -> str:

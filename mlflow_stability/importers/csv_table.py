@@ -54,8 +54,7 @@ _CHART_COLUMN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<copy>| \(\d+\))", 
 """How W&B heads a column; a second run of the same name has a number at the end."""
 
 _ClockColumns = tuple[str | None, str | None, str | None]  # the columns of step, epoch and time
-_Column = tuple[NDArray[np.float64], NDArray[np.bool_]]
-"""The values of a column, and which of its cells hold one."""
+_Column = tuple[NDArray[np.float64], NDArray[np.bool_]]  # the values of a column, and which of its cells hold one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +66,13 @@ class _Part:
     separator: str
     decimal: str  # what separates decimals: a point or a comma
 
-    def table(self) -> pd.DataFrame:
-        """Return the cells as pandas reads them."""
-        return self._parse(list(range(len(self.header))))
-
     def numbers(self, column: pd.Series) -> _Column:
         if column.dtype.kind in "iufb":
             values = column.to_numpy(np.float64)
             if not np.isnan(values).any():
                 return values, np.ones(len(values), bool)
             # Only the text tells `nan` from a blank cell.
-            texts = self._parse([self.header.index(str(column.name))], dtype=str)[column.name]
+            texts = self.table([self.header.index(str(column.name))], dtype=str)[column.name]
             return values, ~np.isnan(values) | _is_nan_text(texts)
         cells = column.astype(str).str.strip()
         if self.decimal == ",":
@@ -85,13 +80,14 @@ class _Part:
         values = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
         return values, ~np.isnan(values) | _is_nan_text(column)
 
-    def _parse(self, columns: list[int], dtype: type | None = None) -> pd.DataFrame:
+    def table(self, columns: list[int] | None = None, dtype: type | None = None) -> pd.DataFrame:
+        """Return the cells as pandas reads them, by default those of all columns."""
         return pd.read_csv(
             io.StringIO("\n".join(self.lines)),
             sep=self.separator,
             names=list(self.header),
             header=None,
-            usecols=columns,
+            usecols=list(range(len(self.header))) if columns is None else columns,
             dtype=dtype,
             skipinitialspace=True,
             keep_default_na=False,

@@ -16,20 +16,16 @@ from mlflow_stability.vocabulary.run import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 UNCLEAR = "unclear"  # the quantity of such a metric
-MIN_VALUES = 16
-"""Minimum number of values that show whether they take turns."""
-MIN_TURNS = 4
-"""Minimum number of turns of each quantity."""
+MIN_VALUES = 16  # minimum number of values that show whether they take turns
+MIN_TURNS = 4  # minimum number of turns of each quantity
 MAX_QUANTITIES = 8
 TURNS_RATIO = 1 / 3
 """Maximum distance of a value to the one of the turn before, as a share of that to its neighbour; 1 for noise."""
 MAX_PAIRS = 1000  # pairs of kinds that are compared
 MIN_CHANGES = 12
 """Minimum number of changes between two kinds of lines that show whether one of them has the higher values."""
-MIN_CHANGES_SHARE = 0.1
-"""The same as a share of all values."""
-MIN_AGREEING = 0.95
-"""Minimum share of these changes at which the same kind is higher."""
+MIN_CHANGES_SHARE = 0.1  # the same as a share of all values
+MIN_AGREEING = 0.95  # minimum share of these changes at which the same kind is higher
 
 
 def doubts_about(metrics: Iterable[Metric], noticed: Mapping[str, str]) -> dict[str, str]:

@@ -20,8 +20,7 @@ _STEPS = (
     ("update", "round", "communication round", "comm round", "global round", "federated round", "fl round"),
     ("batch", "batch idx", "batch id", "minibatch", "mini batch", "batches", "s"),
 )
-BATCH_RANK = len(_STEPS) - 1
-"""That of the least certain names: a batch may be its size."""
+BATCH_RANK = len(_STEPS) - 1  # that of the least certain names: a batch may be its size
 _STEP_RANKS = {name: rank for rank, names in enumerate(_STEPS) for name in names}
 _EPOCHS = frozenset(
     {"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx", "end of epoch"}
@@ -198,14 +197,11 @@ def held_out_in_row(row: Mapping[str, object]) -> str:
     return ""
 
 
+@lru_cache(maxsize=4096)
 def with_split(split: str, name: str) -> str:
     """Return the name of a metric that was measured on this split: `val/loss`, unless its name says a split itself."""
-    return f"{split}/{name}" if split and not _names_split(name) else name
-
-
-@lru_cache(maxsize=4096)
-def _names_split(name: str) -> bool:
-    return not _SPLIT_WORDS.isdisjoint(word.lower() for word in split_words(name))
+    names_split = not _SPLIT_WORDS.isdisjoint(word.lower() for word in split_words(name))
+    return f"{split}/{name}" if split and not names_split else name
 
 
 def loss_of_file(stem: str) -> str:

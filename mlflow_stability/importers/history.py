@@ -29,8 +29,7 @@ _MANY_EPOCHS = 50  # with which the mean of each whole one is enough
 _MIN_SEVERAL_VALUES, _STEPS_OF_SEVERAL_VALUES = 16, 0.5
 """Number of values of a loss, and share of them that are at another step than the one before, at most, for those at
 one step to be averaged: they are of the batches of an evaluation. The main curve is left as it is."""
-_STEPS_OF_SEVERAL_RATES = 0.6
-"""The same of a learning rate, where two are logged at each step."""
+_STEPS_OF_SEVERAL_RATES = 0.6  # the same of a learning rate, where two are logged at each step
 
 
 def history_of(
@@ -214,8 +213,7 @@ def _notes(content: LogContent, clock: Clock | None, restarts: Collection[str]) 
     return notes
 
 
-_MAX_REPEATED_SHARE = 0.1
-"""Share of values of a metric with one value per epoch that may repeat the epoch before."""
+_MAX_REPEATED_SHARE = 0.1  # share of values of a metric with one value per epoch that may repeat the epoch before
 _MAX_PER_EPOCH = 4  # values of one epoch that several processes print, or a progress bar that is drawn again
 _MAX_STEP = 2.0**53
 _MOVES_PER_STEP = 4  # moves of the epoch for one of the step, above which the step is not that of the training
@@ -226,24 +224,16 @@ _FEWEST_OF_TRAINING = 4  # values of a training that the log announces, such as 
 class Clock:
     """Steps and attempts of the rows of one log."""
 
-    rows: _Ints
-    """Numbers of all rows, in order."""
-    steps: _Floats
-    """Step of each row; that of the row before where a row has none."""
-    main: _Ints
-    """Rows of the metric whose steps count for all."""
-    begins: _Ints
-    """Rows at which a new attempt begins."""
-    ordinal: bool = False
-    """Whether values are numbered in their order."""
-    recounted: bool = False
-    """Whether steps are computed from the log's epochs and steps."""
-    reason: str = ""
-    """Why steps are not simply those of the log."""
+    rows: _Ints  # numbers of all rows, in order
+    steps: _Floats  # step of each row; that of the row before where a row has none
+    main: _Ints  # rows of the metric whose steps count for all
+    begins: _Ints  # rows at which a new attempt begins
+    ordinal: bool = False  # whether values are numbered in their order
+    recounted: bool = False  # whether steps are computed from the log's epochs and steps
+    reason: str = ""  # why steps are not simply those of the log
     averaged: bool = False
     """Whether the values of a metric at one step are averaged: those of several processes, or of a bar drawn again."""
-    unit: str = "step"
-    """`epoch` where the log counts nothing else."""
+    unit: str = "step"  # `epoch` where the log counts nothing else
 
     def numbers(self, column: Column) -> bool:
         """Whether a metric's values are numbered in their order, because its steps do not change."""

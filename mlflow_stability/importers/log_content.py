@@ -88,10 +88,8 @@ class LogEvent:
     """A finding that a log reports in words."""
 
     finding: Finding
-    row: int
-    """The last row of values before it."""
-    own_step: bool = False
-    """Whether the words name the step; else it is that of the row."""
+    row: int  # the last row of values before it
+    own_step: bool = False  # whether the words name the step; else it is that of the row
 
 
 @dataclass(slots=True, eq=False)
@@ -105,14 +103,11 @@ class LogContent:
     outcome: str = ""
     outcome_detail: str = ""
     notes: list[str] = field(default_factory=list)
-    doubts: dict[str, str] = field(default_factory=dict)
-    """Why the values of a metric may be no curve, by its name."""
+    doubts: dict[str, str] = field(default_factory=dict)  # why the values of a metric may be no curve, by its name
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    size: int = 0
-    """Number of values."""
-    rows_are_lines: bool = False
-    """Whether the number of a row is its line in the log, counted from 1."""
+    size: int = 0  # number of values
+    rows_are_lines: bool = False  # whether the number of a row is its line in the log, counted from 1
     row_lines: NDArray[np.int64] | None = None
     """The line of each row, counted from 0, of a log whose rows are in another order than its lines."""
     starts: list[int] = field(default_factory=list)
@@ -198,16 +193,12 @@ class LogLine:
 
     values: dict[str, float] = field(default_factory=dict)
     step: float = math.nan
-    total: float = math.nan
-    """Number of all steps: 2983 of `200/2983 batches`."""
+    total: float = math.nan  # number of all steps: 2983 of `200/2983 batches`
     epoch: float = math.nan
     time: float = 0.0
-    form: str = ""
-    """`json_lines`, `fairseq`, `key_value_table` or `text`."""
-    label: str = ""
-    """The words in front of the first named number."""
-    words: str = ""
-    """The words in front of the first value, of lines of names with numbers."""
+    form: str = ""  # `json_lines`, `fairseq`, `key_value_table` or `text`
+    label: str = ""  # the words in front of the first named number
+    words: str = ""  # the words in front of the first value, of lines of names with numbers
 
     @property
     def has_step(self) -> bool:

@@ -18,24 +18,18 @@ from mlflow_stability.vocabulary.run import RunHistory
 class RecognisedBy(IntEnum):
     """How surely a format is recognised; the surest is asked first."""
 
-    MARK = 0
-    """The file begins with bytes that no other format begins with."""
-    CONTENT = 1
-    """The document has fields that no other has."""
-    DOCUMENT = 2
-    """The file as a whole is one document."""
-    FIRST_LINES = 3
-    """Its first lines look like it."""
-    NOTHING = 4
-    """It takes any text."""
+    MARK = 0  # the file begins with bytes that no other format begins with
+    CONTENT = 1  # the document has fields that no other has
+    DOCUMENT = 2  # the file as a whole is one document
+    FIRST_LINES = 3  # its first lines look like it
+    NOTHING = 4  # it takes any text
 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
     path: Path
     head: bytes
-    encoding: str | None
-    """Encoding of its text; None for a binary file."""
+    encoding: str | None  # encoding of its text; None for a binary file
 
     @property
     def text(self) -> str:

@@ -144,14 +144,11 @@ class _FolderWalk:
             if entry.is_dir():
                 if entry.name not in read_folders:
                     yield from self._subfolder(entry, depth)
-            elif _copies(entry) and self._files_left:
+            elif self._files_left and (_copies(entry) or (entry not in read_files and _may_be_a_log(entry))):
                 self._files_left -= 1
                 runs = list(self.attempt(self._read_file, entry))
                 read_folders.update(_copies(entry) if runs else ())
                 yield from runs
-            elif entry not in read_files and _may_be_a_log(entry) and self._files_left:
-                self._files_left -= 1
-                yield from self.attempt(self._read_file, entry)
 
     def _subfolder(self, folder: Path, depth: int) -> Iterator[RunHistory]:
         skipped = folder.name.startswith(".") or folder.name in _SKIPPED_FOLDERS

@@ -42,8 +42,7 @@ _UNITS = {"1": "", "s": "seconds", "By": "bytes"}
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    name: str
-    """What is typed after `mlflow-stability manual`, and the name of the file."""
+    name: str  # what is typed after `mlflow-stability manual`, and the name of the file
     title: str
     make: Callable[[], str] | None = None
     """Makes the text from the code; the text of other pages is a file beside this one."""
@@ -128,10 +127,8 @@ INTRODUCTION_TO_CAUSES = (
     "A finding says what happened; a cause says why. A diagnosis names the likely cause of the finding that decides "
     "its verdict, the evidence for it, and what was ruled out."
 )
-PICTURES = FOLDER / "findings"
-"""Examples from recorded runs, drawn by `tests/manual/draw_findings.py`."""
-FALSE_ALARMS = FOLDER / "false_alarms.json"
-"""Written by `python -m tests.benchmarks false_alarms`."""
+PICTURES = FOLDER / "findings"  # examples from recorded runs, drawn by `tests/manual/draw_findings.py`
+FALSE_ALARMS = FOLDER / "false_alarms.json"  # written by `python -m tests.benchmarks false_alarms`
 _LOSS_QUANTITIES = frozenset({"loss", "val_loss", "score", "val_score"})
 """Quantities of a log with losses alone; findings in other quantities were not tried on such logs."""
 _PICTURE = re.compile(r"^!\[.*\n+", re.MULTILINE)
@@ -234,10 +231,8 @@ class Measured:
     what: str
     runs: int
     kinds: Collection[str]
-    flagged: Mapping[str, int]
-    """Number of runs with each finding as a WARNING or worse; kinds without any are left out."""
-    loss_alone: bool
-    """Whether the runs had nothing but loss curves."""
+    flagged: Mapping[str, int]  # number of runs with each finding as a WARNING or worse; kinds without any are left out
+    loss_alone: bool  # whether the runs had nothing but loss curves
 
 
 @cache

@@ -46,8 +46,7 @@ _COUNTS: tuple[Callable[[LogLine, int], float], ...] = (
 class Document:
     value: object
     truncated: bool = False
-    text: str = ""
-    """The text that it was read from; empty for a value from elsewhere."""
+    text: str = ""  # the text that it was read from; empty for a value from elsewhere
 
 
 def read_json(log_file: LogFile) -> list[RunHistory] | None:

@@ -28,8 +28,7 @@ from mlflow_stability.vocabulary.text.foreign_names import kinds_in_line
 from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 MAX_SHAPES = 1000  # kinds of lines without a step that are distinguished
-MANY_TIMES = 5
-"""How much more often lines with a step must log a metric for those without one to be summaries."""
+MANY_TIMES = 5  # how much more often lines with a step must log a metric for those without one to be summaries
 _UNKNOWN = float("nan")
 _SENTENCE_WORDS = (
     *("verflow", "nfinite", "skipping", "invalid", "abort", "stopping", "stop ", "crashed", "detected", "triggered"),
@@ -39,8 +38,7 @@ _SENTENCE_WORDS = (
 )
 """Words in small letters of lines that say more than their numbers. A search for each is eight times faster than one
 regular expression for all."""
-_COMPARED = re.compile(r"loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)", re.IGNORECASE)
-"""`Loss=8.2340 > 2.0x avg`."""
+_COMPARED = re.compile(r"loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)", re.IGNORECASE)  # `Loss=8.2340 > 2.0x avg`
 _IMPROVED = re.compile(r"(?:^|[\s:])Metric \S+ improved\b|\bimproved from .+ to ")
 """A message about the best validation so far: its numbers are gains, or repeat what was logged."""
 _FOLD = re.compile(r"(?:^|\W)fold[ _:#-]*(\d+)\b(?!\.\d)", re.IGNORECASE)

@@ -181,7 +181,11 @@ class _Run:
         step = math.nan
         for kind, _, content in fields_of(history[rest:]):
             if kind == _ITEM and isinstance(content, bytes):
-                values.update(_values(content))
+                name, value = _item(content)
+                if type(value) is float:
+                    values[name] = value
+                elif isinstance(value, dict) and "_type" not in value:
+                    values.update(_nested_numbers(value, name))
             elif kind == _STEP and isinstance(content, bytes) and "_step" not in values:
                 step = float(_first_integer(content))
         step, time = values.pop("_step", step), values.pop("_timestamp", 0.0)
@@ -256,14 +260,6 @@ def _simple_items(history: bytes) -> tuple[dict[str, float], int]:
             break
         place = item_end
     return values, place
-
-
-def _values(item: bytes) -> Iterator[tuple[str, float]]:
-    name, value = _item(item)
-    if type(value) is float:
-        yield name, value
-    elif isinstance(value, dict) and "_type" not in value:
-        yield from _nested_numbers(value, name)
 
 
 def _nested_numbers(value: dict[str, object], prefix: str, depth: int = 0) -> Iterator[tuple[str, float]]:

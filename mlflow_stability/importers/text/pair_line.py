@@ -21,8 +21,7 @@ NUMBER = (
 )
 MAX_PATTERNS = 64  # a log has a few kinds of lines
 _MAX_CANDIDATES = 64 * MAX_PATTERNS
-STEP, EPOCH, TOTAL = COUNTERS = "\0step", "\0epoch", "\0total"
-"""In place of a metric's name for a number that counts."""
+STEP, EPOCH, TOTAL = COUNTERS = "\0step", "\0epoch", "\0total"  # in place of a metric's name for a number that counts
 _WORD = re.compile(r"[^\W\d_]+")
 _VARIABLE = re.compile(r"(\d+)|(\s+)")
 
@@ -293,9 +292,8 @@ def _name(between: str, mark: str) -> str:
     text = _REMARK.sub("", _after_parenthesis(between[-200:]))
     name = _NAME_BREAK.split(text)[-1].strip(" \t-[(<'").lstrip(". ").removeprefix("#")
     words = name.split(" ")
-    if mark == "=" or (
-        mark == ":" and not _has_known_word(name)
-    ):  # `run loss=2.3`: a tight mark belongs to the word before it
+    # `run loss=2.3`: a tight mark belongs to the word before it.
+    if mark == "=" or (mark == ":" and not _has_known_word(name)):
         words = words[-2:] if len(words) > 1 and words[-2].lower() in _JOINED else words[-1:]
     while words[0] in _NO_NAMES and len(words) > 1:
         words = words[1:]
