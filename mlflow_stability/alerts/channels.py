@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs
 
 from mlflow_stability.alerts.alert import CONSOLE, INSTALL_ALERTS
@@ -40,13 +40,6 @@ def new_row_prefix(descriptor: int) -> str:
 
 class ChannelError(StabilityError):
     """A message was not sent; the text says why, without the channel's address."""
-
-
-class Channel(Protocol):
-    name: str  # name without anything secret
-
-    def send(self, message: AlertMessage) -> None:
-        """Send a message, or raise `ChannelError`; may take as long as a request does."""
 
 
 def console_file() -> str:
@@ -182,6 +175,9 @@ def _captured_log() -> Iterator[list[str]]:
         yield lines
     finally:
         del _capture.lines[thread]
+
+
+Channel = ConsoleChannel | AppriseChannel
 
 
 def open_channel(address: str, console: str, relay: Callable[[str], None]) -> Channel:

@@ -96,7 +96,6 @@ class Samples:
     seconds: float  # sum of all step times
 
     def devices(self, quantity: str) -> list[tuple[str, float]]:
-        """Return the value of each device, by `gpu_id`."""
         return sorted((gpu_id, value) for (name, gpu_id), value in self.of_devices.items() if name == quantity)
 
     def spikes(self, name: str) -> dict[str, int]:

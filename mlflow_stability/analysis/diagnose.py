@@ -239,8 +239,17 @@ def cards_at(
     except Exception as error:  # a mistake of ours, or of a store's plugin, about one run
         yield RunCard(source, source, error=_unexpected("read", error))
         return
+    from mlflow_stability.diagnosis.run_card import run_card_of
+
     for history in histories:
-        yield _card(history, detectors, curves)
+        try:
+            placed = in_place(history, curves)
+            card = replace(run_card_of(placed, concluded(placed, detectors)), source=history.source)
+        except StabilityError as error:
+            card = RunCard(history.source, history.name, error=str(error))
+        except Exception as error:  # likewise
+            card = RunCard(history.source, history.name, error=_unexpected("judged", error))
+        yield card
 
 
 def texts_at(
@@ -249,18 +258,6 @@ def texts_at(
     """Return the cards as texts, for another process; `detectors` is a text of `catalog.describe`."""
     judges = None if detectors is None else read_detectors(detectors)
     return [card_to_json(card) for card in cards_at(source, tracking_uri, judges, AskedCurves(*curves))]
-
-
-def _card(history: RunHistory, detectors: Sequence[Detector] | None, curves: AskedCurves | None) -> RunCard:
-    from mlflow_stability.diagnosis.run_card import run_card_of
-
-    try:
-        history = in_place(history, curves)
-        return replace(run_card_of(history, concluded(history, detectors)), source=history.source)
-    except StabilityError as error:
-        return RunCard(history.source, history.name, error=str(error))
-    except Exception as error:  # likewise
-        return RunCard(history.source, history.name, error=_unexpected("judged", error))
 
 
 def _unexpected(what: str, error: Exception) -> str:

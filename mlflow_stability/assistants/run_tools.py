@@ -249,10 +249,7 @@ INSTRUCTIONS = (
 def server_of(tools: RunTools, pages: Iterable[Page]) -> MCPServer[Any]:
     """Return the server, ready to run over stdin and stdout."""
     server: MCPServer[Any] = MCPServer(
-        "mlflow-stability",
-        instructions=INSTRUCTIONS,
-        version=mlflow_stability.__version__,
-        log_level="WARNING",
+        "mlflow-stability", instructions=INSTRUCTIONS, version=mlflow_stability.__version__, log_level="WARNING"
     )
     for tool in (
         tools.diagnose_run,

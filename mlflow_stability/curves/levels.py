@@ -56,13 +56,10 @@ def read_levels(curve: Curve) -> Levels | None:
     x, logarithmic = to_judged_scale(values)
     size = max(1, len(x) // BLOCKS)
     whole = len(x) - len(x) % size
-    if size == 1:
-        medians, firsts = x, steps
-    else:
-        tail = [x[whole:]] if len(x) - whole >= (size + 1) // 2 else []
-        blocks = np.median(x[:whole].reshape(-1, size), axis=1)
-        medians = np.concatenate([blocks, *([np.median(points)] for points in tail)])
-        firsts = steps[: (whole if not tail else len(x)) : size]
+    tail = [x[whole:]] if len(x) - whole >= (size + 1) // 2 else []
+    blocks = np.median(x[:whole].reshape(-1, size), axis=1)
+    medians = np.concatenate([blocks, *([np.median(points)] for points in tail)])
+    firsts = steps[: (whole if not tail else len(x)) : size]
     return Levels(firsts, medians, level_noise(medians), logarithmic, size, steps, x)
 
 

@@ -16,20 +16,11 @@ SIMULATIONS: dict[str, tuple[str, str]] = {
     "nan-batch": ("failures:NAN_BATCH", "The loss of one batch is NaN."),
     "bit-flip": ("failures:BIT_FLIP", "One bit of one weight flips."),
     "weight-decay": ("failures:WEIGHT_DECAY", "Weight decay is 10,000 times too strong for 20 steps."),
-    "small-initialisation": (
-        "failures:SMALL_INITIALISATION",
-        "All initial weights are a hundredth of the usual ones.",
-    ),
-    "large-initialisation": (
-        "failures:LARGE_INITIALISATION",
-        "All initial weights are ten times the usual ones.",
-    ),
+    "small-initialisation": ("failures:SMALL_INITIALISATION", "All initial weights are a hundredth of the usual ones."),
+    "large-initialisation": ("failures:LARGE_INITIALISATION", "All initial weights are ten times the usual ones."),
     "missing-zero-grad": ("failures:NO_ZERO_GRAD", "From a step on, zero_grad() is missing."),
     "fp16-overflow": ("failures:HALF_OVERFLOW", "A loss scale of 2^30 makes every fp16 gradient infinite."),
-    "attention-logit-growth": (
-        "failures:ATTENTION_LOGITS",
-        "Queries and keys learn 100 times too fast for 20 steps.",
-    ),
+    "attention-logit-growth": ("failures:ATTENTION_LOGITS", "Queries and keys learn 100 times too fast for 20 steps."),
     "sdr-collapse": ("failures:SDR_COLLAPSE", "The same bits of a sparse code win for every input."),
     "demo": ("demo_failure:demo_failure", "A learning-rate jump, then a batch of padding: the training of the demo."),
 }

@@ -79,8 +79,6 @@ def post_norm_transformer(seed: int) -> Task:
 
 
 class NoWarmUp(FailurePoints):
-    """Begins with the full learning rate."""
-
     def share_of_lr(self, step: int, share: float) -> float:
         return max(share, 1.0) if step <= WARM_UP else share
 
@@ -138,8 +136,6 @@ class TooStrongForAWhile(FailurePoints):
 
 
 class ScaledInitialisation(FailurePoints):
-    """Multiplies all initial weight matrices by a factor."""
-
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
@@ -218,8 +214,6 @@ class SparseEncoder(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Sparse codes, and the inputs rebuilt from them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = SparseEncoder(), nn.Linear(BITS, COLUMNS)
@@ -230,8 +224,6 @@ class Autoencoder(nn.Module):
 
 
 def sparse_autoencoder(seed: int) -> Task:
-    """Rebuild rows of a table from their codes."""
-
     def draw(generator: Generator) -> Batch:
         inputs, _ = classes(generator)
         return inputs, inputs
@@ -295,8 +287,6 @@ class RandomTargets(FailurePoints):
 
 
 class NaNLoss(FailurePoints):
-    """The loss of one batch is NaN."""
-
     def loss(self, step: int, loss: Tensor) -> Tensor:
         return loss * math.nan if step == STEP else loss
 

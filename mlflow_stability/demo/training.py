@@ -32,8 +32,6 @@ SHORT_INTERVALS: dict[str, Any] = {
 
 
 class PrintedLosses(list[float]):
-    """Losses that are printed as they are added."""
-
     def append(self, loss: float) -> None:
         super().append(loss)
         print_json(step=len(self), loss=loss)

@@ -100,7 +100,6 @@ def log_row(row: Mapping[str, object]) -> LogLine:
 
 @lru_cache(maxsize=4096)
 def _clock_names(names: tuple[str, ...]) -> tuple[str | None, str | None, str | None]:
-    """Return the names of step, epoch and time."""
     epoch = next((name for name in names if is_epoch(name)), None)
     time = next((name for name in names if is_time(name)), None)
     return step_name(names), epoch, time

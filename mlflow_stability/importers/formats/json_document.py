@@ -7,7 +7,7 @@ logged.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, pairwise
@@ -34,12 +34,6 @@ _DOCUMENT = re.compile(r"\{\s*(?:[uU]?['\"}]|\d+\s*:)|\[\s*[{\[]|(?:collections\
 _NUMBERS = re.compile(r"\[\s*[-+\d.]+(?:[eE][-+]?\d+)?\s*,")
 
 Rows = Sequence[Mapping[str, object]]
-_COUNTS: tuple[Callable[[LogLine, int], float], ...] = (
-    lambda row, _: row.epoch,
-    lambda row, _: row.step,
-    lambda _, place: float(place),
-)
-"""What rows of several lists are ordered by: the first that every row has and that never falls within a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +150,7 @@ def _count_alike(rows: Rows, others: Rows) -> bool:
 
 
 def _add_parts(
-    content: LogContent,
-    parts: Sequence[tuple[str, Rows]],
-    text: str = "",
-    summary_fields: frozenset[str] = frozenset(),
+    content: LogContent, parts: Sequence[tuple[str, Rows]], text: str = "", summary_fields: frozenset[str] = frozenset()
 ) -> None:
     """Add the rows of each split in the order of measurement, without rows of a summary.
 
@@ -180,8 +171,12 @@ def _add_parts(
 def _measured_order(parts: Sequence[Sequence[LogLine]], held_out: Sequence[bool]) -> list[tuple[int, int]]:
     """Return part and place of each row in the order of measurement: validation after its training."""
     places = [[(part, place) for place in range(len(rows))] for part, rows in enumerate(parts)]
-    for count_of in _COUNTS if len(parts) > 1 else ():
-        counts = [[count_of(row, place) for place, row in enumerate(rows)] for rows in parts]
+    counters = (  # the first one counts that every row has and that never falls within a list
+        [[row.epoch for row in rows] for rows in parts],
+        [[row.step for row in rows] for rows in parts],
+        [list(map(float, range(len(rows)))) for rows in parts],
+    )
+    for counts in counters if len(parts) > 1 else ():
         # A comparison with NaN is false, and the first count is compared with itself.
         if all(before <= after for part in counts for before, after in pairwise([part[0], *part])):
             trained_first = sorted(places, key=lambda part: held_out[part[0][0]])

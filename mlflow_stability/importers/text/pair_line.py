@@ -31,39 +31,35 @@ class LineParts:
         self.line = line
         self.complete = True
         """Whether its values are its numbers and nothing else; else other lines like it are read in full."""
-        self._numbers: dict[tuple[int, int], str] = {}
+        self.numbers: dict[tuple[int, int], str] = {}
         self.names: list[tuple[int, int]] = []
 
     def number(self, span: tuple[int, int], name: str) -> None:
         """Add the number of a metric or, with `STEP`, `EPOCH` or `TOTAL`, of a counter; a later one replaces it."""
-        self._numbers = {other: earlier for other, earlier in self._numbers.items() if earlier != name}
-        self._numbers[span] = name
-
-    def rename(self, names: dict[str, str]) -> None:
-        """Give metrics other names than they have in the line."""
-        self._numbers = {span: names.get(name, name) for span, name in self._numbers.items()}
+        self.numbers = {other: earlier for other, earlier in self.numbers.items() if earlier != name}
+        self.numbers[span] = name
 
     def words(self) -> str:
         """Return the words in front of the first value."""
-        values = [start for (start, _), name in self._numbers.items() if name not in COUNTERS]
+        values = [start for (start, _), name in self.numbers.items() if name not in COUNTERS]
         return " ".join(_WORD.findall(self.line[: min(values, default=0)]))
 
     def pattern(self) -> tuple[str, tuple[str, ...]]:
         """Return a regular expression for lines like this one, and the name of each of its groups."""
-        spans = sorted([*self._numbers, *self.names])
+        spans = sorted([*self.numbers, *self.names])
         pieces, end = [], 0
         for span in spans:
             pieces.append(_varying(self.line[end : span[0]]))
             text = self.line[slice(*span)]
-            if span not in self._numbers:
+            if span not in self.numbers:
                 pieces.append(re.escape(text))
-            elif self._numbers[span] in COUNTERS and text.isdigit():
+            elif self.numbers[span] in COUNTERS and text.isdigit():
                 pieces.append(r"(\d+)")
             else:
                 pieces.append(f"({NUMBER})")
             end = span[1]
         pieces.append(_varying(self.line[end:]))
-        return "".join(pieces), tuple(self._numbers[span] for span in spans if span in self._numbers)
+        return "".join(pieces), tuple(self.numbers[span] for span in spans if span in self.numbers)
 
 
 def _varying(text: str) -> str:
@@ -260,7 +256,6 @@ def _read_counters(line: str, read: LogLine, parts: LineParts, counters: list[tu
 
 
 def _read_brackets(line: str, read: LogLine, parts: LineParts) -> None:
-    """Read epoch and step in brackets."""
     both = _EPOCH_AND_STEP.search(line)
     if both is not None:
         read.epoch, read.step = float(both["epoch"]), float(both["step"])
@@ -336,7 +331,7 @@ def name_split(name: str, held_out: str) -> str:
 
 
 def _rename(read: LogLine, parts: LineParts, names: dict[str, str]) -> None:
-    parts.rename(names)
+    parts.numbers = {span: names.get(name, name) for span, name in parts.numbers.items()}
     read.values = {names[name]: value for name, value in read.values.items()}
 
 
