@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -177,7 +177,10 @@ def parameter_histograms(
     if not values:
         missing = "values" if of == "weight" else "a gradient: call it after backward() and before zero_grad()"
         raise SettingsError(f"No parameter {'of the model' if parameter is None else repr(parameter)} has {missing}.")
-    return saved(histogram_ridges([_table(of, values)], type(model).__name__, "parameters now"), save_path)
+    rows = [_row(array) for array in values.values()]
+    statistics, percentiles, edges, counts = (np.array([row[part] for row in rows]) for part in range(4))
+    table = LayerTable(0, 0, of, tuple(values), statistics, percentiles, edges, counts.astype(np.int64))
+    return saved(histogram_ridges([table], type(model).__name__, "parameters now"), save_path)
 
 
 def _values(tensor: Any) -> NDArray[np.float64]:
@@ -187,12 +190,6 @@ def _values(tensor: Any) -> NDArray[np.float64]:
     sample = flat[:: -(-flat.numel() // MAX_VALUES)]
     array: NDArray[np.float64] = sample.double().cpu().numpy()
     return array
-
-
-def _table(of: str, values: Mapping[str, NDArray[np.float64]]) -> LayerTable:
-    rows = [_row(array) for array in values.values()]
-    statistics, percentiles, edges, counts = (np.array([row[part] for row in rows]) for part in range(4))
-    return LayerTable(0, 0, of, tuple(values), statistics, percentiles, edges, counts.astype(np.int64))
 
 
 def _row(array: NDArray[np.float64]) -> tuple[Iterable[float], NDArray[np.float64], NDArray[np.float64], Any]:

@@ -245,29 +245,26 @@ def join_split_files(runs: Sequence[RunHistory]) -> list[RunHistory]:
     """
     groups: dict[tuple[str, ...], list[RunHistory]] = {}
     for run in runs:
-        groups.setdefault(_name_without_split(run), []).append(run)
+        groups.setdefault(_split(run)[1], []).append(run)
     joined = {id(parts[0]): whole for parts in groups.values() if (whole := _joined(parts)) is not None}
     replaced = {id(part) for parts in groups.values() if id(parts[0]) in joined for part in parts[1:]}
     return [joined.get(id(run), run) for run in runs if id(run) not in replaced]
 
 
-def _name_without_split(run: RunHistory) -> tuple[str, ...]:
-    """Return what files of one training have in common; the whole path where the name names no split."""
+def _split(run: RunHistory) -> tuple[str, tuple[str, ...]]:
+    """Return the split that a file's name names, and what files of one training have in common."""
     path = Path(run.source)
     words = [word.lower() for word in split_words(path.stem)]
     rest = [word for word in words if word not in TRAIN | HELD_OUT]
-    return (str(path.parent), path.suffix, *rest) if len(rest) == len(words) - 1 else (run.source,)
-
-
-def _split(run: RunHistory) -> str:
-    words = (word.lower() for word in split_words(Path(run.source).stem))
-    return next((word for word in words if word in TRAIN | HELD_OUT), "")
+    if len(rest) != len(words) - 1:
+        return "", (run.source,)
+    return next(word for word in words if word in TRAIN | HELD_OUT), (str(path.parent), path.suffix, *rest)
 
 
 def _joined(parts: list[RunHistory]) -> RunHistory | None:
     """Join these runs, the training split moved to the front; None where they are not of one training."""
-    parts.sort(key=lambda part: _split(part) not in TRAIN)
-    splits = [_split(part) for part in parts]
+    parts.sort(key=lambda part: _split(part)[0] not in TRAIN)
+    splits = [_split(part)[0] for part in parts]
     if len(parts) < 2 or len(set(splits)) != len(splits) or splits[0] not in TRAIN or splits[1] in TRAIN:
         return None
     if any(part.events is not None or part.gaps or not Path(part.source).is_file() for part in parts):
