@@ -129,7 +129,7 @@ class TensorBoardWriter:
             self._file.flush()
 
     def write(self, scalars: Sequence[Scalar]) -> None:
-        """Append one event for each step."""
+
         for (step, when), scalars_of_step in groupby(scalars, key=lambda scalar: (scalar.step, scalar.time)):
             values = [self._summary.Value(tag=scalar.key, simple_value=scalar.value) for scalar in scalars_of_step]
             event = self._event(wall_time=when, step=step, summary=self._summary(value=values))
@@ -155,7 +155,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def saved(self) -> Mapping[str, Any]:
-        """Return the file, and its valid size."""
+
         return {"file": str(self._path), "size": self._path.stat().st_size}
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class WandbWriter:
         self._run.define_metric("*", step_metric=STEP, summary="min,mean,last")
 
     def write(self, scalars: Sequence[Scalar]) -> None:
-        """Log the values of each step."""
+
         for step, scalars_of_step in groupby(scalars, key=lambda scalar: scalar.step):
             self._run.log({STEP: step, **{scalar.key: scalar.value for scalar in scalars_of_step}})
 

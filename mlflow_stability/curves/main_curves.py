@@ -179,12 +179,12 @@ def _with_averages(history: RunHistory, quantity: str) -> RunHistory:
     min_points = MIN_AVERAGES_SHARE * len(whole.series) if quantity == "loss" else MIN_POINTS
     if quantity == "loss" and _noise(whole) >= NOISY_NATS:
         min_points = min(min_points, MIN_AVERAGES_IF_NOISY)
-    of_steps = _names_rate(whole, FINE)
+    of_steps = not FINE.isdisjoint(_lower_words(whole.name))
     averages = [
         metric
         for metric in history.of(quantity)
         if metric.meaning.duplicate_of == whole.name
-        and _names_rate(metric, COARSE)
+        and not COARSE.isdisjoint(_lower_words(metric.name))
         and (of_steps or len(metric.series) < len(whole.series))
         and len(metric.series) >= max(min_points, MIN_PARTS)
     ]
@@ -202,10 +202,6 @@ def _noise(metric: Metric) -> float:
         return 0.0
     x, logarithmic = to_judged_scale(values)
     return level_noise(x) if logarithmic else 0.0
-
-
-def _names_rate(metric: Metric, words: frozenset[str]) -> bool:
-    return not words.isdisjoint(_lower_words(metric.name))
 
 
 def judged_curves(history: RunHistory, curves: RunCurves) -> JudgedCurves:

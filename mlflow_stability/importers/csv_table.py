@@ -173,7 +173,10 @@ def _add(
     step, epoch, time = clocks.setdefault(tuple(part.header), _clock_columns(numbers))
     unknown = np.full(len(table), np.nan)
     steps, epochs = (numbers[name][0] if name else unknown for name in (step, epoch))
-    times = _seconds(numbers[time][0]) if time else np.zeros(len(table))
+    times = np.zeros(len(table))  # in seconds since 1970; 0 for a blank cell
+    if time and np.isfinite(numbers[time][0]).any():
+        newest = float(numbers[time][0][np.isfinite(numbers[time][0])].max())
+        times = np.nan_to_num(numbers[time][0] / units_per_second(newest), posinf=0.0)
     long = long_format(tuple(_texts(table)), tuple(name for name, (_, logged) in numbers.items() if logged.any()))
     compared = "" if step or epoch or time or long is not None else _compared(table)
     for split, in_split in _splits(table):
@@ -217,14 +220,6 @@ def _clock_columns(numbers: dict[str, _Column]) -> _ClockColumns:
     epoch = next((name for name in numbers if is_epoch(name) and numbers[name][1].any()), None)
     time = next((name for name in moving if is_time(name) and np.nanmin(numbers[name][0]) > MIN_ABSOLUTE_TIME), None)
     return step, epoch, time
-
-
-def _seconds(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times in seconds since 1970; 0 for a blank cell."""
-    finite = times[np.isfinite(times)]
-    if not len(finite):
-        return np.zeros(len(times))
-    return np.nan_to_num(times / units_per_second(float(finite.max())), posinf=0.0)
 
 
 def _splits(table: pd.DataFrame) -> Iterator[tuple[str, NDArray[np.bool_]]]:

@@ -19,6 +19,7 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 _MAX_TEXT = 5000
 _MAX_DEPTH = 12
+_RUN_FIELDS = frozenset({"run_id", "run_uuid"})
 _OUTCOMES = {
     "3": "finished",
     "4": "crashed",
@@ -30,13 +31,9 @@ _OUTCOMES = {
 
 
 def is_mlflow_run(folder: Path) -> bool:
-    if _names_a_run(meta_of(folder)):
+    if not _RUN_FIELDS.isdisjoint(meta_of(folder)):
         return True
     return (folder / "metrics").is_dir() and ((folder / "params").is_dir() or _holds_points(folder / "metrics"))
-
-
-def _names_a_run(meta: Mapping[str, str]) -> bool:
-    return "run_id" in meta or "run_uuid" in meta
 
 
 def _holds_points(folder: Path) -> bool:
@@ -62,7 +59,7 @@ def read_mlflow_run(folder: Path) -> list[RunHistory]:
         tags=dict(_texts(folder / "tags")),
         outcome=_OUTCOMES.get(meta.get("status", ""), ""),  # a process that was killed leaves RUNNING
     )
-    if not _names_a_run(meta):
+    if _RUN_FIELDS.isdisjoint(meta):
         problem = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
         content.notes.append(f"Its meta.yaml {problem}: start time and status are unknown.")
     elif meta.get("lifecycle_stage") == "deleted":

@@ -78,10 +78,8 @@ class KeyValueTable:
         if key.endswith("/") and not value:
             self._group = key
             return True, None
-        completed = None
         name = f"{self._group}{key}" if not key.startswith(self._group) else key
-        if name in self._row:  # a table without a rule between its rows
-            completed = self.complete()
+        completed = self.complete() if name in self._row else None  # a table without a rule between its rows
         self._row[name] = value
         return True, completed
 
@@ -370,7 +368,7 @@ class TextLog:
         if read.has_step:
             if read.total == read.total:
                 self._content.count_total(read.total)
-            self._messages.note_step(_integer(read.step), self._line_number)
+            self._messages.note_step(read.step, self._line_number)
             self._content.add_row(self._line_number, read.values, read.step, self._epoch, read.time)
         else:
             self._messages.note_values(read.values, self._line_number)
@@ -393,10 +391,6 @@ def _belongs_to_sentence(line: str, read: LogLine) -> bool:
     # Without a step the numbers of the line are those of its sentence: `Divergence warning: Loss=8.2 > 2.0x avg`.
     names_finding = any(map(_SENTENCE_NAMES.search, read.values))
     return bool(kinds_in_line(line)) and (not read.has_step or not read.values or names_finding)
-
-
-def _integer(step: float) -> int:
-    return int(max(-(2**53), min(step, 2**53)))
 
 
 def read_text(log_file: LogFile) -> list[RunHistory] | None:

@@ -195,7 +195,7 @@ class _Run:
         self._row += 1
         self.content.add_row(self._row, values, step, time=time)
         if values and math.isfinite(step):
-            self.messages.note_step(int(max(-(2**53), min(step, 2**53))), self._row)
+            self.messages.note_step(step, self._row)
 
     def _add_config(self, config: bytes) -> None:
         for item in submessages(config, 1):

@@ -110,10 +110,10 @@ class MessageReader:
         self._forms: set[frozenset[str]] = set()
         self._forms_after_end: set[frozenset[str]] = set()
 
-    def note_step(self, step: int, row: int = 0) -> None:
+    def note_step(self, step: float, row: int = 0) -> None:
         """Note a step with values: training goes on, so nothing before was its end."""
         self._continue()
-        self._last_step, self._row = step, row
+        self._last_step, self._row = int(max(-(2**53), min(step, 2**53))), row
 
     def note_values(self, names: Collection[str], row: int = 0) -> None:
         """Note values without a step.
