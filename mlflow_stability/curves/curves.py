@@ -287,20 +287,22 @@ def _curves(
             curves.append(replace(curve, phases=phases, other_terms=terms, tested=tested))
     sums = list(_sums(curves)) if not whole and quantity not in NORMS else []
     summed = {curve.attempt for curve in sums}
-    changing = {curve.attempt for curve in curves if not _is_constant(curve.values)} if quantity == "loss" else set()
+    changing = {curve.attempt for curve in curves if not _is_constant(curve)}
+    if quantity != "loss" or history.format == "recorded":
+        changing = set()  # a recorded loss is that of a training of its own
     parts = [
         replace(curve, part=True)
         if (curve.attempt in summed and curve.has_level)
-        # A setting, or a term without effect, beside the loss that changes.
-        or (curve.attempt in changing and _is_constant(curve.values))
+        # A setting, or a term without effect, beside a loss that changes.
+        or (curve.place and curve.attempt in changing and _is_constant(curve))
         else curve
         for curve in curves
     ]
     return (*sums, *parts)
 
 
-def _is_constant(values: NDArray[np.float64]) -> bool:
-    return bool((values == values[:1]).all())
+def _is_constant(curve: Curve) -> bool:
+    return bool((curve.values == curve.values[:1]).all())
 
 
 def _even_micro_batches(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -130,9 +130,17 @@ def test_the_rewards_of_preference_optimisation_make_no_policy_of_a_loss() -> No
     assert not curves.returns
 
 
-def test_a_loss_that_never_changes_beside_one_that_does_is_no_curve_of_its_own() -> None:
-    whole, *others = curves_of(run_named(loss=falling(20), kl_loss=np.zeros(20)), "loss")
-    assert not whole.part
-    assert all(curve.part for curve in others)
-    (only,) = curves_of(run_named(loss=np.zeros(20)), "loss")
-    assert not only.part
+def test_a_term_that_never_changes_beside_a_loss_that_does_is_no_curve_of_its_own() -> None:
+    logged = run_named(total_loss=falling(20), kl_loss=falling(20), mu_loss=np.zeros(20))
+    named = {curve.name: curve for curve in curves_of(logged, "loss")}
+    assert [name for name, curve in named.items() if not curve.part] == ["total_loss"]
+    terms = run_named(kl_loss=falling(20), mu_loss=np.zeros(20))  # of which none is the whole loss
+    assert [curve.name for curve in curves_of(terms, "loss") if not curve.part] == ["kl_loss"]
+
+
+def test_a_loss_that_never_changes_is_judged_as_the_whole_one_the_only_one_or_that_of_a_training_of_its_own() -> None:
+    stuck = np.full(20, 2.303)
+    whole, *_ = curves_of(run_named(loss=stuck, kl_loss=falling(20)), "loss")
+    (only,) = curves_of(run_named(kl_loss=stuck), "loss")
+    recorded = replace(run_named(kl_loss=falling(20), mu_loss=stuck), format="recorded")
+    assert not any(curve.part for curve in (whole, only, *curves_of(recorded, "loss")))
