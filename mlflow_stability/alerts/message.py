@@ -20,7 +20,7 @@ _LATE_SECONDS = 600.0  # minimum age of an event whose message has the time
 
 @dataclass(frozen=True, slots=True)
 class RunLink:
-    run_id: str  # empty while there is none, because the tracking server does not answer
+    run_id: str  # empty while the tracking server does not answer
     name: str = ""  # of the run; or where it trains, while there is no run
     url: str = ""  # its page on the tracking server; empty where the store is a file, or the server did not answer
 

@@ -68,7 +68,7 @@ class RecordingTag:
 
     @property
     def key(self) -> str:
-        """The key of the tag, by which the run of a recording is found again."""
+        """Return the key of the tag that marks the run of a recording."""
         return f"{FOR_PROGRAMS}recording.{self.id}"
 
     def lives(self, now: float) -> bool:
