@@ -107,7 +107,7 @@ class NoGradient(FindingType):
     and the loss; set `requires_grad` to False where it is intended.
 
     When it is wrong: features that are computed under `no_grad()` on purpose, experts that were never chosen, and parts
-    that are trained later.
+    that are trained later. Calls within compiled code are not seen.
 
     Reference: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
     """
