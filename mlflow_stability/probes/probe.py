@@ -65,6 +65,9 @@ class Probe:
         """Return the next step after this one that may be due; `due` is not called before it."""
         raise NotImplementedError
 
+    def at_loss(self, tensors: Any) -> None:
+        """Runs before each backward pass from these tensors, for a probe that `TrainingPace.looks` names."""
+
     def before_step(self, _view: StepView) -> None:
         """Runs when gradients are complete and not used yet, once for each optimizer of the capture."""
 

@@ -285,7 +285,7 @@ class TrainingPace:
     ) -> None:
         # After the observers: a second pass comes before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
-        self.looks: tuple[Callable[[Any], None], ...] = ()  # called with the tensors of each backward pass
+        self.looks: tuple[Probe, ...] = ()  # called with the tensors of each backward pass
         self.clock = StepClock(own_seconds)
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.split)
         self._communication = Communication(guard, lambda: self.models)
@@ -316,9 +316,13 @@ class TrainingPace:
         self.throughput.pass_over()
 
     def backward_began(self, tensors: Any) -> None:
-        for look in self.looks:
-            look(tensors)
         watch, throughput = self._watch, self.throughput
+        for probe in self.looks:
+            try:
+                if probe.part not in watch.guard.off:
+                    probe.at_loss(tensors)
+            except BaseException as error:
+                watch.guard.contain(probe.part, error, probe.forget)
         watch.in_backward = throughput.is_between = True
         if watch.opened or throughput.flops.is_counting:
             self._unusual_backward()

@@ -113,10 +113,9 @@ def probe_scheduler_of(
     facts = FactsProbe(recording)
 
     terms = LossTerms(recording.next_step, lambda: scheduler.ask_again())
-    at_terms = guard(LossTerms.part, terms.at_loss)
 
     def look_at_losses(is_on: bool) -> None:
-        pace.looks = (at_terms, guard(FirstLook.part, look.at_loss)) if is_on else (at_terms,)
+        pace.looks = (terms, look) if is_on else (terms,)
 
     look = FirstLook(recording.emit, lambda: pace.models, recording.next_step, look_at_losses)
     batches, broken = held_batches(settings, guard, recording)

@@ -235,15 +235,15 @@ class LateClips:
         self.steps = 0
         self._is_late = False  # the norm that was taken last was that of gradients that have been used
 
-    def is_late(self, gradients: Sequence[Tensor], stepped: Sequence[Optimizer]) -> bool:
+    def is_late(self, gradients: Sequence[Tensor], stepped: Iterable[Optimizer]) -> bool:
         """Runs when the script takes a norm; `stepped`: optimizers that have used their gradients.
 
         Return whether these are the gradients that have been used.
         """
-        used = {
-            id(owner.grad) for optimizer in stepped for group in optimizer.param_groups for owner in group["params"]
-        }
-        self._is_late = bool(gradients) and all(id(gradient) in used for gradient in gradients)
+        used: set[int] = set()
+        for optimizer in stepped:
+            used.update(id(parameter.grad) for parameter in parameters_of(optimizer))
+        self._is_late = bool(used and gradients) and used.issuperset(map(id, gradients))
         return self._is_late
 
     def clipped(self) -> bool:

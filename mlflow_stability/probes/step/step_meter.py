@@ -176,8 +176,8 @@ class StepMeter:
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         capture = self.capture
         over = capture if capture.micro_batches or self._last is None else self._last
-        references = [self._known[number].optimizer for number in over.ended if number in self._known]
-        stepped = [optimizer for reference in references if (optimizer := reference()) is not None]
+        known_optimizers = map(self._known.get, over.ended)
+        stepped = filter(None, [known.optimizer() for known in known_optimizers if known]) if over.ended else ()
         if self._late_clips.is_late(gradients, stepped):
             return
         whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm

@@ -226,12 +226,15 @@ class BatchCapture(ForwardObserver):
         passes.append(batch)
 
     def forward_gave(self, outputs: Any) -> None:
-        if self._open is not None and any(map(torch_api.is_functorch_wrapped_tensor, tensors_in(outputs))):
+        alone = isinstance(outputs, Tensor)  # nearly always
+        if self._open is not None and any(
+            map(torch_api.is_functorch_wrapped_tensor, (outputs,) if alone else tensors_in(outputs))
+        ):
             self.forward_failed()
         batch, self._open = self._open, None
         if batch is None:
             return
-        if isinstance(outputs, Tensor) and outputs.is_floating_point():  # nearly always
+        if alone and outputs.is_floating_point():
             size = outputs.numel() * outputs.element_size()
             batch.ended, batch.outputs = True, (None,)
             batch.has_output_hook = bool(outputs._backward_hooks)
