@@ -40,7 +40,8 @@ class StepView(NamedTuple):
     """Before a step: the number of steps in a row that added to the gradients of the step before; 0 while not
     certain."""
     late_clips: int = 0
-    """Before a step: the number of steps in a row whose gradients were clipped only after they had been used."""
+    """Before a step: the number of steps in a row whose gradients were clipped only after they had been used; below 0
+    that of steps in which there was none to clip."""
 
 
 Guard: TypeAlias = PartGuard  # wraps the body of a hook so that an error of ours never reaches the training

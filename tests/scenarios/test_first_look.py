@@ -63,6 +63,10 @@ MISTAKES = {
     "each prediction with its own target.",
     "optimizer_recreated": "Each of 5 steps that were looked at, up to step 20, has another AdamW of the same "
     "parameters: its averages of gradients begin again at zero each time.",
+    "not_frozen": "blocks.requires_grad = False freezes nothing: PyTorch reads requires_grad of parameters alone. 4 "
+    "parameters of it are trained.",
+    "schedule_unused": "LambdaLR changes an optimizer that took no step up to step 20; another one trains the same "
+    "parameters, at 0.01 in place of 0.1: the schedule has no effect.",
     "group_rate_zero": "Parameter group 0 (94% of the values of its optimizer) has gradients and a learning rate of 0 "
     "up to step 100; other groups have up to 0.01. No step changes it.",
 }
@@ -79,6 +83,12 @@ def train_body(mistake: str) -> None:
         held = [model.blocks, model.head]
         groups = [{"params": list(part.parameters()), "lr": rate} for part, rate in zip(held, (0.0, 0.01), strict=True)]
     optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=decay)
+    schedule = None
+    if mistake == "schedule_unused":
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 10.0 if step else 1.0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
+    if mistake == "not_frozen":
+        model.blocks.requires_grad = False
     for _ in range(105):
         if mistake == "optimizer_recreated":
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
@@ -87,8 +97,11 @@ def train_body(mistake: str) -> None:
         optimizer.zero_grad()
         ((model(x) - target) ** 2).mean().backward()
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("mistake", [*MISTAKES, ""])
 def test_each_mistake_in_the_set_up_of_a_training_is_a_finding_of_its_own(tmp_path: Path, mistake: str) -> None:
     with flying(tmp_path) as flown:
@@ -134,7 +147,10 @@ def test_an_output_layer_that_is_a_copy_of_the_embedding_is_found_at_once(tmp_pa
 
 @pytest.mark.parametrize(
     ("when", "limit", "is_found"),
-    [("after", 1.0, True), ("after", math.inf, False), ("before", 1.0, False), ("both", 1.0, False)],
+    [
+        *(("after", 1.0, True), ("after", math.inf, False), ("too early", 1.0, True)),
+        *(("before", 1.0, False), ("both", 1.0, False)),
+    ],
 )
 def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
     tmp_path: Path, when: str, limit: float, is_found: bool
@@ -145,15 +161,23 @@ def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(12):
             optimizer.zero_grad()
+            if when == "too early":
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
             (model(torch.randn(16, 8)) - torch.randn(16, 1)).pow(2).mean().backward()
-            if when != "after":
+            if when in ("before", "both"):
                 nn.utils.clip_grad_norm_(model.parameters(), limit)
             optimizer.step()
-            if when != "before":
+            if when in ("after", "both"):
                 nn.utils.clip_grad_norm_(model.parameters(), limit)
     found = [(event.step, event.severity, event.message) for event in flown.events("clipping_late")]
-    message = "Gradients were clipped after the optimizer had used them, in 9 steps in a row."
-    assert found == ([(10, Severity.INFO, message)] if is_found else [])
+    step, message = 10, "Gradients were clipped after the optimizer had used them, in 9 steps in a row."
+    if when == "too early":
+        step = 3
+        message = (
+            "Gradients are never clipped: clip_grad_norm_ got none, in 3 steps in a row. It runs before backward(), "
+            "or its generator of parameters was used up."
+        )
+    assert found == ([(step, Severity.INFO, message)] if is_found else [])
 
 
 def test_clipping_in_the_closure_of_an_optimizer_is_not_late(tmp_path: Path) -> None:

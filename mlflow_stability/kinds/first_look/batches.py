@@ -38,6 +38,7 @@ class InputScaleState:
     low: float = 0.0
     high: float = 0.0
     small: int = 0  # number of looks in a row at small inputs
+    were_usual: bool = False  # at an earlier look
     is_found: bool = False
 
 
@@ -47,8 +48,8 @@ class InputScale(Detector):
 
     What it sees: the inputs of the first layer, a linear layer, convolution or recurrent layer, where neither an
     embedding nor a normalisation is before it and no normalisation right behind it. A WARNING where their root mean
-    square is {largest} or more, or where none is above {smallest} in {looks} looks in a row. Measured at step 10, then
-    with the layers.
+    square is {largest} or more and was not usual before, or where none is above {smallest} in {looks} looks in a row.
+    Measured at step 10, then with the layers.
 
     Why it matters: initial weights and usual learning rates are made for inputs of a size near 1. Gradients of the
     first layer grow with its inputs: training diverges, units die, or learning takes much longer.
@@ -83,7 +84,9 @@ class InputScale(Detector):
             state.high = point.value
         else:
             state.small = state.small + 1 if 0 < max(-state.low, state.high) <= self.smallest else 0
-            if point.value >= self.largest or state.small == self.looks:
+            is_large = point.value >= self.largest and not state.were_usual  # data do not grow, what a model makes does
+            state.were_usual |= self.smallest < point.value < self.largest
+            if is_large or state.small == self.looks:
                 state.is_found = True
                 facts = InputScaleFacts(point.place, state.low, state.high, point.value)
                 return state, self.finding(point, Severity.WARNING, facts)

@@ -1,4 +1,4 @@
-"""Dimensions that are mixed up: a batch that is taken for a sequence, attention that is normalised over queries."""
+"""Dimensions that are mixed up: a batch taken for a sequence, attention over queries, a view for a transpose."""
 
 from __future__ import annotations
 
@@ -99,6 +99,54 @@ class AttentionDim(FindingType):
     question = "Do the weights of attention add up to 1 for each query?"
     check_by_hand = "Print weights.sum(-1): all must be 1."
     remedies = (Remedy(Action.SOFTMAX_OVER_KEYS),)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedDimensionsFacts(Facts):
+    """The shapes around a view that moves a dimension."""
+
+    kind: ClassVar[str] = "mixed_dimensions"
+
+    before: tuple[int, ...]  # Shape that the view gets
+    after: tuple[int, ...]  # Shape that it returns
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        return (
+            f"view or reshape turns {self.before} into {self.after}, which moves a dimension but no values: those of "
+            "different positions or rows are mixed. A transpose is missing."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedDimensions(FindingType):
+    """A view or reshape is in the place of a transpose.
+
+    What it sees: in the graphs of losses of the first steps, a view whose result has a dimension of its input in
+    another place, such as (batch, positions, features) as (batch, features, positions) or as (batch, heads, positions,
+    size), and (directions, batch, features) as (batch, directions * features). Not where a transpose is beside it, nor
+    an exchange behind padding, as in relative attention. No value is read. Data that are arranged before the first
+    layer and compiled losses are not seen.
+
+    Why it matters: view and reshape keep the order of the values. What the model takes for one position, head or
+    example are parts of several, and it learns less.
+
+    What to try: exchange dimensions with `transpose` or `permute`; split and merge neighbours alone with `view`.
+
+    When it is wrong: sizes that are equal by chance; values whose order has no meaning.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.permute.html
+    """
+
+    kind = "mixed_dimensions"
+    of_setup = True
+    noun = "mixed-up dimensions"
+    order = 1155
+    question = "Are dimensions exchanged by transpose, and not by view?"
+    check_by_hand = "Compare x.view(b, c, t) with x.transpose(1, 2): only the second one exchanges dimensions."
+    remedies = (Remedy(Action.TRANSPOSE),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class LossFunction(TextEnum):
     BINARY_CROSS_ENTROPY = "binary_cross_entropy_with_logits"
     NLL = "nll_loss"
     CTC = "ctc_loss"
+    KL = "kl_div"
 
 
 class Activation(TextEnum):
@@ -33,6 +34,10 @@ class Activation(TextEnum):
     TANH = "tanh"
     LINEAR = "linear layer"
     LOG_SOFTMAX = "log_softmax"  # over another dimension than the classes
+    ONE_VALUE = "softmax over one value"  # which is always 1
+
+
+OF_LOGITS = (LossFunction.CROSS_ENTROPY, LossFunction.BINARY_CROSS_ENTROPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,13 @@ class LossInputFacts(Facts):
     @property
     def expected(self) -> str:
         """What the function expects instead."""
-        return "log-probabilities" if self.function in (LossFunction.NLL, LossFunction.CTC) else "logits"
+        return "logits" if self.function in OF_LOGITS else "log-probabilities"
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         if self.activation is Activation.LOG_SOFTMAX:
             return "log_softmax is taken over another dimension than the classes, so that no row adds up to 1."
+        if self.activation is Activation.ONE_VALUE:
+            return "The loss takes a softmax over a dimension of size 1: it is always 1 and has no gradient."
         what = (
             f"Module {self.module} is a {self.activation}, and its output"
             if self.module
@@ -65,16 +72,17 @@ class LossInput(FindingType):
 
     What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
     `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits`, and a softmax, linear layer
-    or convolution before `nll_loss` or `ctc_loss`, or a `log_softmax` over another dimension than the classes before
-    `nll_loss`, `gather` or an index. No value is read. Compiled losses are not seen.
+    or convolution before `nll_loss` or `ctc_loss`, a softmax before `kl_div`, or a `log_softmax` over another dimension
+    than the classes before `nll_loss`, `gather` or an index; and a softmax over a dimension of size 1 near the loss. No
+    value is read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
     model trains, but slowly and to a worse result. After a ReLU no logit is negative. `nll_loss` on logits has no lower
-    bound: it falls until values overflow.
+    bound: it falls until values overflow. A softmax over one value is always 1, and nothing is learnt.
 
     What to try: give the loss function what comes before the activation; take the probabilities in evaluation alone.
-    `nll_loss` wants `log_softmax` over the classes.
+    `nll_loss` and `kl_div` want `log_softmax` over the classes, and a single output the sigmoid.
 
     When it is wrong: a loss that is meant to be bounded.
 
@@ -92,7 +100,9 @@ class LossInput(FindingType):
 
 def remedies_for(facts: LossInputFacts) -> tuple[Remedy, ...]:
     """What to change about this input."""
-    if facts.function is LossFunction.CTC:
+    if facts.activation is Activation.ONE_VALUE:
+        return (Remedy(Action.USE_SIGMOID),)
+    if facts.function in (LossFunction.CTC, LossFunction.KL):
         return (Remedy(Action.TAKE_LOG_SOFTMAX),)
     if facts.activation in (Activation.LINEAR, Activation.LOG_SOFTMAX):
         return (Remedy(Action.USE_CROSS_ENTROPY),)
@@ -107,10 +117,16 @@ class LossBroadcastFacts(Facts):
 
     rows: int  # Number of predictions in the batch
     is_column: bool  # Whether the prediction, not the target, has a second dimension of size 1
+    is_product: bool = False  # Whether they are multiplied, such as log-probabilities with advantages
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         flat, column = f"({self.rows},)", f"({self.rows}, 1)"
         prediction, target = (column, flat) if self.is_column else (flat, column)
+        if self.is_product:
+            return (
+                f"The loss multiplies values of shape {prediction} by constants of shape {target}: it is a product of "
+                f"all {self.rows} x {self.rows} pairs, and its mean that of two means."
+            )
         return (
             f"The prediction has shape {prediction} and the target {target}: the loss compares all "
             f"{self.rows} x {self.rows} pairs, not each prediction with its own target."
@@ -122,10 +138,12 @@ class LossBroadcast(FindingType):
     """The loss compares every prediction with every target.
 
     What it sees: in the graphs of the first losses, a prediction of shape (N, 1) or (N,) whose difference from the
-    target has shape (N, N). No value is read. Compiled losses are not seen.
+    target, or whose product with a constant such as an advantage, has shape (N, N). No value is read. Compiled losses
+    are not seen.
 
     Why it matters: PyTorch broadcasts (N, 1) and (N,) to (N, N). The best answer is then the mean of the targets for
-    each input: the loss falls to the variance of the targets, and the model learns nothing else.
+    each input: the loss falls to the variance of the targets, and the model learns nothing else. A policy gets the mean
+    advantage for each action, and learns nothing.
 
     What to try: give both the same shape.
 

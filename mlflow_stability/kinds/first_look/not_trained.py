@@ -1,4 +1,4 @@
-"""Parameters that no step changes: without an optimizer, without a gradient, or not registered."""
+"""Parameters that no step changes: without an optimizer, without a gradient, or not registered; and failed freezing."""
 
 from __future__ import annotations
 
@@ -142,6 +142,7 @@ class Holder(TextEnum):
     TUPLE = "tuple"
     DICT = "dict"
     ATTRIBUTE = "attribute"
+    FORWARD = "forward pass"  # nothing holds them longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class UnregisteredFacts(Facts):
     kind: ClassVar[str] = "unregistered_module"
 
     holder: Holder  # What holds them
-    name: str  # The attribute of the model: ``blocks``
+    name: str  # The attribute of the model: ``blocks``; empty in a forward pass
     first: str  # The first key in the list or dict; empty for an attribute
     last: str  # The last one
     tensors: int  # Number of tensors that have a gradient and are in no optimizer
@@ -157,6 +158,8 @@ class UnregisteredFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         missing = f"{counted(self.tensors, 'tensor')} with a gradient"
+        if self.holder is Holder.FORWARD:
+            return f"{missing} are made again for each step: a layer is made in the forward pass, and never trained."
         if self.holder is Holder.ATTRIBUTE:
             return f"{self.name} is a tensor and no nn.Parameter: {missing} not in model.parameters(), never updated."
         several = self.first != self.last
@@ -166,16 +169,18 @@ class UnregisteredFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class UnregisteredModule(FindingType):
-    """Parts of the model are in a Python list, tuple or dict, or are plain tensors, and are not trained.
+    """Parts of the model are not trained: in a Python list, tuple or dict, plain tensors, or made in the forward pass.
 
     What it sees: modules, parameters or tensors in a list, tuple or dict that is an attribute of a module, or tensors
     that are attributes themselves. They have a gradient at steps 10 and 20, are in no optimizer, do not belong to the
-    registered modules, and nothing wrote to them in between.
+    registered modules, and nothing wrote to them in between. And two parameters or more in the graphs of the first
+    losses that are used on values of trained layers, are gone a step later, and are in no optimizer.
 
     Why it matters: `parameters()`, `to()`, `train()` and `state_dict()` do not see them. They keep their random initial
-    values, and are not saved.
+    values, or get new ones in each step, and are not saved.
 
-    What to try: keep modules in `nn.ModuleList` or `nn.ModuleDict`, tensors in `nn.Parameter`.
+    What to try: keep modules in `nn.ModuleList` or `nn.ModuleDict`, tensors in `nn.Parameter`; make layers in
+    `__init__`.
 
     When it is wrong: a network that is hidden in a list on purpose, such as that of a perceptual loss, and whose
     parameters still require a gradient.
@@ -190,3 +195,49 @@ class UnregisteredModule(FindingType):
     question = "Are all modules registered?"
     check_by_hand = "Print [name for name, _ in model.named_parameters()]: each part of the model must be there."
     remedies = (Remedy(Action.REGISTER_MODULES),)
+
+
+MADE_AGAIN = (Remedy(Action.MAKE_LAYERS_ONCE),)
+"""What to try where layers are made in the forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFrozenFacts(Facts):
+    kind: ClassVar[str] = "not_frozen"
+
+    name: str  # The module or parameter
+    attribute: str  # What was set to False
+    tensors: int  # Number of its parameters that an optimizer trains
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        return (
+            f"{self.name}.{self.attribute} = False freezes nothing: PyTorch reads requires_grad of parameters alone. "
+            f"{counted(self.tensors, 'parameter')} of it {'is' if self.tensors == 1 else 'are'} trained."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NotFrozen(FindingType):
+    """An attribute that looks as if it froze parameters has no effect.
+
+    What it sees: at steps 10 and 20 and later, a module with an attribute `requires_grad` that is False and that its
+    class does not know, or a parameter with one of a similar name, such as `require_grad`, while an optimizer holds the
+    parameters and they have gradients.
+
+    Why it matters: these parameters are trained: pretrained features are changed, and computing their gradients costs
+    time and memory.
+
+    What to try: `module.requires_grad_(False)`, or `requires_grad = False` for each of its parameters.
+
+    When it is wrong: an attribute of this name with another meaning.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.requires_grad_
+    """
+
+    kind = "not_frozen"
+    of_setup = True
+    noun = "parameters that are not frozen"
+    order = 1164
+    question = "Are parts that should be frozen?"
+    check_by_hand = "Print [name for name, p in model.named_parameters() if p.requires_grad]."
+    remedies = (Remedy(Action.FREEZE_PARAMETERS),)

@@ -269,18 +269,24 @@ class LateClippingFacts(Facts):
     kind: ClassVar[str] = "clipping_late"
 
     steps: int  # Number of steps in a row
+    had_gradients: bool = True  # Whether there was a gradient to clip
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
+        if not self.had_gradients:
+            return (
+                f"Gradients are never clipped: clip_grad_norm_ got none, in {counted(self.steps, unit)} in a row. It "
+                "runs before backward(), or its generator of parameters was used up."
+            )
         return f"Gradients were clipped after the optimizer had used them, in {counted(self.steps, unit)} in a row."
 
 
 @dataclass(frozen=True, slots=True)
 class LateClipping(FindingType):
-    """Gradients are clipped after the optimizer step, which has used them unclipped.
+    """Gradients are clipped after the optimizer step, which has used them unclipped, or before there are any.
 
     What it sees: `clip_grad_norm_` with a finite limit between the step and the next backward pass, on gradients that
-    the step has used, in {least} steps in a row or more. INFO, for the training may not need the clipping; the cause of
-    a divergence.
+    the step has used, or on parameters without any gradient, in {least} steps in a row or more. INFO, for the training
+    may not need the clipping; the cause of a divergence.
 
     Why it matters: the next `zero_grad()` clears the clipped gradients, so that nothing is clipped.
 
@@ -389,3 +395,45 @@ class GroupRateZero(FindingType):
     question = "Has each parameter group a learning rate above zero?"
     check_by_hand = 'Print [group["lr"] for group in optimizer.param_groups].'
     remedies = (Remedy(Action.SET_RATE_OF_GROUP),)
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedScheduleFacts(Facts):
+    kind: ClassVar[str] = "schedule_unused"
+
+    schedule: str  # Class of the schedule
+    rate: float  # Learning rate that it has set
+    used: float  # Learning rate of the optimizer that takes the steps
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"{self.schedule} changes an optimizer that took no step up to {unit} {step}; another one trains the same "
+            f"parameters, at {self.used:.3g} in place of {self.rate:.3g}: the schedule has no effect."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleUnused(FindingType):
+    """A learning rate schedule changes an optimizer that never takes a step.
+
+    What it sees: at steps 20, 100 and 1,000, a schedule that was stepped since the look before, whose optimizer never
+    took a step, while all its parameters are in other optimizers that do, with another learning rate. INFO where the
+    script still has that optimizer, for it may take its turn later.
+
+    Why it matters: the learning rate stays what it was. Usually the optimizer was made again after the schedule.
+
+    What to try: make the schedule after the last optimizer, and of that one.
+
+    When it is wrong: a schedule whose learning rate the script reads and uses in its own way.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+    """
+
+    kind = "schedule_unused"
+    of_setup = True
+    noun = "a schedule without effect"
+    order = 1165
+    severities = (Severity.INFO, Severity.WARNING)
+    question = "Does the schedule change the optimizer that takes the steps?"
+    check_by_hand = "scheduler.optimizer is optimizer must be True."
+    remedies = (Remedy(Action.SCHEDULE_USED_OPTIMIZER),)

@@ -17,26 +17,19 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.first_look.dimensions import (
-    AttentionDim,
-    AttentionDimFacts,
-    BatchAsSequence,
-    BatchAsSequenceFacts,
-)
+from mlflow_stability.kinds.first_look.dimensions import BatchAsSequence, BatchAsSequenceFacts
 from mlflow_stability.kinds.first_look.settings import LateClipping, LateClippingFacts
-from mlflow_stability.probes.first_look.left_out import LeftOut
+from mlflow_stability.probes.first_look.graph_shapes import GraphShapes, loss_over_pairs
+from mlflow_stability.probes.first_look.left_out import LeftOut, not_frozen
 from mlflow_stability.probes.first_look.loss_graph import (
     COMBINING,
     PER_CLASS,
     PER_EXAMPLE,
     Chance,
     chance_of,
-    dim_of,
     loss_input,
-    loss_over_pairs,
     loss_sum,
     node_name,
-    nodes_behind,
     nodes_of,
     saved,
     shape_of,
@@ -47,6 +40,7 @@ from mlflow_stability.probes.first_look.module_settings import (
     Precision,
     Recreated,
     SameLoss,
+    Schedules,
     SharedParameters,
     ZeroGroups,
     strong_decay,
@@ -67,9 +61,7 @@ SPREAD = (Signal("output_spread", ""),)
 MIN_ROWS = 8
 MAX_VALUES = 2**22  # of larger outputs the first rows are compared
 MAX_LAYERS = 64
-SEQUENCE_STEPS, ATTENTION_STEPS = BatchAsSequence().steps, AttentionDim().steps
-# Nodes between a softmax and the product with the values that keep both dimensions of the scores.
-KEEPING = frozenset(("Expand", "View", "UnsafeView", "ReshapeAlias", "Clone", "ToCopy", "NativeDropout", "Mul"))
+SEQUENCE_STEPS = BatchAsSequence().steps
 
 
 class SequenceLayout:
@@ -136,44 +128,6 @@ def _rows_of(loss: Tensor) -> int | None:
                 is_flat = shape[1:] in ((), (1,))
             rows.add(shape[0] if shape and is_flat else 0)
     return rows.pop() or None if len(rows) == 1 else None
-
-
-class AttentionScores:
-    """Softmax of attention over the queries, in the graphs of losses."""
-
-    def __init__(self) -> None:
-        self._steps = 0  # in a row
-        self._is_over = False
-        self._step = 0
-
-    def note(self, loss: Tensor, step: int) -> Finding | None:
-        """Look at the first loss of a step; return a finding after enough steps."""
-        if self._is_over or step == self._step:
-            return None
-        self._step = step
-        sizes = [size for node in nodes_behind(loss.grad_fn) if (size := _normalised_over_queries(node))]
-        self._steps += 1
-        self._is_over = not sizes or self._steps >= ATTENTION_STEPS
-        if not sizes or not self._is_over:
-            return None
-        facts = AttentionDimFacts(sizes[0])
-        return Finding.at(facts, step, Severity.WARNING, remedies=AttentionDim.remedies)
-
-
-def _normalised_over_queries(node: Any) -> int:
-    """Return the number of positions, if a product has the softmax over the queries on its left; else 0."""
-    if node_name(node) != "Bmm":
-        return 0
-    node = node.next_functions[0][0]
-    size = shape_of(node)[-2:]
-    while node_name(node) in KEEPING and shape_of(node)[-2:] == size:
-        inputs = [following for following, _ in node.next_functions if following is not None]
-        if len(inputs) != 1:
-            return 0
-        node = inputs[0]
-    shape = shape_of(node)
-    is_square = node_name(node) == "Softmax" and len(shape) > 2 and shape[-2:] == size and size[0] == size[1] > 1
-    return size[0] if is_square and dim_of(node, -1) == len(shape) - 2 else 0
 
 
 class OutputRows:
@@ -285,9 +239,9 @@ class FirstLook(Probe):
         self._targets, self._precision = Targets(), Precision()
         self._weights: list[Block] = []  # of the first step
         self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
-        self._recreated, self._zero_groups = Recreated(), ZeroGroups()
+        self._recreated, self._zero_groups, self._schedules = Recreated(), ZeroGroups(), Schedules()
         self._left_out = LeftOut()
-        self._layout, self._scores, self._outputs = SequenceLayout(), AttentionScores(), OutputRows()
+        self._layout, self._shapes, self._outputs = SequenceLayout(), GraphShapes(), OutputRows()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
         self._chances: list[Chance | None] = []  # of the losses of one step
@@ -320,7 +274,8 @@ class FirstLook(Probe):
                 self._targets.note(loss)
                 self._outputs.note(loss)
                 self._emit(self._layout.note(loss, step))
-                self._emit(self._scores.note(loss, step))
+                for finding in self._shapes.note(loss, step):
+                    self._emit(finding)
                 if self._left_out.may_be_known:
                     self._left_out.note_loss(loss)
                 self._emit(self._accumulation.note(loss, step))
@@ -342,12 +297,13 @@ class FirstLook(Probe):
             self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
             self._layout.watch(self._models())
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
-        if view.late_clips >= LATE_CLIPPING.least:
-            facts = LateClippingFacts(view.late_clips)
+        if abs(view.late_clips) >= LATE_CLIPPING.least:
+            facts = LateClippingFacts(abs(view.late_clips), had_gradients=view.late_clips > 0)
             self._emit(Finding.at(facts, view.step, Severity.INFO, remedies=LATE_CLIPPING.remedies))
         self._emit(self._recreated.look(view.optimizer, view.step))
         if view.step >= SETTLED_STEP:
             self._emit(self._zero_groups.look(view.optimizer, view.step, ZERO_LOOKS))
+            self._emit(self._schedules.look(seen, view.step))
             self._emit(strong_decay(view.optimizer, view.step))
             self._emit(self._shared.look(view.optimizer, view.step))
             if self._looked_at != view.step:
@@ -363,6 +319,7 @@ class FirstLook(Probe):
                     self._left_out.close()
                 self._precision.before_step(view)
                 self._emit(strong_dropout(models, step))
+                self._emit(not_frozen(models, [*seen, view.optimizer], step))
         if all(held is not view.optimizer for held in seen):
             self._optimizers.append(weakref.ref(view.optimizer))
         self._left_out.note_gradients(view.optimizer)

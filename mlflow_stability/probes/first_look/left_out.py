@@ -19,6 +19,8 @@ from mlflow_stability.kinds.first_look.not_trained import (
     Holder,
     NoGradient,
     NoGradientFacts,
+    NotFrozen,
+    NotFrozenFacts,
     NotOptimized,
     NotOptimizedFacts,
     Reached,
@@ -254,3 +256,33 @@ def _modules_of(named: Sequence[tuple[str, Tensor]], models: Sequence[Module]) -
     owners = owners_of_parameters(models)
     names = dict.fromkeys(owner for _, tensor in named if (owner := owners.get(id(tensor))) is not None)
     return tuple(names)[:MAX_NAMES]
+
+
+MISSPELT = ("require_grad", "requires_grads", "required_grad", "requires_gradient")
+
+
+def not_frozen(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Finding | None:
+    """Return a finding about an attribute that looks as if it froze parameters, which are trained."""
+    trained = {id(held) for optimizer in optimizers for held in parameters_of(optimizer) if held.grad is not None}
+    for path, module in (pair for model in models for pair in Module.named_modules(model)):
+        named: list[tuple[str, str, Iterable[Tensor]]] = []
+        if vars(module).get("requires_grad") is False and not _knows_requires_grad(type(module)):
+            named.append((path, "requires_grad", Module.parameters(module)))
+        for name, tensor in module._parameters.items():
+            wrong = (attribute for attribute in MISSPELT if getattr(tensor, attribute, None) is False)
+            named += [
+                (f"{path}.{name}" if path else name, attribute, [tensor]) for attribute in wrong if tensor is not None
+            ]
+        for place, attribute, tensors in named:
+            count = sum(id(tensor) in trained for tensor in tensors)
+            if count:
+                facts = NotFrozenFacts(plain_name(place) or type(module).__name__, attribute, count)
+                return Finding.at(facts, step, Severity.WARNING, place=facts.name, remedies=NotFrozen.remedies)
+    return None
+
+
+def _knows_requires_grad(cls: type) -> bool:
+    """Whether a method of a module's class uses the name, so that it may mean something there."""
+    own = cls.__mro__[: cls.__mro__.index(Module)]
+    codes = (getattr(method, "__code__", None) for base in own for method in vars(base).values())
+    return any("requires_grad" in code.co_names for code in codes if code is not None)

@@ -17,8 +17,6 @@ from torch.nn import Module
 
 from mlflow_stability.kinds.first_look.loss_function import (
     Activation,
-    LossBroadcast,
-    LossBroadcastFacts,
     LossFunction,
     LossInputFacts,
     LossSum,
@@ -83,6 +81,9 @@ MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
 
 def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
     """Return a finding if a loss function gets the output of an activation that it does not expect."""
+    facts = _of_softmax(loss)
+    if facts is not None:
+        return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
     for function, _, node in loss_functions(loss):
         activation = ACTIVATIONS.get(_name_of_layer(source_of(node)))
         if function is LossFunction.NLL and is_over_other_dim(node):
@@ -97,6 +98,22 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
     if any(_picks_over_other_dim(node, name) for node, name, _ in nodes_of(loss.grad_fn, COMBINING)):
         facts = LossInputFacts(LossFunction.NLL, Activation.LOG_SOFTMAX)
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
+    return None
+
+
+def _of_softmax(loss: Tensor) -> LossInputFacts | None:
+    for node, name, inputs in nodes_of(loss.grad_fn, COMBINING | {"Rsub"}):
+        softmax = inputs[0] if name in PER_CLASS else node
+        if node_name(softmax) in ("Softmax", "LogSoftmax"):
+            shape = shape_of(softmax)
+            if math.prod(shape) > 1 == shape[dim_of(softmax, CLASSES_DIM)]:
+                return LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE)
+        # `kl_div` is what does not depend on its input, less the target times the input.
+        if name == "Sub" and inputs[0] is None and node_name(inputs[-1]) == "Mul":
+            factors = [factor for factor, _ in inputs[-1].next_functions]
+            is_same = len({shape_of(part) for part in (node, inputs[-1], factors[-1])}) == 1
+            if factors[0] is None and node_name(factors[-1]) == "Softmax" and is_same:
+                return LossInputFacts(LossFunction.KL, Activation.SOFTMAX)
     return None
 
 
@@ -283,22 +300,7 @@ def _of_picked(node: Any) -> Any:
     return logarithm_of(source_of(node.next_functions[0][0]))
 
 
-# Nodes of a difference between prediction and target.
-DIFFERENCES = frozenset(("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub"))
 OF_A_DIFFERENCE = frozenset(("Pow", "Abs", "Sqrt"))
-# Nodes by which a script makes pairs on purpose.
-ON_PURPOSE = frozenset(("Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Slice", "Index", "Expand", "Repeat"))
-
-
-def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
-    """Return a finding if a difference in the graph of this loss has a value for each pair of rows."""
-    for node, name, inputs in nodes_of(loss.grad_fn, COMBINING | OF_A_DIFFERENCE):
-        facts = _pairs(node, name, inputs) if name in DIFFERENCES else None
-        if facts is not None:
-            return Finding.at(facts, step, Severity.WARNING, remedies=LossBroadcast.remedies)
-    return None
-
-
 # Nodes of a sum of losses.
 ADDING = frozenset(("Add", "Sub"))
 # Nodes whose input has a value for each example.
@@ -332,22 +334,6 @@ def _values_of_sum(node: Any) -> int:
         is_loss = node_name(source.next_functions[0][0]) == "Sub"
     shape = shape_of(source)
     return math.prod(shape) if is_loss and shape else 0
-
-
-def _pairs(node: Any, name: str, inputs: list[Any]) -> LossBroadcastFacts | None:
-    if len([following for following in inputs if following is not None]) != 1:
-        return None  # the target has a graph of its own
-    source = next(following for following in inputs if following is not None)
-    whole = shape_of(node) if name == "Sub" else shape_of(source)
-    if name != "Sub":  # the loss function has broadcast both before
-        if node_name(source) != "Expand":
-            return None
-        source = source.next_functions[0][0]
-    shape = shape_of(source)
-    rows = whole[0] if len(whole) == 2 and whole[0] == whole[1] > 1 else 0
-    if not rows or shape not in ((rows, 1), (rows,)) or node_name(source) in ON_PURPOSE:
-        return None
-    return LossBroadcastFacts(rows, is_column=len(shape) == 2)
 
 
 def shape_of(node: Any) -> tuple[int, ...]:

@@ -7,9 +7,10 @@ for; a few samples of weights in half precision are copied at some steps alone.
 from __future__ import annotations
 
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +27,17 @@ from mlflow_stability.kinds.first_look.settings import (
     RecreatedFacts,
     RepeatedBackward,
     RepeatedBackwardFacts,
+    ScheduleUnused,
     StrongDropout,
     StrongDropoutFacts,
+    UnusedScheduleFacts,
     ZeroGroupFacts,
 )
 from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
-from mlflow_stability.probes.model_discovery import plain_name, state_of
+from mlflow_stability.probes.model_discovery import Kind, plain_name, remembered, state_of
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.step.readback import Block
 from mlflow_stability.probes.tensor_sums import HALVES
@@ -243,6 +246,53 @@ class ZeroGroups:
                 facts = ZeroGroupFacts(number, share, max(rates))
                 return Finding.at(facts, step, Severity.INFO, remedies=GroupRateZero.remedies)
         return None
+
+
+class Schedules:
+    """Schedules that were stepped between two looks, of optimizers that never step."""
+
+    def __init__(self) -> None:
+        self._looked_at = 0
+        self._counts: dict[int, int] = {}  # of steps of each schedule at the last look, by identity
+
+    def look(self, stepping: Sequence[Optimizer], step: int) -> Finding | None:
+        """Return a finding about one whose parameters other optimizers train; looks once at each step."""
+        if self._looked_at == step or not stepping:
+            return None
+        self._looked_at, before, self._counts = step, self._counts, {}
+        schedules = remembered(Kind.SCHEDULE)[0]
+        for schedule in schedules:
+            held, count = vars(schedule).get("optimizer"), vars(schedule).get("last_epoch")
+            if not isinstance(held, Optimizer) or not isinstance(count, int) or _has_stepped(held, stepping):
+                continue
+            self._counts[id(schedule)] = count
+            rate, used = _highest_rate([held]), _highest_rate(stepping)
+            if rate is not None and used not in (None, rate) and count > before.get(id(schedule), count):
+                facts = UnusedScheduleFacts(type(schedule).__name__, rate, used or 0.0)
+                # One that the script still has may take its turn later. Two references are those of this call.
+                is_lost = sys.getrefcount(held) <= 2 + sum(vars(other).get("optimizer") is held for other in schedules)
+                severity = Severity.WARNING if is_lost else Severity.INFO
+                return Finding.at(facts, step, severity, remedies=ScheduleUnused.remedies)
+        return None
+
+
+def _highest_rate(optimizers: Sequence[Optimizer]) -> float | None:
+    rates = [group.get("lr") for group in _groups(optimizers)]
+    return max((float(rate) for rate in rates if isinstance(rate, float | int)), default=None)
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def _has_stepped(held: Optimizer, stepping: Sequence[Optimizer]) -> bool:
+    """Whether an optimizer has taken a step, shares groups with one that does, or has parameters of its own."""
+    groups, attributes = _groups(stepping), [*vars(held).values(), *(v for o in stepping for v in vars(o).values())]
+    shared = any(group is other for group in held.param_groups for other in groups)
+    trained = {id(tensor) for group in groups for tensor in group["params"]}
+    is_wrapped = any(value is held or any(value is other for other in stepping) for value in attributes)
+    is_other = not parameters_of(held) or any(id(tensor) not in trained for tensor in parameters_of(held))
+    return vars(held).get("_opt_called", False) or bool(held.state) or shared or is_wrapped or is_other
 
 
 SIGNALS = (

@@ -229,26 +229,34 @@ _ENGINE_NORM = "get_global_grad_norm"
 
 
 class LateClips:
-    """Counts the steps in a row whose gradients the script clipped only after the optimizers had used them."""
+    """Counts the steps in a row whose gradients the script clipped only after the optimizers had used them.
+
+    Below 0: those in which there were no gradients to clip.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
+        self._had_gradients = True
         self._is_late = False  # the norm that was taken last was that of gradients that have been used
 
     def is_late(self, gradients: Sequence[Tensor], stepped: Iterable[Optimizer]) -> bool:
         """Runs when the script takes a norm; `stepped`: optimizers that have used their gradients.
 
-        Return whether these are the gradients that have been used.
+        Return whether these are the gradients that have been used, or none.
         """
         used: set[int] = set()
         for optimizer in stepped:
             used.update(id(parameter.grad) for parameter in parameters_of(optimizer))
-        self._is_late = bool(used and gradients) and used.issuperset(map(id, gradients))
+        self._had_gradients = bool(gradients)
+        self._is_late = used.issuperset(map(id, gradients))
         return self._is_late
 
     def clipped(self) -> bool:
         """Count the step of a clipping by that norm; return whether it was late."""
-        self.steps = self.steps + 1 if self._is_late else 0
+        if not self._is_late:
+            self.steps = 0
+        else:
+            self.steps = max(self.steps, 0) + 1 if self._had_gradients else min(self.steps, 0) - 1
         return self._is_late
 
 

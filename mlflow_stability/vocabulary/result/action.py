@@ -132,6 +132,7 @@ class Action(Enum):
     SET_RATE_OF_GROUP = "Give the parameter group a learning rate, or freeze it: requires_grad_(False)."
     SET_BATCH_FIRST = "Set batch_first=True, or transpose the input to (sequence, batch, features)."
     SOFTMAX_OVER_KEYS = "Take the softmax of attention scores over their last dimension, that of the keys."
+    TRANSPOSE = "Exchange dimensions with transpose() or permute(), and use view() for neighbours alone."
     CHECK_MASKING = "Check how targets are masked and padded; pack short sequences together."
     MAP_LABELS = "Map the labels to 0 and 1."
     CHECK_TARGETS = "Check that the targets belong to the inputs."
@@ -369,7 +370,11 @@ class Action(Enum):
     USE_CROSS_ENTROPY = (
         "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
     )
-    TAKE_LOG_SOFTMAX = "Apply log_softmax over the classes to the input of ctc_loss, which takes log-probabilities."
+    TAKE_LOG_SOFTMAX = "Apply log_softmax over the classes to the input of ctc_loss or kl_div: it is a log-probability."
+    MAKE_LAYERS_ONCE = "Make layers in __init__, not in forward()."
+    FREEZE_PARAMETERS = "Freeze with module.requires_grad_(False), before the optimizer is made."
+    SCHEDULE_USED_OPTIMIZER = "Make the schedule after the optimizer that takes the steps, and of that one."
+    USE_SIGMOID = "For a single output take the sigmoid, or binary_cross_entropy_with_logits."
     CHECK_SIGN_OF_LOSS = (
         "Check the sign of the loss and of each of its terms; nll_loss takes log-probabilities, cross_entropy logits."
     )

@@ -35,6 +35,11 @@ def test_inputs_that_are_tiny_only_at_the_first_measurement_are_not_reported() -
     assert judged("input_scale", **series) == []
 
 
+def test_inputs_that_grow_are_made_by_the_model_and_not_reported() -> None:
+    series = {"input_low@stem": [-3.0, -300.0], "input_high@stem": [3.0, 280.0], "input_rms@stem": [1.1, 239.0]}
+    assert judged("input_scale", **series) == []
+
+
 @pytest.mark.parametrize(
     ("low", "high", "rms"),
     [(-3.0, 4.0, 1.0), (0.0, 1.0, 0.5), (0.0, 1.0, 0.01), (0.0, 60.0, 8.0), (0.0, 0.0, 0.0)],

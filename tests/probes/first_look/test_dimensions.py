@@ -11,8 +11,7 @@ from scenarios.flying import flying
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlflow_stability.kinds.first_look.dimensions import AttentionDimFacts
-from mlflow_stability.probes.first_look.first_look import AttentionScores, OutputRows
+from mlflow_stability.probes.first_look.first_look import OutputRows
 from mlflow_stability.vocabulary.result import Severity
 
 ROWS, LENGTH, FEATURES, CLASSES = 24, 12, 6, 3
@@ -111,59 +110,6 @@ def test_layers_that_get_what_they_expect_are_not_reported(
 
 def tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
-
-
-def test_a_softmax_over_the_queries_is_found_after_three_steps() -> None:
-    for scores, values in ((tensor(2, 5, 5), tensor(2, 5, 4)), (tensor(2, 3, 5, 5), tensor(2, 3, 5, 4))):
-        look = AttentionScores()
-        mask = torch.ones(5, 5).tril() == 0
-        weights = functional.dropout(scores.masked_fill(mask, -1e9).softmax(-2), 0.1)
-        loss = (weights @ values).square().mean()
-        findings = [look.note(loss, step) for step in range(2, 7)]
-        assert [None if finding is None else finding.facts for finding in findings] == [
-            *(None, None),
-            AttentionDimFacts(5),
-            *(None, None),
-        ]
-
-
-SOUND_ATTENTION: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "over the keys": lambda scores, values: scores.softmax(-1) @ values,
-    "keys and queries exchanged": lambda scores, values: scores.softmax(-2).transpose(-1, -2) @ values,
-    "from the right": lambda scores, values: values.transpose(-1, -2) @ scores.softmax(-2),
-    "slots, normalised again": lambda scores, values: (
-        (weights := scores.softmax(-2)) / weights.sum(-1, keepdim=True) @ values
-    ),
-    "fewer slots than inputs": lambda scores, values: scores[:, :3].softmax(-2) @ values,
-    "one matrix": lambda scores, values: scores[0].softmax(-2) @ values[0],
-    "linear attention": lambda scores, values: torch.einsum("bde,bdn->bne", scores.softmax(-1), values),
-}
-
-
-@pytest.mark.parametrize("name", SOUND_ATTENTION)
-def test_other_attention_is_not_reported(name: str) -> None:
-    look = AttentionScores()
-    loss = SOUND_ATTENTION[name](tensor(2, 5, 5), tensor(2, 5, 4)).square().mean()
-    assert [look.note(loss, step) for step in range(2, 8)] == [None] * 6
-
-
-@pytest.mark.parametrize("dim", [1, 2])
-def test_a_training_whose_attention_is_normalised_over_queries_is_found(tmp_path: Path, dim: int) -> None:
-    with flying(tmp_path) as flown:
-        torch.manual_seed(0)
-        layer, head = nn.Linear(FEATURES, 3 * FEATURES), nn.Linear(FEATURES, 1)
-        optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()])
-        for _ in range(6):
-            query, key, value = layer(torch.randn(8, LENGTH, FEATURES)).chunk(3, -1)
-            output = head((query @ key.transpose(1, 2)).softmax(dim) @ value)
-            optimizer.zero_grad()
-            functional.mse_loss(output, torch.randn(8, LENGTH, 1)).backward()
-            optimizer.step()
-    found = [(event.step, event.severity, event.message) for event in flown.events("attention_dim")]
-    message = (
-        "Attention over 12 positions takes its softmax over the queries: the weights of a query do not add up to 1."
-    )
-    assert found == ([(4, Severity.WARNING, message)] if dim == 1 else [])
 
 
 def spread(*losses: Tensor) -> float | None:

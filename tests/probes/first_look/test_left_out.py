@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from mlflow_stability.kinds.first_look.not_trained import (
     Holder,
     NoGradientFacts,
+    NotFrozenFacts,
     NotOptimizedFacts,
     Reached,
     UnregisteredFacts,
 )
-from mlflow_stability.probes.first_look.left_out import LeftOut
+from mlflow_stability.probes.first_look.left_out import LeftOut, not_frozen
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Severity
@@ -249,3 +250,40 @@ def test_a_training_without_gradients_is_not_reported() -> None:
         for parameter in model.parameters():
             parameter.add_(0.01)
     assert look.without_gradient([model], [optimizer], 100) is None
+
+
+class Freezing(nn.Linear):
+    """A layer whose class knows the name."""
+
+    def freeze(self) -> None:
+        self.weight.requires_grad = self.requires_grad = False
+
+
+def frozen(model: nn.Module, *, steps: bool = True) -> Facts | None:
+    model(torch.ones(3, 4)).sum().backward()
+    finding = not_frozen([model], sgd(model) if steps else [], 10)
+    assert finding is None or finding.severity is Severity.WARNING
+    return None if finding is None else finding.facts
+
+
+def test_an_attribute_that_freezes_nothing_is_found() -> None:
+    model = Net()
+    model.body.requires_grad = False  # type: ignore[assignment]
+    assert frozen(model) == NotFrozenFacts("body", "requires_grad", 2)
+    assert NotFrozenFacts("body", "requires_grad", 2).sentence(10) == (
+        "body.requires_grad = False freezes nothing: PyTorch reads requires_grad of parameters alone. 2 parameters of "
+        "it are trained."
+    )
+    other = Net()
+    other.head.weight.require_grad = False  # type: ignore[attr-defined]
+    assert frozen(other) == NotFrozenFacts("head.weight", "require_grad", 1)
+
+
+def test_frozen_parts_and_attributes_of_a_class_are_not_reported() -> None:
+    model, untrained = Net().requires_grad_(True), Net()
+    model.body.requires_grad_(False)
+    model.body.requires_grad = False  # type: ignore[assignment]
+    untrained.body.requires_grad = False  # type: ignore[assignment]
+    own = nn.Sequential(Freezing(4, 4), nn.Linear(4, 2))
+    own[0].requires_grad = False  # type: ignore[assignment]
+    assert [frozen(model), frozen(untrained, steps=False), frozen(own)] == [None, None, None]

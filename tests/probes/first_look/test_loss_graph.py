@@ -91,6 +91,22 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
         lambda: -outputs().softmax(0).gather(1, LABELS[:, None]).squeeze(1).clamp(min=1e-8).log().mean(),
         *(LossFunction.NLL, Activation.LOG_SOFTMAX),
     ),
+    "softmax into kl_div": (
+        lambda: functional.kl_div(outputs().softmax(1), SHARES, reduction="batchmean"),
+        *(LossFunction.KL, Activation.SOFTMAX),
+    ),
+    "softmax into kl_div for each row": (
+        lambda: 2.0 * functional.kl_div(outputs().softmax(1), SHARES, reduction="none").sum(1).mean(),
+        *(LossFunction.KL, Activation.SOFTMAX),
+    ),
+    "cross entropy of one class": (
+        lambda: functional.cross_entropy(outputs(4, 1), torch.zeros_like(LABELS)),
+        *(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE),
+    ),
+    "overlap of one channel": (
+        lambda: 1 - (2 * (outputs(4, 1, 3).softmax(1) * SHARES[:, None, :3]).sum((1, 2)) / 7).mean(),
+        *(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE),
+    ),
     "logarithm of a softmax of probabilities": (
         lambda: functional.nll_loss((outputs().softmax(1).softmax(1) + 1e-8).log(), LABELS),
         *(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX),
@@ -146,6 +162,10 @@ def test_the_module_is_named_where_there_is_one() -> None:
 
 RIGHT: dict[str, Callable[[], Tensor]] = {
     "logits": lambda: functional.cross_entropy(outputs(), LABELS),
+    "log-probabilities into kl_div": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
+    "expected error": lambda: (1 - SHARES * outputs().softmax(1)).mean(),
+    "one pair": lambda: functional.cross_entropy(outputs(1, 1), LABELS[:1] * 0),
+    "attention to one position": lambda: (outputs(4, 1, 1).softmax(-1) @ outputs(4, 1, 3)).square().mean(),
     "capped logits": lambda: functional.cross_entropy(outputs().tanh() * 30, LABELS),
     "log-probabilities over the last dimension": lambda: functional.nll_loss(outputs().log_softmax(-1), LABELS),
     "a bounded answer": lambda: functional.binary_cross_entropy_with_logits(outputs().tanh(), SHARES),

@@ -15,12 +15,14 @@ from mlflow_stability.kinds.first_look.settings import (
     OptimizedTwiceFacts,
     RecreatedFacts,
     StrongDropoutFacts,
+    UnusedScheduleFacts,
     ZeroGroupFacts,
 )
 from mlflow_stability.probes.first_look.module_settings import (
     Accumulation,
     Recreated,
     SameLoss,
+    Schedules,
     SharedParameters,
     ZeroGroups,
     strong_dropout,
@@ -202,3 +204,45 @@ def test_groups_without_gradients_and_a_rate_of_zero_for_all_are_not_reported() 
     for parameter in frozen.param_groups[1]["params"]:
         parameter.grad = None
     assert zero_groups(frozen) == zero_groups(groups(0.0, 0.0)) == zero_groups(groups(0.1, 0.1)) == []
+
+
+def scheduled(old: torch.optim.Optimizer, used: torch.optim.Optimizer, *, stepped: bool = True) -> list[Finding]:
+    """Look three times at the schedule of one optimizer, while another one takes the steps."""
+    schedule = torch.optim.lr_scheduler.ExponentialLR(old, 0.5)
+    del old
+    looks, findings = Schedules(), []
+    for step in (10, 20, 100):
+        used.step()
+        if stepped:
+            schedule.step()
+        findings.append(looks.look([used], step))
+    return [finding for finding in findings if finding is not None]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(with_gradients(model).parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_schedule_of_an_optimizer_that_was_made_again_is_found() -> None:
+    model = nn.Linear(3, 2)
+    finding = scheduled(sgd(model), sgd(model))[0]
+    assert (finding.step, finding.severity) == (20, Severity.WARNING)
+    assert finding.facts == UnusedScheduleFacts("ExponentialLR", 0.025, 0.1)
+    assert finding.message == (
+        "ExponentialLR changes an optimizer that took no step up to step 20; another one trains the same parameters, "
+        "at 0.1 in place of 0.025: the schedule has no effect."
+    )
+    kept = sgd(model)
+    assert scheduled(kept, sgd(model))[0].severity is Severity.INFO
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_schedules_that_rest_and_those_of_other_optimizers_are_not_reported() -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    used = sgd(model)
+    assert scheduled(used, used) == scheduled(Wrapper(used), used) == scheduled(sgd(other), used) == []
+    assert scheduled(sgd(model), used, stepped=False) == []
+    before = sgd(model)
+    before.step()  # it was used up to here
+    assert scheduled(before, used) == []
