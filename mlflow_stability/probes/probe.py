@@ -42,6 +42,8 @@ class StepView(NamedTuple):
     late_clips: int = 0
     """Before a step: the number of steps in a row whose gradients were clipped only after they had been used; below 0
     that of steps in which there was none to clip."""
+    scaled_clips: int = 0
+    """Before a step: the number of clippings in a row whose gradients a loss scaler had scaled."""
 
 
 Guard: TypeAlias = PartGuard  # wraps the body of a hook so that an error of ours never reaches the training

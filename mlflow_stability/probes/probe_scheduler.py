@@ -92,15 +92,15 @@ class ProbeScheduler:
         begins_step: bool = True,
         kept_for: int = 0,
         late_clips: int = 0,
+        scaled_clips: int = 0,
     ) -> None:
         """Runs before each optimizer step; the first begins a capture at this place of the model's signals."""
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
             alone = norms[0] if len(norms) == 1 else None  # of several, the last may be of another optimizer
-            by_step = StepView(
-                optimizer, self.step, self._layers, unscale, False, place, alone, limits, kept_for, late_clips
-            )
+            counts = (kept_for, late_clips, scaled_clips)
+            by_step = StepView(optimizer, self.step, self._layers, unscale, False, place, alone, limits, *counts)
             by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             with self._walk.about(optimizer):
                 for probe in self._due:

@@ -180,6 +180,29 @@ def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
     assert found == ([(step, Severity.INFO, message)] if is_found else [])
 
 
+@pytest.mark.parametrize("how", ["scaled", "unscaled", "scaled limit", "no scaler"])
+def test_clipping_of_scaled_gradients_is_found(tmp_path: Path, how: str) -> None:
+    with flying(tmp_path) as flown:
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(8, 1), torch.amp.GradScaler("cpu", enabled=how != "no scaler")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(12):
+            optimizer.zero_grad()
+            scaler.scale((model(torch.randn(16, 8)) - torch.randn(16, 1)).pow(2).mean()).backward()
+            if how == "unscaled":
+                scaler.unscale_(optimizer)
+            limit = 0.5 * scaler.get_scale() if how == "scaled limit" else 0.5
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            scaler.step(optimizer)
+            scaler.update()
+    found = [(event.step, event.severity, event.message) for event in flown.events("clipping_scaled")]
+    message = (
+        "Gradients are clipped at 0.5 while the loss scaler has them scaled, 10 times in a row up to step 10: the real "
+        "limit is that, divided by the loss scale."
+    )
+    assert found == ([(10, Severity.WARNING, message)] if how == "scaled" else [])
+
+
 def test_clipping_in_the_closure_of_an_optimizer_is_not_late(tmp_path: Path) -> None:
     with flying(tmp_path) as flown:
         model = nn.Linear(8, 1)

@@ -39,9 +39,9 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 PREVENT_LEARNING = (
     "loss_input loss_broadcast equal_weights same_input weight_decay_strong no_gradient not_optimized "
-    "unregistered_module learning_rate_zero gradient_underflow updates_lost epsilon_large clipping_strong input_scale "
-    "one_class targets_ignored targets_unreachable dropout_strong batch_as_sequence attention_dim mixed_dimensions "
-    "group_rate_zero target_sum"
+    "unregistered_module learning_rate_zero gradient_underflow updates_lost epsilon_large clipping_scaled "
+    "clipping_strong input_scale one_class targets_ignored targets_unreachable dropout_strong batch_as_sequence "
+    "attention_dim mixed_dimensions group_rate_zero target_sum"
 )
 """Kinds of mistakes that keep a training from learning, the most direct first."""
 SUMS = "accumulation_sum loss_sum"  # kinds that make steps larger, except those of an optimizer that scales its own

@@ -310,6 +310,50 @@ class LateClipping(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledClippingFacts(Facts):
+    kind: ClassVar[str] = "clipping_scaled"
+
+    clippings: int  # Number of these clippings in a row
+    limit: float  # The limit
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"Gradients are clipped at {self.limit:.4g} while the loss scaler has them scaled, "
+            f"{self.clippings} times in a row up to {unit} {step}: the real limit is that, divided by the loss scale."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledClipping(FindingType):
+    """Gradients are clipped before the loss scaler has divided them by the loss scale.
+
+    What it sees: `clip_grad_norm_` or `clip_grad_value_` with a limit below {highest} between
+    `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, without `scaler.unscale_(optimizer)` before it, in all
+    of the last {least} clippings or more, looked at from step 10 on.
+
+    Why it matters: the loss scale is 65,536 at first and changes. Nearly every step is clipped to the limit divided by
+    it: SGD hardly moves, and Adam gets gradients of equal size, whatever the batch.
+
+    What to try: `scaler.unscale_(optimizer)` before clipping.
+
+    When it is wrong: a limit that is meant for scaled gradients.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
+    """
+
+    least: int = 8  # minimum number of clippings in a row
+    highest: float = 1000.0  # limit above which the script may have multiplied it by the loss scale
+
+    kind = "clipping_scaled"
+    of_setup = True
+    noun = "clipping of scaled gradients"
+    order = 1150
+    question = "Are gradients unscaled before they are clipped?"
+    check_by_hand = "scaler.unscale_(optimizer) belongs between backward() and clip_grad_norm_."
+    remedies = (Remedy(Action.UNSCALE_BEFORE_CLIPPING),)
+
+
+@dataclass(frozen=True, slots=True)
 class RecreatedFacts(Facts):
     kind: ClassVar[str] = "optimizer_recreated"
 

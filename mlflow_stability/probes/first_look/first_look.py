@@ -18,7 +18,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.first_look.dimensions import BatchAsSequence, BatchAsSequenceFacts
-from mlflow_stability.kinds.first_look.settings import LateClipping, LateClippingFacts
+from mlflow_stability.kinds.first_look.settings import (
+    LateClipping,
+    LateClippingFacts,
+    ScaledClipping,
+    ScaledClippingFacts,
+)
 from mlflow_stability.probes.first_look.graph_shapes import GraphShapes, loss_over_pairs
 from mlflow_stability.probes.first_look.left_out import LeftOut, not_frozen
 from mlflow_stability.probes.first_look.loss_graph import (
@@ -215,7 +220,7 @@ FIRST_STEPS = 10  # whose losses are examined; later, losses of the step after o
 MAX_LOSSES = 32  # of a step
 STEPS = (1, 2, 3, 10, 20, 100, 1000)  # before which parameters and settings are examined
 _DUE = tuple(sorted({*range(1, FIRST_STEPS + 1), *STEPS, *(step + 1 for step in STEPS)}))
-LATE_CLIPPING = LateClipping()
+LATE_CLIPPING, SCALED_CLIPPING = LateClipping(), ScaledClipping()
 SETTLED_STEP = 10  # by then all optimizers have stepped, and a warm-up has begun
 ZERO_LOOKS = 3  # from `SETTLED_STEP` on
 NO_GRADIENT_STEP = 100  # by then a parameter without a gradient never gets one
@@ -300,6 +305,10 @@ class FirstLook(Probe):
         if abs(view.late_clips) >= LATE_CLIPPING.least:
             facts = LateClippingFacts(abs(view.late_clips), had_gradients=view.late_clips > 0)
             self._emit(Finding.at(facts, view.step, Severity.INFO, remedies=LATE_CLIPPING.remedies))
+        limit = min(view.limits.values(), default=math.inf)
+        if view.scaled_clips >= SCALED_CLIPPING.least and limit < SCALED_CLIPPING.highest:
+            scaled = ScaledClippingFacts(view.scaled_clips, limit)
+            self._emit(Finding.at(scaled, view.step, Severity.WARNING, remedies=SCALED_CLIPPING.remedies))
         self._emit(self._recreated.look(view.optimizer, view.step))
         if view.step >= SETTLED_STEP:
             self._emit(self._zero_groups.look(view.optimizer, view.step, ZERO_LOOKS))

@@ -374,6 +374,7 @@ class Action(Enum):
     MAKE_LAYERS_ONCE = "Make layers in __init__, not in forward()."
     FREEZE_PARAMETERS = "Freeze with module.requires_grad_(False), before the optimizer is made."
     SCHEDULE_USED_OPTIMIZER = "Make the schedule after the optimizer that takes the steps, and of that one."
+    UNSCALE_BEFORE_CLIPPING = "Call scaler.unscale_(optimizer) before clipping.", Topic.CLIP_GRADIENTS
     USE_SIGMOID = "For a single output take the sigmoid, or binary_cross_entropy_with_logits."
     CHECK_SIGN_OF_LOSS = (
         "Check the sign of the loss and of each of its terms; nll_loss takes log-probabilities, cross_entropy logits."
