@@ -6,7 +6,6 @@ of its own, recorded as any other training.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +14,6 @@ from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.demo.catalog import known_simulation
 from mlflow_stability.demo.processes import Training, train
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.figures.loss_pairs import LossPair, loss_pairs
-from mlflow_stability.figures.style import Picture, saved
 from mlflow_stability.vocabulary.argument import check_arguments
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis
 
@@ -53,23 +50,6 @@ class Simulation:
     def found(self) -> bool:
         """Whether the diagnosis names a right cause."""
         return self.cause in self.causes
-
-    def picture(self, *others: Simulation, save_path: str | os.PathLike[str] | None = None) -> Picture:
-        """The losses of both trainings, with those of other simulations beside them: a matplotlib figure.
-
-        Args:
-            others: Further simulations, one panel each.
-            save_path: A file that it is written to.
-        """
-        pairs = []
-        for simulation in (self, *others):
-            first = min((finding.start for finding in simulation.diagnosis.findings), default=None)
-            mark = "right" if simulation.found else "not the cause"
-            conclusion = f"{simulation.cause.replace('_', ' ')}: {mark}" if simulation.cause else "no cause named"
-            losses = simulation.healthy_losses, simulation.losses
-            pairs.append(LossPair(simulation.name, conclusion, *losses, first))
-        title = "Simulated failures" if others else f"Simulated failure: {self.name}"
-        return saved(loss_pairs(pairs, title), save_path)
 
     def __repr__(self) -> str:
         return f"<Simulation {self.name}: {self.what} Diagnosis: {self.diagnosis.verdict}>"

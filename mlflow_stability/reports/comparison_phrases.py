@@ -271,12 +271,6 @@ def meanings(columns: Sequence[Column]) -> str:
     return "; ".join(f"{column.title}: {column.meaning}" for column in columns) + "."
 
 
-def layer_columns(beside: LayerComparison) -> str:
-    """``each column the largest of 10 steps``."""
-    extreme = "smallest" if beside.smallest else "largest"
-    return f"each column the {extreme} of {beside.width:,} steps" if beside.width > 1 else "a column for each step"
-
-
 def layer_difference(beside: LayerComparison, names: tuple[str, str]) -> str:
     """Where the layers of two runs are farthest apart, and where one was not finite."""
     return " ".join([_farthest(beside, names), *_broken(beside, names)])

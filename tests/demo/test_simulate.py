@@ -33,8 +33,6 @@ def test_the_diagnosis_of_a_simulation_names_a_right_cause(sqlite_uri: str, monk
     assert {each.source for each in done.comparison.cards} == {done.healthy_run_id, done.run_id}
     onset = failure_of(name, None).onset
     assert done.losses[: onset - 1] == done.healthy_losses[: onset - 1]
-    assert len(done.picture().axes) == 1
-    assert [panel.get_title(loc="left") for panel in done.picture(done).axes] == [name, name]
 
 
 @pytest.mark.slow

@@ -404,7 +404,6 @@ def simulated() -> Simulation:
     made = simulate("bad-batch", seed=1, rollback=True, steps=200)
     print(made.name, made.what, made.causes, made.cause, made.found, made.run_id, made.healthy_run_id)
     print(min(made.losses), min(made.healthy_losses), made.diagnosis.verdict, made.comparison.summary)
-    made.picture(made, save_path="losses.png").savefig("losses.svg")
     return made
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +39,6 @@ def decades(low: float, high: float) -> list[float]:
     factors = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0,)
     values = [factor * 10.0**power for power in range(first, last + 1, every) if power < 308 for factor in factors]
     return [value for value in values if low <= value <= high]
-
-
-def apart(ticks: Sequence[Tick], characters: float) -> tuple[Tick, ...]:
-    """Return every tick, or every second, third, ...: as many as have labels that do not touch each other.
-
-    `characters` of them fit side by side along the whole axis.
-    """
-    for every in range(1, len(ticks)):
-        kept = ticks[::every]
-        pairs = pairwise(kept)
-        if all((b.at - a.at) / 100 * characters > (len(a.label) + len(b.label)) / 2 + 1 for a, b in pairs):
-            return tuple(kept)
-    return tuple(ticks[:1])
 
 
 @dataclass(frozen=True, slots=True)

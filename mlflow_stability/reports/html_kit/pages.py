@@ -7,6 +7,7 @@ Every name is escaped; the same input gives the same page.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,6 @@ from mlflow_stability.reports.comparison_sections import comparison_sections, le
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH, Tick, decades, round_numbers
 from mlflow_stability.reports.html_kit.comparison_pictures import dots_of, overlay_of, strips_of, survival_picture_of
-from mlflow_stability.reports.html_kit.layers_picture import layers_picture_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run_sections import DrawnCurve, drawn_curves, overview, run_sections
 from mlflow_stability.reports.sections import failures
@@ -50,7 +50,6 @@ def comparison_page(comparison: Comparison) -> str:
     comparison = with_distinct_names(comparison)
     cohort = comparison.cohort
     first, last, between = comparison_phrases.chosen(comparison.runs, MAX_STABLEST, MAX_UNSTABLE)
-    names = comparison_phrases.two_names(comparison) if comparison.layers else ("", "")
     return _page(
         "comparison_page.html",
         wording=comparison_phrases,
@@ -63,11 +62,29 @@ def comparison_page(comparison: Comparison) -> str:
         columns=comparison_phrases.number_columns([run.card for run in (*first, *last)]),
         sections=comparison_sections(comparison),
         overlay=overlay_of(comparison.cards),
-        layers=[layers_picture_of(beside, names) for beside in comparison.layers],
+        layers=_layer_pictures(comparison),
         strips=strips_of(comparison.cards),
         survival=survival_picture_of(cohort.survival) if cohort else None,
         dots=[dots_of(plot) for plot in cohort.plots] if cohort else [],
     )
+
+
+def _layer_pictures(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Return title, description and address of the picture of each quantity by layer that two runs have."""
+    if not comparison.layers:
+        return []
+    from mlflow_stability.figures.layer_heatmap import layers_beside  # matplotlib takes half a second to import
+    from mlflow_stability.figures.style import png
+
+    names = comparison_phrases.two_names(comparison)
+    return [
+        (
+            beside.title,
+            comparison_phrases.layer_difference(beside, names),
+            f"data:image/png;base64,{b64encode(png(layers_beside(beside, names))).decode('ascii')}",
+        )
+        for beside in comparison.layers
+    ]
 
 
 def _charts(diagnosis: Diagnosis) -> list[Chart]:

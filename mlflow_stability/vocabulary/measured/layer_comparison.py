@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,16 +156,6 @@ class LayerComparison:
             "not measured": np.isnan(cells) & ~outside & ~absent.reshape(cells.shape),
             OUTSIDE: outside,
         }
-
-    def shares(self, cells: Cells) -> NDArray[np.float64]:
-        """Return the position of each value between the colour limits, from 0 to 1; NaN where it has no colour."""
-        low, high = self.colour_limits
-        values = np.where(np.isfinite(cells), cells, np.nan).astype(np.float64)
-        if self.logarithmic:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                values = np.log(np.where(values > 0, values, np.nan))
-            low, high = math.log(low), math.log(high)
-        return np.asarray(np.clip((values - low) / (high - low), 0.0, 1.0), np.float64)
 
 
 def logarithmic_limits(values: NDArray[Any]) -> tuple[float, float]:
