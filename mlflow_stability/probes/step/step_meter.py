@@ -178,7 +178,7 @@ class StepMeter:
         capture = self.capture
         over = capture if capture.micro_batches or self._last is None else self._last
         known_optimizers = map(self._known.get, over.ended)
-        stepped = filter(None, [known.optimizer() for known in known_optimizers if known]) if over.ended else ()
+        stepped = filter(None, [entry.optimizer() for entry in known_optimizers if entry]) if over.ended else ()
         if self._late_clips.is_late(gradients, stepped):
             return
         whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm
