@@ -142,6 +142,55 @@ class SameInput(StreakDetector):
 
 
 @dataclass(frozen=True, slots=True)
+class SameBatchFacts(Facts):
+    kind: ClassVar[str] = "same_batch"
+
+    looks: int  # Number of these steps
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"Inputs and targets are those of the {unit} before, in {self.looks} {unit}s in a row up to {unit} {step}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SameBatch(StreakDetector):
+    """Each step uses the same batch.
+
+    What it sees: a sample of what the first linear layers, convolutions and embeddings get, and of the targets of the
+    loss function, beside that of the step before, in the first ten steps. Found where both are equal in {looks} steps
+    in a row. INFO, for a training on the whole data set, or on one batch to test the model, does this on purpose.
+
+    Why it matters: the model sees no other data. `next(iter(loader))` in the loop begins a new epoch each time: without
+    shuffling it always returns the first batch.
+
+    What to try: iterate over the loader once in an epoch, `for batch in loader`.
+
+    When it is wrong: a training on all data at once; one batch on purpose.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    looks: int = 8  # number of steps in a row
+
+    kind = "same_batch"
+    of_setup = True
+    noun = "the same batch in each step"
+    order = 1166
+    severities = (Severity.INFO,)
+    question = "Does each step get another batch?"
+    check_by_hand = "Print x.sum() of the batch in two steps: it must differ."
+    quantities = ("batch_repeated",)
+    in_a_row = "looks"
+    remedies = (Remedy(Action.CHECK_DATA_LOADER),)
+    state_type = Once
+
+    def facts(self, state: Once, point: Point) -> Facts | None:
+        state.is_found = state.is_found or point.value < 1  # only the first looks count
+        return None if point.value < 1 else SameBatchFacts(self.looks)
+
+
+@dataclass(frozen=True, slots=True)
 class OneClassFacts(Facts):
     kind: ClassVar[str] = "one_class"
 

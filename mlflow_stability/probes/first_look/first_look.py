@@ -51,7 +51,7 @@ from mlflow_stability.probes.first_look.module_settings import (
     strong_decay,
     strong_dropout,
 )
-from mlflow_stability.probes.first_look.targets import Targets
+from mlflow_stability.probes.first_look.targets import Batches, Targets
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
@@ -241,7 +241,7 @@ class FirstLook(Probe):
         self._switch = look  # switches `at_loss` on or off
         self._looks = 0
         self._until = FIRST_STEPS  # last step whose losses are examined
-        self._targets, self._precision = Targets(), Precision()
+        self._targets, self._batches, self._precision = Targets(), Batches(), Precision()
         self._weights: list[Block] = []  # of the first step
         self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
         self._recreated, self._zero_groups, self._schedules = Recreated(), ZeroGroups(), Schedules()
@@ -278,6 +278,8 @@ class FirstLook(Probe):
                 self._chances.append(chance_of(loss))
                 self._targets.note(loss)
                 self._outputs.note(loss)
+                if step <= FIRST_STEPS:
+                    self._batches.note(loss, step)
                 self._emit(self._layout.note(loss, step))
                 for finding in self._shapes.note(loss, step):
                     self._emit(finding)
@@ -341,6 +343,7 @@ class FirstLook(Probe):
         self._chances = []
         self._targets.clear()
         self._outputs.clear()
+        self._batches.blocks()
         self._precision.forget()
 
     def close(self) -> None:
@@ -355,7 +358,8 @@ class FirstLook(Probe):
         is_one = is_mean and len({chance.classes for chance in chances}) == 1
         chance = [Block(CHANCE, (math.log(chances[0].classes),))] if is_one else []
         weights, self._weights = self._weights, []
-        return [*chance, *weights, *self._targets.blocks(), *self._outputs.blocks(), *self._precision.blocks()]
+        parts = (self._targets, self._batches, self._outputs, self._precision)
+        return [*chance, *weights, *(block for part in parts for block in part.blocks())]
 
     def _emit(self, finding: Finding | None) -> None:
         if finding is not None and finding.kind not in self._reported:

@@ -62,8 +62,17 @@ SIGNALS = signals(
         "share of targets that are the padding of the input and are not ignored; first steps, for cross entropy over "
         "the entries of an embedding",
     ),
+    SignalType(
+        "batch_repeated",
+        "1 where inputs and targets of a step are those of the step before; first steps, for loss functions of PyTorch",
+    ),
     topic="loss_statistics",
 )
+REPEATED = (Signal("batch_repeated", ""),)
+MAX_INPUTS = 4  # that are compared
+SAMPLE = 256  # values of each
+# Nodes of first layers, the place of their input among the nodes before them, and the name by which they saved it.
+FIRST_LAYERS = {"Addmm": (1, "mat1"), "Mm": (0, "self"), "Convolution": (0, "input"), "Embedding": (None, "indices")}
 CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
 LABELS = (Signal("label_low", ""), Signal("label_high", ""))
 UNREACHABLE = (Signal("targets_unreachable", ""),)
@@ -74,6 +83,50 @@ ABOVE_ONE = (Signal("targets_above_one", ""),)
 MAX_SUM = 1.5  # of the targets of a row; 1 but for rounding is usual
 VARIANCE = (Signal("target_variance", ""),)
 MIN_TARGETS = 8  # in a step
+
+
+class Batches:
+    """Samples of the inputs and targets behind the first loss of a step, beside those of the step before."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._samples: list[Tensor] = []
+        self._same: Tensor | None = None
+
+    def note(self, loss: Tensor, step: int) -> None:
+        if step == self._step:
+            return
+        follows, last, self._step = step == self._step + 1, self._samples, step
+        with untracked():
+            targets = [saved(node, "target") for _, node, _ in loss_functions(loss)]
+            targets += [
+                _prediction_and_target(node)[1] for node in [undivided(loss)[0]] if node_name(node) in OF_NUMBERS
+            ]
+            inputs = [data for node in nodes_behind(loss.grad_fn) if (data := _data_of(node)) is not None]
+            held = [*inputs[:MAX_INPUTS], *(target for target in targets if target is not None)]
+            self._samples = [_sample_of(tensor) for tensor in held] if inputs and len(held) > len(inputs) else []
+            both = list(zip(self._samples, last, strict=False)) if len(last) == len(self._samples) else []
+            alike = [now.shape == before.shape and now.device == before.device for now, before in both]
+            if follows and both and all(alike) and _same_device(self._samples):
+                self._same = torch.stack([(now == before).all() for now, before in both]).all().float().reshape(1)
+            elif follows and both:
+                self._same = torch.zeros(1, device=self._samples[0].device)
+
+    def blocks(self) -> list[Block]:
+        same, self._same = self._same, None
+        return [] if same is None else [Block(REPEATED, same)]
+
+
+def _data_of(node: Any) -> Tensor | None:
+    """Return what a first layer gets, which has no gradient; None for other nodes."""
+    place, name = FIRST_LAYERS.get(node_name(node), (0, ""))
+    is_data = bool(name) and (place is None or node.next_functions[place][0] is None)
+    return saved(node, name) if is_data else None
+
+
+def _sample_of(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].clone()
 
 
 class Targets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.batches import InputScaleFacts, SameInputFacts
+from mlflow_stability.kinds.first_look.batches import InputScaleFacts, SameBatchFacts, SameInputFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 
@@ -57,3 +57,10 @@ def test_the_same_input_for_each_row_is_found_at_the_second_measurement() -> Non
 @pytest.mark.parametrize("spreads", [[0.0, 0.3, 0.0, 0.0], [1.0, 0.0, 0.0]])
 def test_rows_that_differed_once_are_not_reported(spreads: list[float]) -> None:
     assert judged("same_input", **{"input_spread@rnn": spreads}) == []
+
+
+def test_the_same_batch_in_eight_of_the_first_steps_is_information() -> None:
+    (finding,) = judged("same_batch", batch_repeated=[1.0] * 12)
+    assert (finding.severity, finding.step, finding.facts) == (Severity.INFO, 7, SameBatchFacts(8))
+    assert finding.message == "Inputs and targets are those of the step before, in 8 steps in a row up to step 7."
+    assert judged("same_batch", batch_repeated=[1.0] * 4 + [0.0] + [1.0] * 12) == []

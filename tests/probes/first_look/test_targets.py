@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlflow_stability.probes.first_look.targets import Targets, saved
+from mlflow_stability.probes.first_look.targets import Batches, Targets, saved
 
 CLASSES = torch.tensor([3, 1, 1, 2, 1, 1, -100, -100])
 
@@ -132,3 +135,43 @@ def test_rows_of_probabilities_that_add_up_to_more_than_one_are_counted() -> Non
         -(outputs(8, 3).log_softmax(1) * several).sum() / 8,
     )
     assert ["targets_above_one" in measured(loss) for loss in others] == [False] * 4
+
+
+LAYERS: dict[str, tuple[nn.Module, Callable[[], Tensor]]] = {
+    "linear": (nn.Linear(6, 3), lambda: torch.randn(8, 6)),
+    "without a bias": (nn.Linear(6, 3, bias=False), lambda: torch.randn(8, 6)),
+    "sequences": (nn.Sequential(nn.Linear(6, 3), nn.Flatten(), nn.Linear(12, 3)), lambda: torch.randn(8, 4, 6)),
+    "images": (nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()), lambda: torch.randn(8, 1, 2, 2)),
+    "tokens": (nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 3)), lambda: torch.randint(0, 9, (8, 4))),
+}
+
+
+def repeated(make: Callable[[int], Tensor], *steps: int) -> list[float | None]:
+    batches, values = Batches(), []
+    for step in steps:
+        batches.note(make(step), step)
+        blocks = batches.blocks()
+        values.append(float(blocks[0].values[0]) if blocks else None)
+    return values
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_batch_is_compared_with_that_of_the_step_before(name: str) -> None:
+    layer, draw = LAYERS[name]
+    inputs, labels = [draw(), draw()], [torch.arange(8) % 3, torch.arange(1, 9) % 3]
+
+    def loss(step: int, *, moves: bool = False, relabelled: bool = False) -> Tensor:
+        x, y = inputs[step % 2 if moves else 0].clone(), labels[step % 2 if relabelled else 0].clone()
+        return functional.cross_entropy(layer(x), y)
+
+    assert repeated(loss, 1, 2, 3) == [None, 1.0, 1.0]
+    assert repeated(partial(loss, moves=True), 1, 2, 3) == [None, 0.0, 0.0]
+    assert repeated(partial(loss, relabelled=True), 1, 2, 3) == [None, 0.0, 0.0]
+    assert repeated(loss, 1, 3, 3) == [None, None, None]
+    assert repeated(lambda step: functional.mse_loss(layer(inputs[0]), torch.ones(8, 3)), 1, 2) == [None, 1.0]
+
+
+def test_losses_without_inputs_or_targets_that_can_be_seen_are_not_compared() -> None:
+    weight = torch.randn(3, requires_grad=True)
+    assert repeated(lambda step: functional.mse_loss(weight, torch.ones(3)), 1, 2) == [None, None]
+    assert repeated(lambda step: nn.Linear(3, 1)(torch.ones(4, 3)).mean(), 1, 2) == [None, None]
