@@ -65,24 +65,27 @@ class DivergenceRule(Rule):
 
     What it sees: the last {tails[1]:percent} or {tails[0]:percent} of the curve, at least two points, all above the
     best level by more than chance: {chance} standard deviations, and {luck} more because the best level is the luckiest
-    of many. They are also {wandering} times as far above it as a random walk would be, and at least
-    {smallest_rise:exp_rise} on average, or {critical_rise:exp_rise} for the last two of {fewest_points_of_thirds} or
-    more. This covers a lasting step up, a slow rise, and the last points of a sparse log. The rise must lose
-    {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on, what {long_ago:percent} of
-    the run had gained. A loss that reaches zero or below must lose {smallest_share_of_fall:percent} of its fall, if
-    that was {clear_fall}σ of a level, or rise by {smallest_rise_in_spreads} standard deviations. A loss that ended
-    below {loss_fall.LEARNT:percent} of its start is not judged. Chance is measured on the curve itself and grows with
-    the time since the best value; of few levels it is higher by {unsure} divided by their number. It counts
-    {confirmed:percent} where the validation loss ended above its best, too. {fewest_points} points are enough. A curve
-    of {fewest_points_never_back} points or more whose whole second half is {above_start:exp_rise} above its start, or
-    {above_first:exp_rise} above its first point, has diverged as well. So has one of {fewest_points_of_thirds} points
-    or more whose last third is {smallest_rise:exp_rise} and {errors_of_thirds} standard errors above its first. Of a
-    loss that begins with {very_noisy} nats of noise, the mean of the last tenth must be above the lowest of a tenth as
-    well. The reported step is the first one from which the curve stayed above its best level, or that of a jump, which
-    has {sudden:percent} of the rise between two neighbouring stretches of {beside_a_jump} points. INFO where a curve of
-    fewer than {fewest_points_of_thirds} points has lost {coming_back:percent} of its rise again and fell in each of its
-    last {coming_back_points} points. From a rise of {critical_rise:exp_rise} on, or above the early curve, it is
-    critical.
+    of many. They are also {wandering} times as far above it as a random walk would be, or half of that where they lose
+    half of a progress that no random walk explains, rise since the first tenth of the run, or are levels of fewer than
+    {fewest_points_of_thirds} points; and at least {smallest_rise:exp_rise} on average, or {critical_rise:exp_rise} for
+    the last two of {fewest_points_of_thirds} or more. A curve that was as high before, between two low levels, and lost
+    {coming_back:percent} of that again, is not judged by this. This covers a lasting step up, a slow rise, and the last
+    points of a sparse log. The rise must lose {lost_progress:percent} of the progress made, or, from
+    {rise_to_long_ago:exp_rise} on, what {long_ago:percent} of the run had gained. A loss that reaches zero or below
+    must lose {smallest_share_of_fall:percent} of its fall, if that was {clear_fall}σ of a level, or rise by
+    {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LEARNT:percent} of its start is
+    not judged. Chance is measured on the curve itself and grows with the time since the best value; of few levels it is
+    higher by {unsure} divided by their number. It counts {confirmed:percent} where the validation loss ended above its
+    best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or more whose whole
+    second half is {above_start:exp_rise} above its start, or {above_first:exp_rise} above its first point, has diverged
+    as well, unless the start is within {low_by_chance} standard deviations of its points. So has one of
+    {fewest_points_of_thirds} points or more whose last third is {smallest_rise:exp_rise} and {errors_of_thirds}
+    standard errors above its first. Of a loss that begins with {very_noisy} nats of noise, the mean of the last tenth
+    must be above the lowest of a tenth as well. The reported step is the first one from which the curve stayed above
+    its best level, or that of a jump, which has {sudden:percent} of the rise between two neighbouring stretches of
+    {beside_a_jump} points. INFO where a curve of fewer than {fewest_points_of_thirds} points has lost
+    {coming_back:percent} of its rise again and fell in each of its last {coming_back_points} points. From a rise of
+    {critical_rise:exp_rise} on, or above the early curve, it is critical.
 
     When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
     else; INFO where the recording shows that a schedule changed the weight of a term. Losses whose level does not
@@ -131,6 +134,9 @@ class DivergenceRule(Rule):
     above_start: float = math.log(1.15)  # minimum rise of that half above the start, in nats: {above_start:exp_rise}
     above_first: float = math.log(2)
     """Minimum rise above the very first point alone, where the curve left it at once: {above_first:exp_rise}."""
+    low_by_chance: float = 2.5
+    """Minimum distance of the first point to the median of that half, in standard deviations of its points; of the
+    median of three points, 0.7 of it."""
     fewest_points_of_thirds: int = 40  # minimum number of points of a curve whose last third is compared with its first
     coming_back: float = 2 / 3
     """Minimum share of its rise, in nats, that a shorter curve must have lost again to be coming back, ..."""
@@ -232,13 +238,18 @@ class DivergenceRule(Rule):
         lost = _lost_share(early, floor, floor + rise) if levels.logarithmic else 1.0
         if levels.logarithmic and not self._mean_rose(levels):
             return None
-        wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _random_walk(
-            levels, len(x) - count - best
+        wandering = self.wandering * _random_walk(levels, len(x) - count - best)
+        is_progress = len(x) < self.fewest_points_of_thirds or early - floor >= self.wandering * _random_walk(
+            levels, best
         )
+        if lost >= 0.5 and (is_progress or best < len(x) // 10):
+            wandering /= 2
         by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
         stayed = float(end.min()) - floor >= max(noise, rise / 4)
         long_ago = rise >= self.rise_to_long_ago and _undone_share(x, best, floor + rise) >= self.long_ago
         if not stayed or rise < by_chance or not (lost >= self.lost_progress or long_ago):
+            return None
+        if self._came_back_before(x[:-count], floor, rise, count):
             return None
         limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
         half = max(limit, floor + rise / 2)
@@ -249,6 +260,15 @@ class DivergenceRule(Rule):
             return self._finding(curve, levels, best, start, severity=Severity.INFO)
         severity = Severity.CRITICAL if rise >= self.critical_rise or lost >= 1 else Severity.WARNING
         return self._finding(curve, levels, best, start, severity=severity)
+
+    def _came_back_before(self, x: NDArray[np.float64], floor: float, rise: float, count: int) -> bool:
+        """Return whether the curve was as high for as long between two low levels: it lost `coming_back` of that."""
+        low = np.flatnonzero(_held(x) <= floor + (1 - self.coming_back) * rise)
+        between, width = x[low[0] : low[-1] + 1] if len(low) else x[:0], max(3, count)
+        if len(between) < width:
+            return False
+        hills = np.median(np.lib.stride_tricks.sliding_window_view(between, width), axis=1)
+        return bool(hills.max() >= floor + rise)
 
     def _mean_rose(self, levels: Levels) -> bool:
         """Return whether the mean of the last tenth is above the lowest before; True of a loss with less noise.
@@ -317,11 +337,20 @@ class DivergenceRule(Rule):
         x, values = levels.raw_x, curve.values[curve.finite]
         if len(x) < self.fewest_points_never_back:
             return None
+        second = x[len(x) // 2 :]
         lowest = float(levels.x[len(levels.x) // 2 :].min())
-        starts = [(float(np.median(x[:3])), float(np.median(values[:3])), self.above_start)]
+        usual, spread = float(np.median(second)), self.low_by_chance * NORMAL_MAD * median_deviation(second)
+        starts = [(float(np.median(x[:3])), float(np.median(values[:3])), self.above_start, spread / math.sqrt(2))]
         if values[0] > 0:  # some log a zero before they know a loss
-            starts.append((float(x[0]), float(values[0]), self.above_first))
-        return next(((start, value) for start, value, above in starts if lowest > start + above), None)
+            starts.append((float(x[0]), float(values[0]), self.above_first, spread))
+        return next(
+            (
+                (start, value)
+                for start, value, above, chance in starts
+                if lowest > start + above and usual > start + chance
+            ),
+            None,
+        )
 
     def _finding(
         self,
@@ -412,10 +441,15 @@ def _undone_share(x: NDArray[np.float64], best: int, end: float) -> float:
 
 def _best_held(x: NDArray[np.float64]) -> tuple[int, float]:
     """Return the best level that the curve held, for up to five levels, and its index."""
-    width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
-    held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
-    best = int(np.argmin(held))
+    held = _held(x)
+    best, width = int(np.argmin(held)), 1 + len(x) - len(held)
     return best + int(np.argmin(x[best : best + width])), float(held[best])
+
+
+def _held(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of each level and up to four that follow."""
+    width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1), np.float64)
 
 
 def _departure(levels: Levels, certain: int, best: int, limit: float, half: float) -> int:
