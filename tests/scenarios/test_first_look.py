@@ -180,7 +180,7 @@ def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
     assert found == ([(step, Severity.INFO, message)] if is_found else [])
 
 
-@pytest.mark.parametrize("how", ["scaled", "unscaled", "scaled limit", "no scaler"])
+@pytest.mark.parametrize("how", ["scaled", "unscaled", "by hand", "scaled limit", "no scaler"])
 def test_clipping_of_scaled_gradients_is_found(tmp_path: Path, how: str) -> None:
     with flying(tmp_path) as flown:
         torch.manual_seed(0)
@@ -191,8 +191,15 @@ def test_clipping_of_scaled_gradients_is_found(tmp_path: Path, how: str) -> None
             scaler.scale((model(torch.randn(16, 8)) - torch.randn(16, 1)).pow(2).mean()).backward()
             if how == "unscaled":
                 scaler.unscale_(optimizer)
+            if how == "by hand":
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= scaler.get_scale()
             limit = 0.5 * scaler.get_scale() if how == "scaled limit" else 0.5
             nn.utils.clip_grad_norm_(model.parameters(), limit)
+            if how == "by hand":
+                optimizer.step()
+                continue
             scaler.step(optimizer)
             scaler.update()
     found = [(event.step, event.severity, event.message) for event in flown.events("clipping_scaled")]

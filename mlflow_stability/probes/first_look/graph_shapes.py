@@ -160,9 +160,9 @@ def moves_dimension(before: Sequence[int], after: Sequence[int]) -> bool:
         del old[-1], new[-1]
     if len(old) > 1 and sorted(old) == sorted(new):
         return True
-    if len(old) == 3 and len(new) == 2:
+    if len(old) == 3 and len(new) == 2 and old[0] % new[0]:  # else channels in as many groups as they have rows
         return new[0] == old[1] or (new[0] == old[2] and new[0] % (old[0] * old[1]) > 0)
-    if len(old) == 2 and len(new) == 3:  # of attention, heads are split off before the positions
+    if len(old) == 2 and len(new) == 3 and new[0] % old[0]:  # of attention, heads are split off before the positions
         return new[1] == old[0]
     if len(old) == len(new) == 3 and old[1] == new[1]:  # the same, merged with the batch
         high, low = max(old[0], new[0]), min(old[0], new[0])

@@ -290,6 +290,8 @@ class StepMeter:
             capture.learning_rates[places[0]] = rate
         else:
             self._take_learning_rates(capture, optimizer, known_optimizer)
+        if self._scaled_clips and unscale is None and not capture.unscaled:
+            self._scaled_clips = 0  # the script has divided the gradients by the loss scale itself
         begins = capture.begins_step
         kept_for = self._held.kept_for(optimizer) if followed is not None and followed.kept_for else 0
         place, limits, late, scaled = known_optimizer.place, capture.limits, self._late_clips.steps, self._scaled_clips

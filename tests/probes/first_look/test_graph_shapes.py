@@ -150,6 +150,12 @@ def test_dimensions_of_equal_size_are_not_taken_for_mixed_ones(batch: int, lengt
             assert looked_at(partial(loss.view, ())) == []
 
 
+def grouped(x: Tensor, groups: int) -> Tensor:
+    """Normalise groups of channels, of which there are as many as rows."""
+    groups_of_values = x.view(len(x), groups, -1)
+    return (groups_of_values / groups_of_values.std(2, keepdim=True)).view(x.shape)
+
+
 SOUND_VIEWS: dict[str, Callable[[], Tensor]] = {
     "relative attention": lambda: shift_rows(tensor(2, 3, 5, 5)).sum(),
     "directions": lambda: linear(
@@ -157,6 +163,8 @@ SOUND_VIEWS: dict[str, Callable[[], Tensor]] = {
     ).sum(),
     "patches": lambda: linear(tensor(2, 3, 8, 8).view(2, 3, 4, 2, 4, 2).permute(0, 2, 4, 1, 3, 5).flatten(3), 2).sum(),
     "shuffled channels": lambda: tensor(2, 6, 4).view(2, 2, 3, 4).transpose(1, 2).reshape(2, 6, 4).sum(),
+    "groups of channels": lambda: grouped(linear(tensor(2, 16, 8, 8), 8), 8).sum(),
+    "groups of as many channels": lambda: grouped(linear(tensor(2, 8, 8, 8), 8), 8).sum(),
     "images": lambda: linear(tensor(32, 10), 1024).view(-1, 1, 32, 32).sum(),
     "a transformer": lambda: nn.TransformerEncoderLayer(8, 2, 8)(tensor(4, 2, 8)).sum(),
 }
