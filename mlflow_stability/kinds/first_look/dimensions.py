@@ -115,8 +115,8 @@ class MixedDimensionsFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
-            f"view or reshape turns {self.before} into {self.after}, which moves a dimension but no values: those of "
-            "different positions or rows are mixed. A transpose is missing."
+            f"A view or reshape turns {self.before} into {self.after}: it moves a dimension but no values, so "
+            "that those of different positions or rows are mixed. A transpose is missing."
         )
 
 

@@ -132,7 +132,7 @@ class Action(Enum):
     SET_RATE_OF_GROUP = "Give the parameter group a learning rate, or freeze it: requires_grad_(False)."
     SET_BATCH_FIRST = "Set batch_first=True, or transpose the input to (sequence, batch, features)."
     SOFTMAX_OVER_KEYS = "Take the softmax of attention scores over their last dimension, that of the keys."
-    TRANSPOSE = "Exchange dimensions with transpose() or permute(), and use view() for neighbours alone."
+    TRANSPOSE = "Exchange dimensions with transpose() or permute(), and use view() only to split or merge neighbours."
     CHECK_MASKING = "Check how targets are masked and padded; pack short sequences together."
     MAP_LABELS = "Map the labels to 0 and 1."
     CHECK_TARGETS = "Check that the targets belong to the inputs."

@@ -177,8 +177,8 @@ def test_views_of_neighbours_are_not_reported(name: str) -> None:
 
 def test_the_sentence_names_both_shapes() -> None:
     assert MixedDimensionsFacts((2, 16, 32), (16, 64)).sentence(4) == (
-        "view or reshape turns (2, 16, 32) into (16, 64), which moves a dimension but no values: those of different "
-        "positions or rows are mixed. A transpose is missing."
+        "A view or reshape turns (2, 16, 32) into (16, 64): it moves a dimension but no values, so that "
+        "those of different positions or rows are mixed. A transpose is missing."
     )
 
 
