@@ -26,6 +26,15 @@ from mlflow_stability.vocabulary.measured.layer_arrays import AttentionMap
 from mlflow_stability.vocabulary.settings import Settings
 
 
+@dataclass(slots=True)
+class ClipCounts:
+    """Clippings in a row, up to now, that cannot do what the script wants."""
+
+    late: int = 0  # of gradients that the optimizers had used already
+    empty: int = 0  # of no gradients at all
+    scaled: int = 0  # of gradients that a loss scaler had scaled
+
+
 class StepView(NamedTuple):
     optimizer: Optimizer
     step: int
@@ -39,11 +48,7 @@ class StepView(NamedTuple):
     kept_for: int = 0
     """Before a step: the number of steps in a row that added to the gradients of the step before; 0 while not
     certain."""
-    late_clips: int = 0
-    """Before a step: the number of steps in a row whose gradients were clipped only after they had been used; below 0
-    that of steps in which there was none to clip."""
-    scaled_clips: int = 0
-    """Before a step: the number of clippings in a row whose gradients a loss scaler had scaled."""
+    clips: ClipCounts = ClipCounts()  # before a step
 
 
 Guard: TypeAlias = PartGuard  # wraps the body of a hook so that an error of ours never reaches the training

@@ -24,12 +24,13 @@ from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.step_timing import EVERY_STEPS, MOST_MOMENTS, Communication, Mark, StepClock
 from mlflow_stability.probes.performance.throughput import Throughput
-from mlflow_stability.probes.probe import Guard, Probe, StepView, next_multiple
+from mlflow_stability.probes.probe import ClipCounts, Guard, Probe, StepView, next_multiple
 from mlflow_stability.probes.step.readback import Block, value_on_host
 
 _STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
 _CAPTURE_ENDED = (int(Mark.CAPTURE_ENDED), 0.0)
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
+NO_CLIPS = ClipCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,16 @@ class ProbeScheduler:
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
         kept_for: int = 0,
-        late_clips: int = 0,
-        scaled_clips: int = 0,
+        clips: ClipCounts = NO_CLIPS,
     ) -> None:
         """Runs before each optimizer step; the first begins a capture at this place of the model's signals."""
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
             alone = norms[0] if len(norms) == 1 else None  # of several, the last may be of another optimizer
-            counts = (kept_for, late_clips, scaled_clips)
-            by_step = StepView(optimizer, self.step, self._layers, unscale, False, place, alone, limits, *counts)
+            by_step = StepView(
+                optimizer, self.step, self._layers, unscale, False, place, alone, limits, kept_for, clips
+            )
             by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             with self._walk.about(optimizer):
                 for probe in self._due:

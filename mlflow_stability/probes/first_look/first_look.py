@@ -304,12 +304,13 @@ class FirstLook(Probe):
             self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
             self._layout.watch(self._models())
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
-        if abs(view.late_clips) >= LATE_CLIPPING.least:
-            facts = LateClippingFacts(abs(view.late_clips), had_gradients=view.late_clips > 0)
+        clips = view.clips
+        if max(clips.late, clips.empty) >= LATE_CLIPPING.least:
+            facts = LateClippingFacts(max(clips.late, clips.empty), had_gradients=not clips.empty)
             self._emit(Finding.at(facts, view.step, Severity.INFO, remedies=LATE_CLIPPING.remedies))
         limit = min(view.limits.values(), default=math.inf)
-        if view.scaled_clips >= SCALED_CLIPPING.least and limit < SCALED_CLIPPING.highest:
-            scaled = ScaledClippingFacts(view.scaled_clips, limit)
+        if clips.scaled >= SCALED_CLIPPING.least and limit < SCALED_CLIPPING.highest:
+            scaled = ScaledClippingFacts(clips.scaled, limit)
             self._emit(Finding.at(scaled, view.step, Severity.WARNING, remedies=SCALED_CLIPPING.remedies))
         self._emit(self._recreated.look(view.optimizer, view.step))
         if view.step >= SETTLED_STEP:

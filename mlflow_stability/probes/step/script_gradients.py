@@ -25,7 +25,7 @@ from torch.utils.weak import TensorWeakRef
 
 from mlflow_stability.probes.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.probe import ClipCounts, Guard
 from mlflow_stability.probes.step.capture import Clip, StepCapture
 from mlflow_stability.probes.step.readback import Parcel, cpu_value, value_on_host
 
@@ -229,15 +229,12 @@ _ENGINE_NORM = "get_global_grad_norm"
 
 
 class LateClips:
-    """Counts the steps in a row whose gradients the script clipped only after the optimizers had used them.
-
-    Below 0: those in which there were no gradients to clip.
-    """
+    """Counts clippings in a row of gradients that the optimizers had used already, and of none."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.counts = ClipCounts()
         self._had_gradients = True
-        self._is_late = False  # the norm that was taken last was that of gradients that have been used
+        self._is_late = False  # the norm that was taken last was that of gradients that have been used, or of none
 
     def is_late(self, gradients: Sequence[Tensor], stepped: Iterable[Optimizer]) -> bool:
         """Runs when the script takes a norm; `stepped`: optimizers that have used their gradients.
@@ -253,10 +250,9 @@ class LateClips:
 
     def clipped(self) -> bool:
         """Count the step of a clipping by that norm; return whether it was late."""
-        if not self._is_late:
-            self.steps = 0
-        else:
-            self.steps = max(self.steps, 0) + 1 if self._had_gradients else min(self.steps, 0) - 1
+        counts = self.counts
+        counts.late = counts.late + 1 if self._is_late and self._had_gradients else 0
+        counts.empty = 0 if self._had_gradients else counts.empty + 1
         return self._is_late
 
 

@@ -101,7 +101,6 @@ class StepMeter:
         self._skips: dict[int, int] = {}
         self._held, self._engines, self._clipped_norm = HeldGradients(guard), EngineNorms(), ClippedNorm()
         self._late_clips = LateClips()
-        self._scaled_clips = 0  # number of clippings in a row whose gradients a loss scaler had scaled
         self._clipped_norm.is_on = control_for is None  # an autopilot skips steps by their real gradients
         self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._take_engine = guard("norm before clipping", self._engine_found)
@@ -195,8 +194,8 @@ class StepMeter:
             return
         if not self.capture.stepped:
             self.capture.limits[kind] = float(limit)
-            is_scaled = self.capture.scaler is not None and not self.capture.unscaled
-            self._scaled_clips = self._scaled_clips + 1 if is_scaled else 0
+            is_scaled, counts = self.capture.scaler is not None and not self.capture.unscaled, self._late_clips.counts
+            counts.scaled = counts.scaled + 1 if is_scaled else 0
             if self._clipped_norm.is_on:
                 self._clipped_norm.clipped(parameters, norm)
 
@@ -290,12 +289,13 @@ class StepMeter:
             capture.learning_rates[places[0]] = rate
         else:
             self._take_learning_rates(capture, optimizer, known_optimizer)
-        if self._scaled_clips and unscale is None and not capture.unscaled:
-            self._scaled_clips = 0  # the script has divided the gradients by the loss scale itself
+        clips = self._late_clips.counts
+        if clips.scaled and unscale is None and not capture.unscaled:
+            clips.scaled = 0  # the script has divided the gradients by the loss scale itself
         begins = capture.begins_step
         kept_for = self._held.kept_for(optimizer) if followed is not None and followed.kept_for else 0
-        place, limits, late, scaled = known_optimizer.place, capture.limits, self._late_clips.steps, self._scaled_clips
-        self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for, late, scaled)
+        place, limits = known_optimizer.place, capture.limits
+        self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for, clips)
         if self.ranks.is_on:
             if self.ranks.waits:  # all processes send their measurements of earlier captures, then vote
                 self._readback.drain()
