@@ -102,8 +102,8 @@ class Batches:
             targets += [
                 _prediction_and_target(node)[1] for node in [undivided(loss)[0]] if node_name(node) in OF_NUMBERS
             ]
-            inputs = [data for node in nodes_behind(loss.grad_fn) if (data := _data_of(node)) is not None]
-            held = [*inputs[:MAX_INPUTS], *(target for target in targets if target is not None)]
+            inputs = [data for node in nodes_behind(loss.grad_fn) if (data := _data_of(node)) is not None][:MAX_INPUTS]
+            held = [*inputs, *(target for target in targets if target is not None)]
             self._samples = [_sample_of(tensor) for tensor in held] if inputs and len(held) > len(inputs) else []
             both = list(zip(self._samples, last, strict=False)) if len(last) == len(self._samples) else []
             alike = [now.shape == before.shape and now.device == before.device for now, before in both]

@@ -171,6 +171,16 @@ def test_a_batch_is_compared_with_that_of_the_step_before(name: str) -> None:
     assert repeated(lambda step: functional.mse_loss(layer(inputs[0]), torch.ones(8, 3)), 1, 2) == [None, 1.0]
 
 
+def test_a_model_of_many_inputs_is_compared_by_the_first_ones() -> None:
+    tables, tokens = [nn.Embedding(9, 3) for _ in range(7)], torch.randint(0, 9, (8,))
+    labels = torch.arange(8) % 3
+
+    def loss(_step: int) -> Tensor:
+        return functional.cross_entropy(torch.stack([table(tokens.clone()) for table in tables]).sum(0), labels)
+
+    assert repeated(loss, 1, 2) == [None, 1.0]
+
+
 def test_losses_without_inputs_or_targets_that_can_be_seen_are_not_compared() -> None:
     weight = torch.randn(3, requires_grad=True)
     assert repeated(lambda step: functional.mse_loss(weight, torch.ones(3)), 1, 2) == [None, None]
