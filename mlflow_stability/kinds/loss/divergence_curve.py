@@ -239,10 +239,8 @@ class DivergenceRule(Rule):
         if levels.logarithmic and not self._mean_rose(levels):
             return None
         wandering = self.wandering * _random_walk(levels, len(x) - count - best)
-        is_progress = len(x) < self.fewest_points_of_thirds or early - floor >= self.wandering * _random_walk(
-            levels, best
-        )
-        if lost >= 0.5 and (is_progress or best < len(x) // 10):
+        is_progress = early - floor >= self.wandering * _random_walk(levels, best)
+        if lost >= 0.5 and (is_progress or best < len(x) // 10 or len(x) < self.fewest_points_of_thirds):
             wandering /= 2
         by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
         stayed = float(end.min()) - floor >= max(noise, rise / 4)
