@@ -181,7 +181,8 @@ def test_a_part_of_the_model_that_is_never_called_is_a_warning_only_where_it_is_
     assert finding is not None
     assert finding.severity is severity
     assert finding.message.endswith("100 steps." if called else "100 steps, as no module of theirs was called.")
-    assert not MODULE_CALLS
+    # Models of other tests may wait for the garbage collector.
+    assert MODULE_CALLS.keys().isdisjoint(map(id, model.modules()))
 
 
 def test_a_part_with_an_earlier_gradient_is_not_reported() -> None:
