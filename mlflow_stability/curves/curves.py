@@ -20,7 +20,7 @@ from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligibl
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
 from mlflow_stability.detectors.micro_batches import with_usual_count
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
-from mlflow_stability.vocabulary.measured.signal import is_whole_model
+from mlflow_stability.vocabulary.measured.signal import TRACK, is_whole_model
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 STORED_INFINITY = 1.79e308  # MLflow's SQL stores replace infinity by the largest float
@@ -257,6 +257,12 @@ def _curves(
     own = [metric for metric in metrics if is_whole_model(metric.meaning.place)]
     alternate = quantity not in NORMS and take_turns([metric.series.steps for metric in own])
     sides = {metric.meaning.place for metric in own} if alternate else set()
+    main_ends = max((metric.series.steps[-1] for metric in own if not metric.meaning.place), default=0)
+    later = {  # trainings of their own
+        metric.meaning.place
+        for metric in own
+        if metric.meaning.place.startswith(TRACK) and metric.series.steps[0] > main_ends
+    }
     starts = start_by_attempt(history) if starts is None else starts
     phases, tested = _phases(history), _range_test(history) if quantity == "loss" else NO_TEST
     terms = tuple(step for step, _, _ in changed_terms(history)) if quantity == "loss" else ()
@@ -271,7 +277,7 @@ def _curves(
                 level = LossLevel(NoLevel.ADVERSARIAL)
             elif learns_by_reward or GAME_WORDS.search(metric.name.lower()):
                 level = LossLevel(NoLevel.NAMED)
-        part = whole and place != "" and place not in sides
+        part = whole and place != "" and place not in sides and place not in later
         attempts, places = np.unique(metric.series.attempts, return_inverse=True)
         start_of_point = np.array([starts.get(attempt, attempt) for attempt in attempts.tolist()])[places]
         for start in np.unique(start_of_point).tolist():

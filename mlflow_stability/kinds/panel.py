@@ -19,7 +19,7 @@ from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_cou
 from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
-from mlflow_stability.vocabulary.measured.signal import Signal, StepReading, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import SIDE_BY_SIDE_STEPS, Signal, StepReading, is_whole_model
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Reset
 
@@ -90,6 +90,8 @@ class Panel:
         self._optimizers = OptimizersOfLosses()
         self._terms, self._weight = LossTermCount(), TermWeight()
         self._first_size = 0.0  # size of the first losses
+        self._trainings: set[str] = set()  # places of their losses
+        self._first_step: int | None = None  # of the newest training
         self._level = level
         self._levels = LossLevels(level)
         self._losses = Losses()
@@ -104,6 +106,8 @@ class Panel:
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
+            if self._begins_training(reading):
+                self.restart()
             for index in self._optimizers.losses_with_new_optimizers(reading.signals):
                 if self._is_at_other_level(reading.signals[index], reading.values[index]):
                     self.reset()
@@ -155,6 +159,17 @@ class Panel:
             detector.set(detector.detector.after_rollback(detector.state), self._losses)
         self._layouts.clear()
         self._levels.after_rollback()
+
+    def _begins_training(self, reading: StepReading) -> bool:
+        """Whether a training begins here that follows another one, whose layers may have the same names."""
+        places = {signal.place for signal in reading.signals if signal.quantity == "loss"}
+        new = {place for place in places if is_whole_model(place)} - self._trainings
+        self._trainings |= new
+        first = self._first_step
+        follows = bool(new) and first is not None and reading.step - first > SIDE_BY_SIDE_STEPS
+        if new and (first is None or follows):
+            self._first_step = reading.step
+        return follows
 
     def _is_at_other_level(self, loss: Signal, value: float, *, after_outliers: bool = False) -> bool:
         signal = self._signals.get(loss)

@@ -76,6 +76,9 @@ class Probe:
     def at_loss(self, tensors: Any) -> None:
         """Runs before each backward pass from these tensors, for a probe that `TrainingPace.looks` names."""
 
+    def training_began(self, _step: int, _place: str) -> None:
+        """Runs before the first step of a further training, whose signals of the whole model have this place."""
+
     def before_step(self, _view: StepView) -> None:
         """Runs when gradients are complete and not used yet, once for each optimizer of the capture."""
 

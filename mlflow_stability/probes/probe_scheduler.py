@@ -201,6 +201,10 @@ class ProbeScheduler:
     def _begin(self, place: str, begins_step: bool) -> list[_GuardedProbe]:
         """Begin a capture; return the probes that are due."""
         step, own_steps = self.step + begins_step, self._own_steps
+        if own_steps and place not in own_steps:
+            for probe in self._probes:
+                if probe.training_began is not None:
+                    probe.training_began(step, place)
         own_step = own_steps.get(place, 0 if own_steps else self.step) + 1
         self.step, self._own_step, own_steps[place] = step, own_step, own_step
         for run in self._before_steps:
@@ -260,7 +264,8 @@ class _GuardedProbe:
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step")
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step")
         self.blocks: Callable[[int], Sequence[Block]] | None = _own(probe, "blocks")
-        close = _own(probe, "close")
+        close, began = _own(probe, "close"), _own(probe, "training_began")
+        self.training_began: Callable[[int, str], Any] | None = None if began is None else guard(probe.part, began)
         self.close: Callable[[], Any] | None = None if close is None else guard(probe.part, close)
 
 
@@ -366,6 +371,9 @@ class _OptimizerFinder(Probe):
 
     def __init__(self, watch: ForwardWatch) -> None:
         self._watch = watch
+        self._steps = 0
+
+    def training_began(self, _step: int, _place: str) -> None:
         self._steps = 0
 
     def due(self, step: int) -> bool:

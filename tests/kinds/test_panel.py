@@ -114,3 +114,17 @@ def test_another_start_of_the_training_knows_nothing_of_the_rates_before_it() ->
         panel.judge(each)
     panel.restart()
     assert [event for each in rates([1.0, 1.0], 2) for event in panel.judge(each)] == []
+
+
+def test_layers_of_a_training_are_not_compared_with_those_of_one_before() -> None:
+    def findings(other: int) -> list[str]:
+        """Of weights that are large from step 401 on, beside another training from a step on."""
+        records = []
+        for step in range(1, 801):
+            values = {Signal("loss", "track_1" if step >= other else ""): 1.0}
+            values[Signal("param_norm", "head")] = (300.0 if step > 400 else 3.0) + step % 7 / 100
+            records.append(StepReading(step, tuple(values), tuple(values.values())))
+        return [finding.kind for finding in replay(records, detectors_named(("weight_spike",)))]
+
+    assert findings(401) == []
+    assert findings(11) == findings(801) == ["weight_spike"]

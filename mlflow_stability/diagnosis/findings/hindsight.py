@@ -127,13 +127,16 @@ def without_harm(findings: Sequence[Finding], curves: RunCurves) -> list[Finding
     updates of a learning-rate range test, which goes on until they come.
     """
     judged = [curve for curve in curves.losses if curve.has_level and not curve.part]
-    learnt = {curve.attempt for curve in judged if _is_learnt(curve)}
+    learnt = [(curve.attempt, *curve.steps[[0, -1]].tolist()) for curve in judged if _is_learnt(curve)]
     first, last = next((curve.tested for curve in curves.losses), NO_TEST)
 
     return [
         replace(finding, severity=Severity.INFO)
         if (finding.kind in KINDS_OF_RANGE_TESTS and first <= finding.start <= last)
-        or (finding.kind == NoGradient.kind and finding.attempt in learnt)
+        or (
+            finding.kind == NoGradient.kind
+            and any(attempt == finding.attempt and low <= finding.start <= high for attempt, low, high in learnt)
+        )
         else finding
         for finding in findings
     ]

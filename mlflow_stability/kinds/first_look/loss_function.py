@@ -285,7 +285,8 @@ class AboveChanceRule(Rule):
             if curve.part or not curve.has_level or len(finite) < self.fewest:
                 continue
             for levels in (curves.chances, curves.target_variances):
-                level = next((level for level in levels if level.attempt == curve.attempt), None)
+                of_curve = (curve.attempt, curve.place)
+                level = next((level for level in levels if (level.attempt, level.place) == of_curve), None)
                 if level is not None:
                     chance = float(np.median(level.values))
                     classes = round(math.exp(chance)) if levels is curves.chances else 0

@@ -1,8 +1,8 @@
 """Examines a training in its first steps and now and then later: losses, parameters, settings, and mixed up dimensions.
 
-Dimensions: what layers take for the batch, what attention is normalised over, equal output rows. Guarantees: no device
-is waited for, nothing of the training is kept alive, no hook for saved tensors runs, of inputs only the shape is read,
-and a step that is not examined costs nothing.
+Dimensions: what layers take for the batch, what attention is normalised over, equal output rows. Of trainings one after
+the other in one recording, each is examined. Guarantees: no device is waited for, nothing of the training is kept
+alive, no hook for saved tensors runs, of inputs only the shape is read, and a step that is not examined costs nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,8 +58,8 @@ from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.probes.model_discovery import Kind, models_of, names_of_modules, remembered
 from mlflow_stability.probes.probe import Probe, StepView
-from mlflow_stability.probes.step.readback import Block
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.probes.step.readback import Block, signals_at
+from mlflow_stability.vocabulary.measured.signal import SIDE_BY_SIDE_STEPS, Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.result import Finding, Severity
 
@@ -239,8 +240,14 @@ class FirstLook(Probe):
     ) -> None:
         self._report, self._models, self._step = emit, models, step
         self._switch = look  # switches `at_loss` on or off
+        self._reported: set[str] = set()
+        self._begin(step() - 1, "")
+
+    def _begin(self, before: int, place: str) -> None:
+        """Examine the training that begins after a step; its signals have this place."""
+        self._before, self._place = before, place
         self._looks = 0
-        self._until = FIRST_STEPS  # last step whose losses are examined
+        self._until = FIRST_STEPS  # last step of the training whose losses are examined
         self._targets, self._batches, self._precision = Targets(), Batches(), Precision()
         self._weights: list[Block] = []  # of the first step
         self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
@@ -251,13 +258,16 @@ class FirstLook(Probe):
         self._looked_at = 0
         self._chances: list[Chance | None] = []  # of the losses of one step
         self._loss_step = 0  # step of the last losses
-        self._reported: set[str] = set()
+
+    def training_began(self, step: int, place: str) -> None:
+        if step - self._before > SIDE_BY_SIDE_STEPS:
+            self.close()
+            self._begin(step - 1, place)
+            self._switch(True)
 
     def at_loss(self, tensors: Any) -> None:
         step = self._step()
-        if not self._loss_step:
-            self._until = max(self._until, step + FIRST_STEPS - 2)  # a resumed training has first losses as well
-        if step > self._until:
+        if step - self._before > self._until:
             self._switch(False)
             self._layout.close()
             return
@@ -278,7 +288,7 @@ class FirstLook(Probe):
                 self._chances.append(chance_of(loss))
                 self._targets.note(loss)
                 self._outputs.note(loss)
-                if step <= FIRST_STEPS:
+                if step - self._before <= FIRST_STEPS:
                     self._batches.note(loss, step)
                 self._emit(self._layout.note(loss, step))
                 for finding in self._shapes.note(loss, step):
@@ -289,18 +299,19 @@ class FirstLook(Probe):
                 self._emit(self._same_loss.note(loss, step))
 
     def due(self, step: int) -> bool:
-        return step in _DUE
+        return step - self._before in _DUE
 
     def next_due(self, step: int) -> int:
-        return next((due for due in _DUE if due > step), 1 << 62)
+        return next((self._before + due for due in _DUE if self._before + due > step), 1 << 62)
 
     def before_step(self, view: StepView) -> None:
-        if view.step not in STEPS:
+        steps = view.step - self._before  # of this training
+        if steps not in STEPS:
             return
-        if view.step > self._until:
-            self._until = view.step + 1
+        if steps > self._until:
+            self._until = steps + 1
             self._switch(True)
-        if view.step == 1 and not self._optimizers:
+        if steps == 1 and not self._optimizers:
             self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
             self._layout.watch(self._models())
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
@@ -313,7 +324,7 @@ class FirstLook(Probe):
             scaled = ScaledClippingFacts(clips.scaled, limit)
             self._emit(Finding.at(scaled, view.step, Severity.WARNING, remedies=SCALED_CLIPPING.remedies))
         self._emit(self._recreated.look(view.optimizer, view.step))
-        if view.step >= SETTLED_STEP:
+        if steps >= SETTLED_STEP:
             self._emit(self._zero_groups.look(view.optimizer, view.step, ZERO_LOOKS))
             self._emit(self._schedules.look(seen, view.step))
             self._emit(strong_decay(view.optimizer, view.step))
@@ -322,11 +333,11 @@ class FirstLook(Probe):
                 step, models = view.step, self._models()
                 for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0]):
                     self._emit(finding)
-                if SETTLED_STEP < step < NO_GRADIENT_STEP:
+                if SETTLED_STEP < steps < NO_GRADIENT_STEP:
                     self._left_out.watch_calls(models)
-                only_all = step < NO_GRADIENT_STEP
+                only_all = steps < NO_GRADIENT_STEP
                 if not only_all or self._left_out.is_known:
-                    self._emit(self._left_out.without_gradient(models, seen, step, only_all=only_all))
+                    self._emit(self._left_out.without_gradient(models, seen, step, steps, only_all=only_all))
                 if not only_all:
                     self._left_out.close()
                 self._precision.before_step(view)
@@ -360,7 +371,14 @@ class FirstLook(Probe):
         chance = [Block(CHANCE, (math.log(chances[0].classes),))] if is_one else []
         weights, self._weights = self._weights, []
         parts = (self._targets, self._batches, self._outputs, self._precision)
-        return [*chance, *weights, *(block for part in parts for block in part.blocks())]
+        blocks = [*chance, *weights, *(block for part in parts for block in part.blocks())]
+        return [self._at_place(block) for block in blocks] if self._place else blocks
+
+    def _at_place(self, block: Block) -> Block:
+        placed = (
+            signal if signal.place else signals_at((signal.quantity,), self._place)[0] for signal in block.signals
+        )
+        return replace(block, signals=tuple(placed))
 
     def _emit(self, finding: Finding | None) -> None:
         if finding is not None and finding.kind not in self._reported:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import Module
@@ -45,7 +45,8 @@ class LeftOut:
     """Parameters that were in no optimizer at the last look."""
 
     def __init__(self) -> None:
-        self._versions: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._looked_at: dict[int, tuple[_Version, _Version | None]] = {}
+        """What was left out at the last look, by identity: a tensor and its gradient."""
         self._had_gradient: set[int] = set()
         # Version counters of parameters at the first look at them.
         self._first_versions: dict[int, int] = {}
@@ -77,7 +78,7 @@ class LeftOut:
         step: int,
         living: Callable[[], Sequence[Optimizer]],
     ) -> list[Finding]:
-        """Return what was left out both now and at the last look, and was not written to in between.
+        """Return what was left out both now and at the last look, and got a gradient in between but no other value.
 
         `living` returns optimizers that did not step yet as well; it is called only if something is left out.
         """
@@ -85,8 +86,10 @@ class LeftOut:
         if forgotten or any(unregistered):
             unregistered, forgotten = _left_out(models, (*optimizers, *living()))
         candidates = [*(held[3] for hidden in unregistered for held in hidden), *(tensor for _, tensor in forgotten)]
-        same = {id(tensor) for tensor in candidates if self._is_unchanged(tensor)}
-        self._versions = {id(tensor): (weakref.ref(tensor), tensor._version) for tensor in candidates}
+        same = {id(tensor) for tensor in candidates if self._is_left(tensor)}
+        self._looked_at = {
+            id(held): (_version_of(held), None if held.grad is None else _version_of(held.grad)) for held in candidates
+        }
         findings = [_finding_of([held for held in hidden if id(held[3]) in same], step) for hidden in unregistered]
         missing = [(name, tensor) for name, tensor in forgotten if id(tensor) in same]
         if missing:
@@ -114,9 +117,15 @@ class LeftOut:
             self._unused.popitem()[1]()
 
     def without_gradient(
-        self, models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, *, only_all: bool = False
+        self,
+        models: Sequence[Module],
+        optimizers: Sequence[Optimizer],
+        step: int,
+        steps: int,
+        *,
+        only_all: bool = False,
     ) -> Finding | None:
-        """Return a finding if a large part of these optimizers' parameters never had a gradient, and has no state.
+        """Return a finding if a large part of these optimizers' parameters had no gradient in `steps` steps, nor state.
 
         `only_all`: only if that holds for all of them.
         """
@@ -148,16 +157,29 @@ class LeftOut:
             for tensor in module._parameters.values()
         }
         called = any(id(tensor) not in uncalled for tensor in never)
-        facts = NoGradientFacts(len(never), share, names, step, reached if is_idle else Reached.UNKNOWN, called)
+        facts = NoGradientFacts(len(never), share, names, steps, reached if is_idle else Reached.UNKNOWN, called)
         remedies = NO_GRADIENT_AT_ALL[reached] if is_idle else NoGradient.remedies
         severity = (
             Severity.WARNING if share >= (NO_GRADIENT.share if called else NO_GRADIENT.uncalled) else Severity.INFO
         )
         return Finding.at(facts, step, severity, remedies=remedies)
 
-    def _is_unchanged(self, tensor: Tensor) -> bool:
-        reference, version = self._versions.get(id(tensor), (lambda: None, -1))
-        return reference() is tensor and version == tensor._version
+    def _is_left(self, held: Tensor) -> bool:
+        version, of_gradient = self._looked_at.get(id(held), (None, None))
+        # A gradient that stays as it was is left over from an earlier training.
+        return version is not None and version.is_of(held) and not (of_gradient and of_gradient.is_of(held.grad))
+
+
+class _Version(NamedTuple):
+    tensor: weakref.ref[Tensor]
+    number: int  # counted by torch, at each write to the tensor
+
+    def is_of(self, tensor: Tensor | None) -> bool:
+        return tensor is not None and self.tensor() is tensor and self.number == tensor._version
+
+
+def _version_of(tensor: Tensor) -> _Version:
+    return _Version(weakref.ref(tensor), tensor._version)
 
 
 # Which parameters the graph of a loss ends at; unknown for graphs that are too large to look at.

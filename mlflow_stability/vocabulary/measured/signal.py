@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNCLIPPED = "no clipping seen"  # value of the fact about the gradient norm: no clipping before any optimizer step
-TRACK = "track_"  # prefix of the places of trainings beside the main one
+TRACK = "track_"  # prefix of the places of trainings beside the main one, or after it
+SIDE_BY_SIDE_STEPS = 10  # trainings whose first steps are further apart follow one another
 
 
 def is_whole_model(place: str) -> bool:

@@ -68,6 +68,12 @@ def test_only_what_a_learning_rate_range_test_brings_about_is_information_and_on
     assert severities == [Severity.INFO, Severity.WARNING, Severity.WARNING]
 
 
+def test_parameters_without_a_gradient_did_no_harm_where_the_loss_of_their_training_fell_to_zero() -> None:
+    learnt = curves_of(falling(600, first=2.0, last=1e-4))
+    found = [warning("no_gradient", 100), warning("no_gradient", 700)]
+    assert [finding.severity for finding in without_harm(found, learnt)] == [Severity.INFO, Severity.WARNING]
+
+
 def test_a_finding_of_an_ordinary_detector_is_not_experimental() -> None:
     losses = falling(600)
     losses[400:404] *= 4

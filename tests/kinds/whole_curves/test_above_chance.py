@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,3 +88,20 @@ def test_a_squared_error_that_is_still_falling_where_it_reaches_the_variance_of_
     stuck = np.concatenate([np.linspace(12.0, 4.7, 200), np.full(200, 4.7)])
     (finding,) = found(stuck * noise, 4.4, "target_variance")
     assert finding.severity is Severity.WARNING
+
+
+def test_each_of_two_trainings_has_a_chance_level_of_its_own() -> None:
+    curves: dict[tuple[str, str], tuple[np.ndarray, int]] = {
+        ("loss", ""): (falling(400, first=2.0, last=0.1, noise=0.005), 1),
+        ("chance_loss", ""): (np.full(2, math.log(8)), 2),
+        ("loss", "track_1"): (np.full(400, CHANCE), 401),
+        ("chance_loss", "track_1"): (np.full(2, CHANCE), 402),
+    }
+    metrics = [
+        metric_of(
+            f"{name}@{at}", values, steps=range(first, first + len(values)), meaning=Meaning(name, at, is_known=True)
+        )
+        for (name, at), (values, first) in curves.items()
+    ]
+    findings = AboveChanceRule().find(run_curves(replace(run_of(*metrics), format="recorded")))
+    assert [(finding.where.place, finding.start) for finding in findings] == [("track_1", 401)]

@@ -127,7 +127,7 @@ def test_parameters_that_never_had_a_gradient_are_found(kind: type[torch.optim.S
         model.head(model.body(torch.ones(3, 4)).detach()).sum().backward()
         look.note_gradients(optimizer)
         optimizer.step()
-    finding = look.without_gradient([model], [optimizer], 100)
+    finding = look.without_gradient([model], [optimizer], 100, 100)
     assert finding is not None
     assert finding.facts == NoGradientFacts(2, 20 / 30, ("body",), 100)
     assert (
@@ -155,7 +155,7 @@ def test_a_small_part_without_a_gradient_is_information_from_one_percent_on(
     look = LeftOut()
     model(torch.ones(3, 4)).sum().backward()
     look.note_gradients(optimizer)
-    finding = look.without_gradient([model], [optimizer], 100)
+    finding = look.without_gradient([model], [optimizer], 100, 100)
     assert (None if finding is None else finding.severity) == (Severity.INFO if is_mentioned else None)
 
 
@@ -176,7 +176,7 @@ def test_a_part_of_the_model_that_is_never_called_is_a_warning_only_where_it_is_
     if called:
         with torch.no_grad():
             model.optional(torch.ones(3, 4))
-    finding = look.without_gradient([model], [optimizer], 100)
+    finding = look.without_gradient([model], [optimizer], 100, 100)
     look.close()
     assert finding is not None
     assert finding.severity is severity
@@ -192,7 +192,7 @@ def test_a_part_with_an_earlier_gradient_is_not_reported() -> None:
     model(torch.ones(3, 4)).sum().backward()
     look.note_gradients(optimizer)
     optimizer.zero_grad()
-    assert look.without_gradient([model], [optimizer], 100) is None
+    assert look.without_gradient([model], [optimizer], 100, 100) is None
 
 
 def test_an_optimizer_of_another_model_is_found_where_nothing_writes_to_it() -> None:
@@ -203,7 +203,7 @@ def test_an_optimizer_of_another_model_is_found_where_nothing_writes_to_it() -> 
         model(torch.ones(3, 4)).sum().backward()
         look.note_gradients(optimizer)
         optimizer.step()
-    finding = look.without_gradient([model], [optimizer], 100)
+    finding = look.without_gradient([model], [optimizer], 100, 100)
     assert finding is not None
     assert isinstance(finding.facts, NoGradientFacts)
     assert (finding.facts.tensors, finding.facts.share) == (2, 1.0)
@@ -234,7 +234,7 @@ def test_the_graph_of_the_loss_shows_why_an_optimizer_has_no_gradient(
             optimizer.zero_grad()
         look.note_gradients(optimizer)
         optimizer.step()
-    finding = look.without_gradient([model], [optimizer], 10, only_all=True)
+    finding = look.without_gradient([model], [optimizer], 10, 10, only_all=True)
     assert finding is not None
     assert isinstance(finding.facts, NoGradientFacts)
     assert finding.facts.reached is reached
@@ -250,7 +250,7 @@ def test_a_training_without_gradients_is_not_reported() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)
-    assert look.without_gradient([model], [optimizer], 100) is None
+    assert look.without_gradient([model], [optimizer], 100, 100) is None
 
 
 class Freezing(nn.Linear):

@@ -223,8 +223,9 @@ def test_each_kind_of_mistake_in_the_first_losses_is_reported_once() -> None:
 
 def test_losses_are_checked_in_the_first_ten_steps() -> None:
     switched: list[bool] = []
-    step = 2
+    step = 1
     look = FirstLook(lambda _: None, tuple, lambda: step, switched.append)
+    step = 2
     look.at_loss(RIGHT["logits"]())
     step = 10
     look.at_loss(RIGHT["logits"]())
@@ -237,10 +238,15 @@ def test_losses_are_checked_in_the_first_ten_steps() -> None:
 def test_the_first_losses_of_a_resumed_training_are_checked() -> None:
     found: list[Finding] = []
     switched: list[bool] = []
-    step = 501
+    step = 500
     look = FirstLook(found.append, tuple, lambda: step, switched.append)
+    assert [due for due in range(495, 530) if look.due(due)] == [*range(500, 511), 519, 520]
+    step = 501
     look.at_loss(TWICE["softmax"]())
     assert ([finding.kind for finding in found], switched) == (["loss_input"], [])
+    step = 509
+    look.at_loss(RIGHT["logits"]())
+    assert switched == []
     step = 510
     look.at_loss(RIGHT["logits"]())
     assert switched == [False]
