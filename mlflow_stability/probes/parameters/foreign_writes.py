@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from mlflow_stability.probes.parameters.per_optimizer import on_host_if_there
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
@@ -98,7 +98,9 @@ class ForeignWrites(PeriodicProbe):
             )
             return
         between = view.step - watched.step - 1
-        writes = now - watched.versions - between * watched.by_itself if watched.sure >= SURE_AFTER_STEPS else 0
+        # LBFGS ends a step when it has converged, after any number of writes.
+        is_sure = watched.sure >= SURE_AFTER_STEPS and not (between and isinstance(view.optimizer, LBFGS))
+        writes = now - watched.versions - between * watched.by_itself if is_sure else 0
         changes: tuple[float | Tensor, float | Tensor] = 0.0, 1.0
         if watched.sample is not None and between == 0:
             changes = _change(watched.sample, _sample(parameters, watched.sampled))

@@ -18,7 +18,10 @@ Write = Callable[[int, nn.Module], None]
 
 
 def measured(
-    folder: Path, write: Write = lambda step, model: None, make: Callable[..., Optimizer] = Adam
+    folder: Path,
+    write: Write = lambda step, model: None,
+    make: Callable[..., Optimizer] = Adam,
+    size: Callable[[int], float] = lambda step: 1.0,
 ) -> dict[str, dict[int, float]]:
     """What was recorded of a training of 60 steps, by signal and step."""
     torch.manual_seed(0)
@@ -26,7 +29,7 @@ def measured(
     optimizer = make(model.parameters(), lr=1e-3)
     with flying(folder) as flown:
         for step in range(1, 61):
-            inputs = torch.randn(16, 4)
+            inputs = size(step) * torch.randn(16, 4)
 
             def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
                 optimizer.zero_grad()
@@ -43,6 +46,10 @@ def measured(
 @pytest.mark.parametrize("make", [Adam, SGD, LBFGS])
 def test_a_training_without_foreign_writes_has_no_such_value(tmp_path: Path, make: Callable[..., Optimizer]) -> None:
     assert measured(tmp_path, make=make) == {}
+
+
+def test_steps_of_lbfgs_with_more_iterations_than_others_are_no_foreign_writes(tmp_path: Path) -> None:
+    assert measured(tmp_path, make=LBFGS, size=lambda step: float(step % 10 > 2)) == {}
 
 
 def test_a_write_is_counted_at_the_next_measurement_and_its_size_is_measured_between_consecutive_ones(
