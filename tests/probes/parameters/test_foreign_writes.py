@@ -29,11 +29,11 @@ def measured(
     optimizer = make(model.parameters(), lr=1e-3)
     with flying(folder) as flown:
         for step in range(1, 61):
-            inputs = size(step) * torch.randn(16, 4)
+            inputs = torch.randn(16, 4)
 
-            def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
+            def closure(inputs: torch.Tensor = inputs, size: float = size(step)) -> torch.Tensor:
                 optimizer.zero_grad()
-                loss = model(inputs).square().mean()
+                loss = size * model(inputs).square().mean()
                 loss.backward()
                 return loss
 
