@@ -76,7 +76,8 @@ class DivergenceRule(Rule):
     {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LEARNT:percent} of its start is
     not judged. Chance is measured on the curve itself and grows with the time since the best value; of few levels it is
     higher by {unsure} divided by their number. It counts {confirmed:percent} where the validation loss ended above its
-    best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or more whose whole
+    best, too. {fewest_points} points are enough. Fewer, but three or more, have diverged where each of the last two is
+    {explosion:exp} times the one before or more. A curve of {fewest_points_never_back} points or more whose whole
     second half is {above_start:exp_rise} above its start, or {above_first:exp_rise} above its first point, has diverged
     as well, unless the start is within {low_by_chance} standard deviations of its points. So has one of
     {fewest_points_of_thirds} points or more whose last third is {smallest_rise:exp_rise} and {errors_of_thirds}
@@ -108,6 +109,8 @@ class DivergenceRule(Rule):
     remedies = Divergence.remedies
 
     fewest_points: int = 7  # minimum number of points
+    explosion: float = math.log(10)
+    """Minimum rise of each of the last two of fewer points, in nats: {explosion:exp} times."""
     smallest_rise: float = math.log(Divergence().smallest_rise)
     """Minimum mean rise of the end above the best level, in nats: {smallest_rise:exp_rise}."""
     smallest_rise_in_spreads: float = 8.0
@@ -189,8 +192,10 @@ class DivergenceRule(Rule):
 
     def _judge(self, curve: Curve, validations: tuple[Curve, ...]) -> Finding | None:
         levels = read_levels(curve)
-        if levels is None or len(levels.raw_x) < self.fewest_points:
+        if levels is None:
             return None
+        if len(levels.raw_x) < self.fewest_points:
+            return self._exploded(curve, levels)
         tails = sorted({max(2, round(share * len(levels))) for share in self.tails}, reverse=True)
         for count in tails:
             finding = self._ended_above_best(curve, levels, count, validations)
@@ -205,6 +210,14 @@ class DivergenceRule(Rule):
             return self._finding(curve, levels, best, onset(levels, best, level), severity=Severity.CRITICAL, left=left)
         middle = self._middle_of_risen_thirds(curve, levels)
         return None if middle is None else self._finding(curve, levels, best, onset(levels, best, middle))
+
+    def _exploded(self, curve: Curve, levels: Levels) -> Finding | None:
+        """Judge a few points by their last two rises."""
+        explodes = np.diff(levels.raw_x) >= self.explosion
+        if not levels.logarithmic or len(explodes) < 2 or not explodes[-2:].all():
+            return None
+        before = len(explodes) - int(np.argmin(np.append(explodes[::-1], False)))
+        return self._finding(curve, levels, int(np.argmin(levels.raw_x)), before + 1, severity=Severity.CRITICAL)
 
     def _middle_of_risen_thirds(self, curve: Curve, levels: Levels) -> float | None:
         """Return the level between the first and the last third of a noisy loss; None where that did not rise."""

@@ -153,3 +153,20 @@ def test_the_last_two_of_many_points_need_a_clear_rise(rise: float, outcome: str
     losses = falling(72, noise=0.01)
     losses[-2:] *= rise
     assert diagnosis_of(run_named(loss=losses)).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [(2.3, 26.0, 3e4), (0.85, 2.4, 6.3e4, 1.1e13), (2.0, 1.5, 1.2, 14.0, 1e3), (1.0, 0.9, 9.5, 100.0, 1.1e3, 2e4)],
+)
+def test_a_few_losses_that_explode_have_diverged_from_the_first_large_rise_on(losses: tuple[float, ...]) -> None:
+    diagnosis = diagnosis_of(run_named(loss=np.array(losses)))
+    (finding,) = [finding for finding in diagnosis.findings if finding.kind == "divergence"]
+    rises = np.array(losses[1:]) / np.array(losses[:-1])
+    assert finding.severity is Severity.CRITICAL
+    assert finding.start == 1 + int(np.argmax(rises >= 10))
+
+
+@pytest.mark.parametrize("losses", [(2.3, 26.0), (2.3, 1.9, 40.0), (2.3, 30.0, 290.0), (1.0, 50.0, 900.0, 800.0)])
+def test_a_few_losses_of_which_one_is_high_are_not_judged(losses: tuple[float, ...]) -> None:
+    assert not diagnosis_of(run_named(loss=np.array(losses))).findings
