@@ -13,7 +13,7 @@ _STEPS = (
     ("step", "training step", "train step", "optimizer step", "update step", "opt step"),
     ("total timesteps", "timesteps", "num timesteps", "env steps", "num env steps", "total steps done"),
     ("timestep", "env step", "total timestep"),
-    ("iteration", "iter", "n iter", "global iter", "num iter", "it", "iters"),
+    ("iteration", "iter", "n iter", "global iter", "num iter", "it", "iters", "itr"),
     ("num updates", "updates", "update num", "n updates total"),
     ("steps", "iterations", "num steps", "步数", "迭代", "迭代次数"),
     ("total steps",),
@@ -27,6 +27,8 @@ _EPOCHS = frozenset(
     | {"epoca", "época", "epoque", "époque", "epoche", "轮次", "轮数", "周期"}
 )
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
+_DURATION = re.compile(r"(?:^|[^a-z])time[ _./(\[-]+(?:in[ _])?(?:s|sec|secs|seconds|ms|min|mins)\b", re.IGNORECASE)
+"""The name of a duration with its unit, such as `time_s`, whose unit alone would be a step: `s 10/500`."""
 _IGNORED_WORDS = frozenset(
     TRAIN
     | HELD_OUT
@@ -74,7 +76,7 @@ _SPLIT_WORDS = frozenset({"train", "training", "val", "valid", "validation", "ev
 @lru_cache(maxsize=4096)
 def step_rank(name: str) -> int:
     """Return how likely a name is that of the step, 0 first; -1 for one that is not."""
-    return _STEP_RANKS.get(_main_words(name), -1)
+    return -1 if _DURATION.search(name) else _STEP_RANKS.get(_main_words(name), -1)
 
 
 def step_name(names: Iterable[str]) -> str | None:

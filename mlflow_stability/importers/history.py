@@ -157,7 +157,7 @@ def _first_means(values: _Floats, begins: NDArray[np.bool_]) -> NDArray[np.bool_
 
     Of many epochs, all but the last value of each. The first are means of a few batches, and the others are no
     independent values. Such a mean moves `_RESTART` times as far after its first value as after a later
-    one. A value that is not finite is never left out.
+    one. A value that is not finite is never left out, nor is the one before it.
     """
     none = np.zeros(len(values), np.bool_)
     if len(values) < 2:
@@ -176,7 +176,9 @@ def _first_means(values: _Floats, begins: NDArray[np.bool_]) -> NDArray[np.bool_
         early[start : start + max(1, (end - start) // 10)] = True
     if len(starts) >= _MANY_EPOCHS:
         early = ~np.append(begins[1:], True)
-    return early & np.isfinite(values)
+    finite = np.isfinite(values)
+    left_out: NDArray[np.bool_] = early & finite & np.append(finite[1:], True)
+    return left_out
 
 
 def _placed(event: LogEvent, clock: Clock | None) -> Finding:

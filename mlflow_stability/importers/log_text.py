@@ -44,6 +44,15 @@ _CHINESE_UNITS = {"轮": "epoch", "步": "step", "次迭代": "iteration", "epoc
 
 _DARKNET = re.compile(r"^\s*(\d+): (\S+), \S+ avg(?: loss)?, (\S+) rate, ")
 
+_YOLO = re.compile(r"\s*(\d+)/\d+\s+[\d.]+G((?:\s+(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)){13})\s*", re.IGNORECASE)
+_YOLO_COLUMNS = (
+    *("train/box_loss", "train/obj_loss", "train/cls_loss", "", "", ""),
+    *("metrics/precision", "metrics/recall", "metrics/mAP_0.5", "metrics/mAP_0.5:0.95"),
+    *("val/box_loss", "val/obj_loss", "val/cls_loss"),
+)
+"""Columns of the `results.txt` of YOLOv5 and YOLOv7 behind epoch and memory; nameless are sum, labels, image size."""
+_CAFFE_TERM = re.compile(r"(?<=Train net output #)\d+: \S+ = \S+ \(\* \S+ = \S+ loss\)")
+
 _BEFORE = r"(?<![\w.,])(?<!\d:)"
 _COMMA = re.compile(_BEFORE + r"([-+]?\d+),(\d+(?:[eE][-+]?\d+)?)(?![\w.]|,\d)")
 _NO_THOUSANDS = re.compile(_BEFORE + r"[-+]?(?:\d+,(?!\d{3}\b)\d+|0\d*,\d+|\d{4,},\d+)(?:[eE][-+]?\d+)?(?![\w.]|,\d)")
@@ -166,6 +175,11 @@ def clean_line(line: str) -> str:
         line = _CHINESE_ORDINAL.sub(lambda match: f"{_CHINESE_UNITS[match[2]]} {match[1]} ", line)
     if " avg" in line:
         line = _DARKNET.sub(r"iteration \1: loss \2, lr \3, ", line)
+    if "G " in line and (row := _YOLO.fullmatch(line)) is not None:
+        cells = zip(_YOLO_COLUMNS, row[2].split(), strict=True)
+        line = f"epoch {row[1]}: " + ", ".join(f"{name}={cell}" for name, cell in cells if name)
+    if " net output #" in line:  # of Caffe, a term of the loss that `Iteration 500, loss = 8.9` has in full
+        line = _CAFFE_TERM.sub("", line)
     if "[Losses: " in line:  # of YOLO in PyTorch: `[Losses: x 0.27, conf 4.3, total 5.1, recall: 0.1]`
         line = line.replace(" total ", " total loss ")
     line = line.replace("Saving dict for global step ", "eval at global step ")

@@ -80,3 +80,13 @@ def test_a_comment_that_names_something_else_names_no_columns(tmp_path: Path, sa
 def test_a_header_beneath_a_comment_counts_before_it(tmp_path: Path) -> None:
     run = history(tmp_path, "# step,val_loss\niter,loss\n" + table([*range(7)], FALLING))
     assert steps(run, "loss") == list(range(7))
+
+
+@pytest.mark.parametrize(("name", "is_read"), [("loss", True), ("val_loss", True), ("seed 3", False)])
+def test_one_column_is_read_by_a_known_name(tmp_path: Path, name: str, is_read: bool) -> None:
+    content = f"{name}\n" + "".join(f"{value}\n" for value in FALLING)
+    if is_read:
+        assert curve(history(tmp_path, content, "training.csv"), name) == list(enumerate(FALLING))
+    else:
+        with pytest.raises(UnreadableLogError):
+            history(tmp_path, content, "training.csv")

@@ -1,7 +1,7 @@
 """Recognise tables by their first lines: names first, numbers beneath; the names may be a comment, `# step,loss`.
 
 A table without names is read where its first column counts, or where the name of a file of one column is that of a
-loss; else an error says which line to add.
+loss; else an error says which line to add. A table of one column is read where its name is that of a known quantity.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def read_table(log_file: LogFile) -> list[RunHistory] | None:
     if separator is None:
         separator, names = _without_names(lines, log_file.path)
         made_up = True
+    if separator is None and _is_one_named_column(lines):
+        separator, made_up = ",", False
     if separator is None:
         return None
     from mlflow_stability.importers.csv_table import read_csv  # pandas takes a third of a second to load
@@ -89,6 +91,12 @@ def _names_in_a_comment(lines: Sequence[str]) -> tuple[str | None, list[str] | N
     if counts or any(meaning.is_known for meaning in metric_meanings(names).values()):
         return separator, names
     return None, None
+
+
+def _is_one_named_column(lines: Iterable[str]) -> bool:
+    name, *numbers = [line.strip() for line in lines if line.strip()] or [""]
+    meaning = metric_meanings([name])[name]
+    return meaning.is_known and len(numbers) >= _MIN_NAMELESS_ROWS and all(map(is_number, numbers))
 
 
 def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[str] | None]:

@@ -210,8 +210,8 @@ def _recurs(column: Column) -> bool:
     """Whether lines are repeated as the training goes on, and not many at one moment."""
     for counter in (column.epochs, column.steps):
         counts = np.array(counter)
-        moments = len(np.unique(counts[np.isfinite(counts)]))
-        if moments >= 2 and moments * 2 >= len(column):
+        changes = np.count_nonzero(np.diff(counts[np.isfinite(counts)]))  # in each of several trainings again
+        if changes >= 1 and (changes + 1) * 2 >= len(column):
             return True
     return False
 

@@ -10,7 +10,14 @@ import math
 import re
 from functools import lru_cache
 
-from mlflow_stability.importers.field_names import BATCH_RANK, counts_episodes, is_epoch, split_verb, step_rank
+from mlflow_stability.importers.field_names import (
+    BATCH_RANK,
+    counts_episodes,
+    is_epoch,
+    split_verb,
+    split_word,
+    step_rank,
+)
 from mlflow_stability.importers.log_content import LogLine
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
 from mlflow_stability.vocabulary.text.metric_names import HELD_OUT, LOSS_LIKE, LOSSES, split_words
@@ -205,6 +212,8 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
         elif (match["of"] is None or counts_episodes(name)) and not (
             name.lower() in _MAY_BE_TIMES and _TIME_UNIT.match(line, end)
         ):
+            if not read.values and (word := split_word(between[: between.rfind(name)])) in HELD_OUT:
+                split = split or word  # `epoch: 3 validation, acc: 0.6, loss: 1.2`
             read.values[name] = number
             parts.number(match.span("number"), name)
     _read_counters(line, read, parts, counters)

@@ -27,3 +27,16 @@ def test_a_row_without_a_time_has_none(tmp_path: Path) -> None:
     )
     times = metric(history(tmp_path, table), "loss").series.times.tolist()
     assert times[2:5] == [START + 2, 0.0, START + 4]
+
+
+@pytest.mark.parametrize("seconds", ["time_s", "time (s)", "time/s", "time in s", "train_time_sec", "s"])
+def test_a_duration_in_seconds_is_not_the_step(tmp_path: Path, seconds: str) -> None:
+    table = f"epoch,loss,{seconds}\n" + "".join(f"{n},{3 / n},{600 + 37 * n % 50}\n" for n in range(1, 13))
+    run = history(tmp_path, table)
+    is_step = seconds == "s"
+    assert (metric(run, "loss").series.steps.tolist() == list(range(1, 13))) is not is_step
+
+
+def test_rows_that_count_with_itr_have_their_steps(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"itr": 2000 * n, "FID": 90 / n}) + "\n" for n in range(1, 9))
+    assert metric(history(tmp_path, lines), "FID").series.steps.tolist() == [2000 * n for n in range(1, 9)]

@@ -386,3 +386,27 @@ def test_a_progress_bar_before_the_training_does_not_number_its_values(tmp_path:
     bar = "".join(f"Map: {n * 10} examples\n" for n in range(40))
     run = history(tmp_path, bar + "".join(f"{{'loss': {4 / n:.4f}, 'epoch': {n / 20}}}\n" for n in range(1, 13)))
     assert steps(run, "loss") == list(range(12))
+
+
+def test_a_summary_of_each_epoch_is_read_in_each_of_several_trainings(tmp_path: Path) -> None:
+    log = "".join(
+        f"[Epoch {epoch} Batch 30/90] avg loss {3.1 / (epoch + 1):.3f}\n"
+        f"[Epoch {epoch} Batch 60/90] avg loss {3 / (epoch + 1):.3f}\n"
+        f"[Epoch {epoch}] train avg loss {3 / (epoch + 1):.3f}, dev avg loss {4 / (epoch + 1):.3f}\n"
+        for _ in range(6)
+        for epoch in range(10)
+    )
+    assert len(metric(history(tmp_path, log), "dev avg loss").series) == 60
+
+
+def test_the_last_value_before_a_nan_is_kept_of_a_mean_that_begins_again_in_each_epoch(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch {epoch} iteration {batch}/100: training loss {2 / epoch * (1 + 5 / batch):.4f}\n"
+        for epoch in range(1, 9)
+        for batch in range(10, 101, 10)
+    ]
+    lines = [*lines[:71], *(line.split("loss")[0] + "loss nan\n" for line in lines[71:])]
+    run = history(tmp_path, "".join(lines))
+    assert "begins again in each epoch" in run.notes[0]
+    values = metric(run, "training loss").series.values
+    assert values[np.isfinite(values)][-1] == pytest.approx(2 / 8 * 1.5)

@@ -36,6 +36,26 @@ LOGS: dict[str, tuple[str, str, str, list[int]]] = {
         "loss",
         list(N),
     ),
+    "results.txt of YOLOv5 and YOLOv7": (
+        "".join(
+            f"  {n}/9  8.42G  0.0{n}  0.002  0.001  0.0{n}3  2  640  0.9  0.8  0.7  0.5  0.04  0.03  {0.3 / n:.4f}\n"
+            for n in N
+        ),
+        "val/cls_loss",
+        "val_loss",
+        list(N),
+    ),
+    "Caffe": (
+        "".join(
+            f"I0613 17:29:58.1 18 solver.cpp:228] Iteration {n * 500}, loss = {9 / n:.4f}\n"
+            "I0613 17:29:58.1 18 solver.cpp:244]     Train net output #0: accuracy = 0.1\n"
+            f"I0613 17:29:58.1 18 solver.cpp:244]     Train net output #1: loss = {80 + n} (* 0.01 = 0.8 loss)\n"
+            for n in N
+        ),
+        "loss",
+        "loss",
+        [n * 500 for n in N],
+    ),
     "an estimator of TensorFlow": (
         "".join(
             f"INFO:tensorflow:loss = {9 / n:.4f}, step = {n * 100 + 1} (3.2 sec)\n"

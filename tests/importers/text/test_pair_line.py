@@ -69,6 +69,8 @@ LINES = [
     ("TRAIN in epoch 3 , step 250, loss = 2.4", 250, 3, {"loss": 2.4}),
     ("higher corrcoef: 0.5504 in batch: 10, save model", NAN, NAN, {"higher corrcoef": 0.5504}),
     ("[E2] step 5610 loss 0.5209", 5610, 2, {"loss": 0.5209}),
+    ("epoch: 3 validation, acc: 0.6, loss: 1.2", NAN, 3, {"validation acc": 0.6, "validation loss": 1.2}),
+    ("epoch: 3 done, acc: 0.6, loss: 1.2", NAN, 3, {"acc": 0.6, "loss": 1.2}),
     ("TEST in epoch0, loss = 2.2, acc = 44.1%", NAN, 0, {"test loss": 2.2}),
     ("Epoch 95 Update 48800 Cost 76.88 PD 0.05", 48800, 95, {"Cost": 76.88}),
     ("Episode 3/10 | Deliveries: 749 | Loss: 23.8487", NAN, NAN, {"Episode": 3, "Loss": 23.8487}),
