@@ -1,4 +1,7 @@
-"""Parameters that no step changes: without an optimizer, without a gradient, or not registered; and failed freezing."""
+"""Parameters that no step changes: without an optimizer, without a gradient, or not registered.
+
+And failed attempts to freeze parameters, and to load them.
+"""
 
 from __future__ import annotations
 
@@ -241,3 +244,46 @@ class NotFrozen(FindingType):
     question = "Are parts that should be frozen?"
     check_by_hand = "Print [name for name, p in model.named_parameters() if p.requires_grad]."
     remedies = (Remedy(Action.FREEZE_PARAMETERS),)
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLoadedFacts(Facts):
+    kind: ClassVar[str] = "nothing_loaded"
+
+    module: str  # Its class
+    names: int  # Number of names in the state dict
+    given: str  # The first of them
+    own: str  # The first name in the module
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        return (
+            f"load_state_dict(strict=False) loaded nothing into {self.module}: it has none of the "
+            f"{counted(self.names, 'name')} in the state dict. The first there is {self.given}, its own {self.own}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NothingLoaded(FindingType):
+    """A state dict was loaded without any effect.
+
+    What it sees: calls of `load_state_dict(..., strict=False)` after `autolog()` that raise no error and have no name
+    in common with the module. Reported at step 10, if the module still exists, and neither it, a part of it nor its
+    owner has loaded anything since, and no other module the same names.
+
+    Why it matters: the training begins with random weights in place of those that were saved. The usual reason is a
+    prefix: `module.` of `DataParallel`, `_orig_mod.` of a compiled model, or a dict that has the state dict inside.
+
+    What to try: rename the entries, and load with `strict=True`, or print what `load_state_dict` returns.
+
+    When it is wrong: a module that should keep its initial weights.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict
+    """
+
+    kind = "nothing_loaded"
+    of_setup = True
+    noun = "weights that were not loaded"
+    order = 1167
+    question = "Did the model load the weights that it begins with?"
+    check_by_hand = "Print what load_state_dict returns: no names may be unexpected."
+    remedies = (Remedy(Action.RENAME_STATE),)

@@ -27,6 +27,7 @@ from mlflow_stability.kinds.first_look.settings import (
 )
 from mlflow_stability.probes.first_look.graph_shapes import GraphShapes, loss_over_pairs
 from mlflow_stability.probes.first_look.left_out import LeftOut, not_frozen
+from mlflow_stability.probes.first_look.loaded_states import LOADED_STATES
 from mlflow_stability.probes.first_look.loss_graph import (
     COMBINING,
     PER_CLASS,
@@ -342,6 +343,7 @@ class FirstLook(Probe):
                     self._left_out.close()
                 self._precision.before_step(view)
                 self._emit(strong_dropout(models, step))
+                self._emit(LOADED_STATES.finding(step))
                 self._emit(not_frozen(models, [*seen, view.optimizer], step))
         if all(held is not view.optimizer for held in seen):
             self._optimizers.append(weakref.ref(view.optimizer))

@@ -29,6 +29,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mlflow_stability.probes.first_look.loaded_states import LOADED_STATES
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.foreign_optimizers import ForeignOptimizers
 from mlflow_stability.probes.hooks.guarded_hooks import HookHandles, TrainingThread, is_cuda_used, uncompiled_hook
@@ -199,6 +200,7 @@ class TorchWatch:
         ):
             self._patch(name, around)
         POLICY_SAMPLES.install(handles, self._guard)
+        LOADED_STATES.install(handles, self._guard)
         self._watch_fsdp()
         self._foreign.look()
 

@@ -1,0 +1,76 @@
+"""Observes whether `load_state_dict(strict=False)` loads anything.
+
+Guarantees: results and exceptions are torch's own; no module, tensor or state dict is kept alive or written to.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch.nn import Module
+
+from mlflow_stability.kinds.first_look.not_trained import NothingLoaded, NothingLoadedFacts
+from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+MAX_LOADS = 64  # without effect that are remembered
+
+
+class _Load(NamedTuple):
+    """A call that loaded nothing."""
+
+    module: weakref.ref[Module]
+    names: frozenset[str]
+    facts: NothingLoadedFacts
+
+
+class LoadedStates:
+    def __init__(self) -> None:
+        self._without_effect: list[_Load] = []
+
+    def install(self, handles: HookHandles, guard: Guard) -> None:
+        """Observe `Module.load_state_dict` until the handles are removed."""
+        self._without_effect = []
+        note = guard("loaded states", self._note)
+
+        def around(original: Callable[..., Any], module: Module, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, *args, **kwargs)
+            note(module, args[0] if args else kwargs.get("state_dict"), getattr(result, "unexpected_keys", None))
+            return result
+
+        handles.patch(Module, "load_state_dict", around)
+
+    def _note(self, module: Module, state: Any, unexpected: Any) -> None:
+        if not isinstance(state, Mapping) or not isinstance(unexpected, list) or not state:
+            return
+        names = frozenset(map(str, state))
+        own = next((name for name, _ in Module.named_parameters(module)), None)
+        if own is not None and names <= set(unexpected):
+            if len(self._without_effect) < MAX_LOADS:
+                facts = NothingLoadedFacts(type(module).__name__, len(names), str(next(iter(state))), own)
+                self._without_effect.append(_Load(weakref.ref(module), names, facts))
+        elif self._without_effect:  # a script may try several modules, or several names
+            self._without_effect = [load for load in self._without_effect if not _is_made_good(load, module, names)]
+
+    def finding(self, step: int) -> Finding | None:
+        """Return a finding about a module that is still there, and into which nothing was loaded since."""
+        facts = next((load.facts for load in self._without_effect if load.module() is not None), None)
+        if facts is None:
+            return None
+        return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=NothingLoaded.remedies)
+
+
+def _is_made_good(load: _Load, module: Module, names: frozenset[str]) -> bool:
+    """Whether a later call loaded the same state, or loaded something into the module, a part of it or its owner."""
+    earlier = load.module()
+    if earlier is None or names == load.names:
+        return True
+    return any(part is module for part in Module.modules(earlier)) or any(
+        part is earlier for part in Module.modules(module)
+    )
+
+
+LOADED_STATES = LoadedStates()

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.flying import flying
+from torch import nn
+
+State = dict[str, torch.Tensor]
+
+
+def make_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def renamed(state: State) -> State:
+    return {f"module.{name}": tensor for name, tensor in state.items()}
+
+
+def of_two(model: nn.Module, state: State) -> None:
+    make_model().load_state_dict(renamed(state), strict=False)  # this module is gone
+    model.load_state_dict({**renamed(state), "0.bias": state["0.bias"]}, strict=False)
+
+
+def then_into_a_part(model: nn.Module, state: State) -> None:
+    model.load_state_dict(renamed(state), strict=False)
+    model.get_submodule("2").load_state_dict({"bias": state["2.bias"], "other": state["0.bias"]}, strict=False)
+
+
+def then_into_the_owner(model: nn.Module, state: State) -> None:
+    model.get_submodule("0").load_state_dict(renamed(state), strict=False)
+    model.load_state_dict(state)
+
+
+def into_each_part(model: nn.Module, state: State) -> None:
+    for part in (model.get_submodule("0"), model.get_submodule("2")):
+        part.load_state_dict({"gain": state["0.bias"]}, strict=False)
+    model.load_state_dict(state)
+
+
+MESSAGE = (
+    "load_state_dict(strict=False) loaded nothing into Sequential: it has none of the {} names in the state dict. "
+    "The first there is {}, its own 0.weight."
+)
+LOADS: dict[str, tuple[Callable[[nn.Module, State], object], str]] = {
+    "a prefix": (
+        lambda model, state: model.load_state_dict(renamed(state), strict=False),
+        MESSAGE.format(4, "module.0.weight"),
+    ),
+    "a state inside": (
+        lambda model, state: model.load_state_dict(state_dict={"model": state, "epoch": 3}, strict=False),  # type: ignore[dict-item]
+        MESSAGE.format(2, "model"),
+    ),
+    "all of it": (lambda model, state: model.load_state_dict(state), ""),
+    "a few of many": (lambda model, state: model.load_state_dict({"0.bias": state["0.bias"]}, strict=False), ""),
+    "an empty state": (lambda model, _: model.load_state_dict({}, strict=False), ""),
+    "a second try": (
+        lambda model, state: [model.load_state_dict(given, strict=False) for given in (renamed(state), state)],
+        "",
+    ),
+    "some beside others": (of_two, ""),
+    "then into a part": (then_into_a_part, ""),
+    "then into the owner": (then_into_the_owner, ""),
+    "into each part": (into_each_part, ""),
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_a_state_that_has_no_name_of_the_module_is_found_unless_something_is_loaded_later(
+    tmp_path: Path, name: str
+) -> None:
+    torch.manual_seed(0)
+    load, message = LOADS[name]
+    with flying(tmp_path) as flown:
+        model = make_model()
+        load(model, make_model().state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert [(event.step, event.message) for event in flown.events("nothing_loaded")] == (
+        [(10, message)] if message else []
+    )
+
+
+def test_an_error_of_load_state_dict_passes(tmp_path: Path) -> None:
+    with flying(tmp_path), pytest.raises(RuntimeError, match="Unexpected key"):
+        make_model().load_state_dict(renamed(make_model().state_dict()))
