@@ -117,6 +117,7 @@ def test_a_training_without_a_schedule_has_one_walk_over_all_objects(
         return objects(*args)
 
     monkeypatch.setattr(progress, "TRAINERS", ())  # as where no library of trainers was imported
+    gc.collect()  # schedules of other tests that go later would be missed, and looked for
     monkeypatch.setattr(gc, "get_objects", counted)
     mlflow_stability.autolog(offline=True, strict=True, rollback=rollback)
     train(nn.Linear(4, 1), 102)
