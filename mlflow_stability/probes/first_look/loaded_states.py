@@ -36,9 +36,10 @@ class LoadedStates:
         self._without_effect = []
         note = guard("loaded states", self._note)
 
-        def around(original: Callable[..., Any], module: Module, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, *args, **kwargs)
-            note(module, args[0] if args else kwargs.get("state_dict"), getattr(result, "unexpected_keys", None))
+        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            given = dict(zip(("self", "state_dict"), args, strict=False)) | kwargs  # `self` by name, in torch itself
+            note(given["self"], given.get("state_dict"), getattr(result, "unexpected_keys", None))
             return result
 
         handles.patch(Module, "load_state_dict", around)

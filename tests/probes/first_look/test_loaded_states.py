@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,13 @@ def test_a_state_that_has_no_name_of_the_module_is_found_unless_something_is_loa
     assert [(event.step, event.message) for event in flown.events("nothing_loaded")] == (
         [(10, message)] if message else []
     )
+
+
+def test_a_module_may_be_given_by_name(tmp_path: Path) -> None:
+    model = make_model()
+    with flying(tmp_path):
+        result = partial(nn.Module.load_state_dict, self=model)(state_dict=renamed(model.state_dict()), strict=False)
+    assert len(result.missing_keys) == len(result.unexpected_keys) == 4
 
 
 def test_an_error_of_load_state_dict_passes(tmp_path: Path) -> None:
