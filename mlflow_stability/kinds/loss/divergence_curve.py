@@ -376,7 +376,8 @@ class DivergenceRule(Rule):
         """Return the finding; `left`: the loss at the start, where that is the level that it left."""
         finite = curve.values[curve.finite]
         broken = not np.isfinite(curve.values[-1])
-        last = float(finite[-1]) if broken or severity is Severity.INFO else _last_level(curve)
+        is_single = broken or severity is Severity.INFO or len(finite) < self.fewest_points
+        last = float(finite[-1]) if is_single else _last_level(curve)
         peak = start + int(np.argmax(finite[start:]))
         # The median of its level: the lowest single point is luck, and reported elsewhere as the best.
         lowest = float(np.median(finite[best * levels.size : (best + 1) * levels.size]))

@@ -165,6 +165,7 @@ def test_a_few_losses_that_explode_have_diverged_from_the_first_large_rise_on(lo
     rises = np.array(losses[1:]) / np.array(losses[:-1])
     assert finding.severity is Severity.CRITICAL
     assert finding.start == 1 + int(np.argmax(rises >= 10))
+    assert f"ended at {losses[-1]:.4g}" in diagnosis.verdict
 
 
 @pytest.mark.parametrize("losses", [(2.3, 26.0), (2.3, 1.9, 40.0), (2.3, 30.0, 290.0), (1.0, 50.0, 900.0, 800.0)])
