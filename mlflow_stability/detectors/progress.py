@@ -25,6 +25,7 @@ RISEN = 1.3  # ratio to the lowest running mean above which a loss has risen; no
 MIN_LOST_SHARE = 0.1  # minimum share of the progress that a rise must undo
 MIN_LOST_SHARE_BELOW_ZERO = 0.5  # the same for a loss that has been below zero, of which no ratio says how far it rose
 CLEAR_FALL = 1.5  # multiple of the mean change between losses by which the lowest mean is clearly below the start
+CLEAR_RISE = 1.0  # the same for a rise above it, which decides where the noise is larger: 7σ of the running mean
 LOWEST_WITHIN = 10  # number of last losses among which the lowest running mean is the present one
 
 
@@ -59,7 +60,7 @@ class LossProgress:
             rose = lost > MIN_LOST_SHARE_BELOW_ZERO * (start - self.lowest) > 0
             return LossTrouble(self.mean, self.lowest, start) if rose else None
         keeps_progress = lost < MIN_LOST_SHARE * (start_level(self.first) - self.lowest)
-        if self.mean > RISEN * self.lowest and not keeps_progress:
+        if self.mean > max(RISEN, 1 + CLEAR_RISE * self.change / self.mean) * self.lowest and not keeps_progress:
             return LossTrouble(self.mean, self.lowest, start)
         fell = keeps_progress and self.lowest <= FALLEN * start  # within few steps, so that the start is low
         if fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start:

@@ -60,6 +60,17 @@ def test_noise_of_a_falling_loss_is_no_rise(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", INSIDE)
+@pytest.mark.parametrize(("rise", "severities"), [(1.0, {Severity.INFO}), (2.0, {Severity.INFO, Severity.WARNING})])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_of_60_percent_of_the_loss_is_no_rise_but_twice_the_level_is(
+    kind: str, rise: float, severities: set[Severity], seed: int
+) -> None:
+    level = np.r_[np.linspace(7.5, 2.0, 50), np.full(150, 2.0), np.full(STEPS - 200, 2.0 * rise)]
+    losses = level * np.random.default_rng(seed).lognormal(0, 0.55, STEPS)
+    assert {finding.severity for finding in judged(kind, loss=losses, **INSIDE[kind])} == severities
+
+
+@pytest.mark.parametrize("kind", INSIDE)
 def test_a_rise_near_zero_is_no_trouble(kind: str) -> None:
     losses = np.r_[np.geomspace(7.5, 0.2, 150), np.full(150, 0.5)]
     assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]

@@ -83,11 +83,15 @@ def rise_check(context: EpisodeContext) -> CheckResult:
 
 
 def _was_always_far(finding: Finding, loss: Curve | None) -> bool:
-    """Whether the loss began far above the variance of its targets, by more than a batch, and has not doubled since."""
+    """Whether the loss began far above the variance of its targets, by more than a batch, and has not doubled since.
+
+    The first loss counts beside the median of the first ones: it is the only one from before the first update.
+    """
     facts = finding.facts_as(ChanceFacts)
-    if facts is None or loss is None or not _misses_mean(finding):
+    first = np.zeros(0) if loss is None else loss.values[np.isfinite(loss.values)][:FIRST_LOSSES]
+    if facts is None or not len(first) or not _misses_mean(finding):
         return False
-    return float(np.nanmedian(loss.values[:FIRST_LOSSES])) >= max(facts.last / 2, _far_level(facts))
+    return float(first[0]) >= _far_level(facts) <= float(np.median(first)) >= facts.last / 2
 
 
 def finding_check(kind: type[FindingType]) -> Callable[[EpisodeContext], CheckResult]:

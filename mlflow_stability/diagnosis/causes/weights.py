@@ -14,6 +14,7 @@ from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckRes
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, value_at
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights
 from mlflow_stability.diagnosis.recorded_settings import is_of_option, is_of_setting, settings_of
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
 from mlflow_stability.vocabulary.measured.signal import is_whole_model
@@ -28,6 +29,7 @@ class WeightLimits:
     jumped: float = 3.0  # minimum ratio of a weight norm to that of the measurement before, ...
     beyond: float = 10.0  # ... and minimum ratio of its change to what the optimizer can do
     adam_step: float = 10.0  # maximum number of rates that Adam moves a parameter in a step, at usual betas: 7.3
+    usual_decay: float = 0.1  # the largest usual weight decay; it is strong only where the learning rate is too high
     shown_steps: int = 6  # maximum number of steps that are listed
     in_a_row: int = 3  # number of broken batches in a row that are not bad batches
     term_grown: float = 2.0  # minimum factor on the weight of a term of the loss before an episode that it caused
@@ -60,7 +62,21 @@ def decay_check(context: EpisodeContext) -> CheckResult:
     before, now = values[near[0] - 1], values[near[-1]]
     if not math.isfinite(now):
         return not_checked("weight norm: non-finite afterwards")
+    strong = next(filter(_is_unusual_decay, context.findings_of(StrongDecayFacts.kind)), None)
+    if strong is not None and strong.step <= steps[near[-1]] and now < before:
+        return cause_found(
+            "weight_decay",
+            f"The weight decay is too strong. {strong.message}",
+            f"weight norm {before:.3g} before, {now:.3g} after",
+            since=min(strong.step, context.episode.start),
+            repeats=((strong.kind, strong.step),),
+        )
     return ruled_out(f"weight decay: weight norm {before:.3g} before, {now:.3g} after")
+
+
+def _is_unusual_decay(finding: Finding) -> bool:
+    facts = finding.facts_as(StrongDecayFacts)
+    return facts is not None and facts.weight_decay > LIMITS.usual_decay
 
 
 def setting_check(context: EpisodeContext) -> CheckResult:
@@ -345,8 +361,8 @@ CAUSES = (
     CauseType(
         "weight_decay",
         "The weights shrank because of the weight decay.",
-        "Their norm fell by more than 30 % from one measurement to the next. Never named where the weight decay is 0, "
-        "or across a rollback.",
+        "Their norm fell by more than 30 % from one measurement to the next, or fell while the decay removed a large "
+        "share of each weight per step. Never named where the weight decay is 0, or across a rollback.",
         "Weights that the script itself scales or replaces.",
         (Remedy(Action.LOWER_WEIGHT_DECAY), Remedy(Action.RESTART_BEFORE_STEP)),
         excluded_by=lambda used: "weight decay: 0" if used.weight_decay == 0 else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import ClassVar
 
 import numpy as np
@@ -63,14 +64,15 @@ class GroupRate:
             self.highest, self.smallest = max(self.highest, rate), min(self.smallest, rate)
             self.changes += 1
             if self.last_decimal >= FINEST_DECIMAL:  # else the schedule is not rounded: formatting takes time
-                digits, exponent = f"{rate:.9e}".split("e")
-                self.last_decimal = min(self.last_decimal, int(exponent) - len(digits.replace(".", "").rstrip("0")) + 1)
+                self.last_decimal = min(self.last_decimal, int(Decimal(repr(rate)).normalize().as_tuple().exponent))
         self.last = rate
 
     def is_zero(self, nearly_zero: float) -> bool:
         """Return whether the rate is zero or vanishes, and is not a small rate that a log rounds to zero."""
         if self.last > 0 or self.highest == 0:
             return self.last <= VANISHED * self.highest
+        if self.last_decimal < FINEST_DECIMAL:
+            return True  # the optimizer's own rates, or those of a log that does not round
         has_few_decimals = self.last_decimal == math.floor(math.log10(self.smallest) + 1e-9)
         if has_few_decimals and self.is_held and self.changes >= MIN_RATES:
             return False

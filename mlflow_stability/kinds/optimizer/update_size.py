@@ -76,7 +76,7 @@ class TinyUpdateFacts(UpdateRatioFacts):
 class UpdateRatioHighState:
     whole: StreakByPlace = field(default_factory=StreakByPlace)
     layers: StreakByPlace = field(default_factory=StreakByPlace)
-    first_step: int | None = None
+    first_steps: dict[str, int] = field(default_factory=dict)  # first step of each model; layers follow the main one
     rates: dict[str, float] = field(default_factory=dict)  # learning rate by parameter group
     highest: dict[str, float] = field(default_factory=dict)  # highest learning rate by group
     risen_at: dict[str, int] = field(default_factory=dict)  # step of the highest learning rate by group
@@ -100,9 +100,9 @@ class UpdateRatioHigh(StreakWithLossDetector):
     What it sees: updates that are a large share of the weight norm, of the whole model in {rounds} measurements in a
     row, or of a layer in {rounds_of_layer}. The threshold is {highest} in the warm-up: in the first {warm_up} steps,
     and for {risen} steps after a rise of a learning rate. Then it is {highest_after_warm_up}, and {highest_in_decay} in
-    the decay, once every learning rate is below {decay:percent} of its highest. The first {first_steps} steps do not
-    count. The finding ends when all are smaller. It is INFO while the loss falls, and a warning where the loss is above
-    {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
+    the decay, once every learning rate is below {decay:percent} of its highest. The first {first_steps} steps of each
+    model do not count. The finding ends when all are smaller. It is INFO while the loss falls, and a warning where the
+    loss is above {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
 
     Why it matters: such a step overwrites much of what the weights hold. About 0.001 is healthy.
 
@@ -144,9 +144,10 @@ class UpdateRatioHigh(StreakWithLossDetector):
                 state.highest[point.place], state.risen_at[point.place] = point.value, point.step
         if point.quantity != "update_ratio":
             return False
-        if state.first_step is None:
-            state.first_step = point.step
-        return point.finite and point.step >= state.first_step + self.first_steps
+        return point.finite and point.step >= self._first_step(state, point) + self.first_steps
+
+    def _first_step(self, state: UpdateRatioHighState, point: Point) -> int:
+        return state.first_steps.setdefault(point.place if is_whole_model(point.place) else "", point.step)
 
     def needed(self, point: Point) -> int:
         return self.rounds if is_whole_model(point.place) else self.rounds_of_layer
@@ -161,7 +162,7 @@ class UpdateRatioHigh(StreakWithLossDetector):
         rates, step = state.rates, point.step
         if rates and all(rate < self.decay * state.highest[place] for place, rate in rates.items()):
             return self.highest_in_decay, Phase.DECAY
-        is_start = not rates or step < (state.first_step or 0) + self.warm_up
+        is_start = not rates or step < self._first_step(state, point) + self.warm_up
         if is_start or any(step <= risen_at + self.risen for risen_at in state.risen_at.values()):
             return self.highest, Phase.WARM_UP
         return self.highest_after_warm_up, Phase.AFTER_WARM_UP

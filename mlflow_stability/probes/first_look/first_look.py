@@ -278,6 +278,8 @@ class FirstLook(Probe):
             self._outputs.clear()
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for loss in losses:
+            if isinstance(loss, Tensor) and self._left_out.may_be_known:
+                self._left_out.note_loss(loss)
             if isinstance(loss, Tensor) and loss.grad_fn is not None:
                 self._looks += 1
                 if self._looks > MAX_LOSSES:
@@ -294,8 +296,6 @@ class FirstLook(Probe):
                 self._emit(self._layout.note(loss, step))
                 for finding in self._shapes.note(loss, step):
                     self._emit(finding)
-                if self._left_out.may_be_known:
-                    self._left_out.note_loss(loss)
                 self._emit(self._accumulation.note(loss, step))
                 self._emit(self._same_loss.note(loss, step))
 

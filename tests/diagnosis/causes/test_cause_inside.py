@@ -6,6 +6,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.result import Cause, Finding, Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
@@ -101,6 +102,28 @@ def test_shrinking_weights_are_attributed_to_weight_decay_and_its_change_is_quot
     assert cause.name == "weight_decay"
     assert "from 62 at step 250 to 8 at step 260" in cause.statement
     assert message in cause.statement
+
+
+@pytest.mark.parametrize(
+    ("last", "decay", "rate", "cause"),
+    [(20.0, 10.0, 2e-3, "weight_decay"), (20.0, 0.01, 2.0, ""), (62.0, 10.0, 2e-3, ""), (20.0, None, 2e-3, "")],
+    ids=["strong decay", "high learning rate", "growing weights", "usual decay"],
+)
+def test_weights_that_shrink_slowly_under_too_strong_a_decay_are_attributed_to_it(
+    last: float, decay: float | None, rate: float, cause: str
+) -> None:
+    norms = metric_of(
+        "param_norm",
+        np.linspace(60.0, last, 40).tolist(),
+        meaning=Meaning("param_norm", "", is_known=True),
+        steps=np.arange(40) * 10,
+    )
+    facts = [] if decay is None else [StrongDecayFacts(decay, rate)]
+    events = [Finding.at(found, 10, Severity.WARNING, remedies=StrongWeightDecay.remedies) for found in facts]
+    diagnosis = diagnosis_of(with_signals(norms, events=events))
+    assert ("" if diagnosis.cause is None else diagnosis.cause.name) == cause
+    if diagnosis.cause is not None:
+        assert "removes 2% of each weight per step" in diagnosis.cause.statement
 
 
 def test_a_setting_changed_just_before_is_a_possible_cause_and_one_changed_long_before_is_not() -> None:

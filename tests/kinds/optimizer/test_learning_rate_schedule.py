@@ -54,6 +54,11 @@ def test_a_rate_that_stays_zero_is_found_after_a_hundred_steps() -> None:
     assert found(to_zero(150), "learning_rate_zero") == [(250, message)]
 
 
+def test_rates_of_an_optimizer_that_fall_evenly_to_zero_are_not_rounded() -> None:
+    message = "learning rate is 0 since step 10: 100 steps changed no weight; highest before: 0.002."
+    assert found(lambda step: 0.002 * max(0.0, 1 - step / 10), "learning_rate_zero") == [(110, message)]
+
+
 def test_a_rate_that_jumps_at_its_first_step_and_then_goes_up_and_down_is_judged(tmp_path: Path) -> None:
     diagnosis = diagnosed(lambda step: 0.001 * (1 - 0.1 * (step % 2)) if step else 0.0, tmp_path)
     assert LearningRateRiseRule.kind not in {finding.kind for finding in diagnosis.findings}

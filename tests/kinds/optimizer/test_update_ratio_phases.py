@@ -59,3 +59,12 @@ def test_without_a_learning_rate_there_is_one_threshold() -> None:
 def test_a_group_that_is_slower_by_design_is_not_in_its_decay() -> None:
     rates = {"learning_rate@group_0": np.full(STEPS, 1e-3), "learning_rate@group_1": np.full(STEPS, 1e-5)}
     assert judged("update_ratio_high", **rates, update_ratio=raised(120, 0.05)) == []
+
+
+@pytest.mark.parametrize(("lasts", "number"), [(9, 0), (30, 1)])
+def test_the_first_steps_of_a_model_that_is_trained_after_another_do_not_count(lasts: int, number: int) -> None:
+    second = [None] * 150 + [0.8] * lasts + [1e-3] * (STEPS - 150 - lasts)
+    rates = {"learning_rate": np.full(STEPS, 1e-3), "learning_rate@optimizer_1": [None] * 150 + [1e-3] * 50}
+    series = {"update_ratio": [1e-3] * 150 + [None] * 50, "update_ratio@track_second": second}
+    found = judged("update_ratio_high", **rates, **series)
+    assert [finding.where.place for finding in found] == ["track_second"] * number

@@ -17,10 +17,13 @@ from mlflow_stability.kinds.first_look.not_trained import (
     Reached,
     UnregisteredFacts,
 )
+from mlflow_stability.probes.first_look.first_look import FirstLook
 from mlflow_stability.probes.first_look.left_out import LeftOut, not_frozen
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
+from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.probes.probe import StepView
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Severity
 
 
 class Net(nn.Module):
@@ -240,6 +243,22 @@ def test_the_graph_of_the_loss_shows_why_an_optimizer_has_no_gradient(
     assert finding.facts.reached is reached
     assert finding.message.endswith(f"had no gradient in 10 steps: {reached}.")
     assert [remedy.action for remedy in finding.remedies] == [action]
+
+
+def test_a_loss_that_is_a_new_tensor_depends_on_no_parameter() -> None:
+    model, found, step = nn.Linear(4, 1), list[Finding](), 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    look = FirstLook(found.append, lambda: [model], lambda: step, lambda _: None)
+    for step in range(1, 11):
+        loss = torch.tensor(model(torch.ones(3, 4)).sum().item(), requires_grad=True)
+        look.at_loss(loss)
+        loss.backward()
+        look.before_step(StepView(optimizer, step, Layers()))
+        optimizer.step()
+    look.close()
+    (finding,) = found
+    assert isinstance(finding.facts, NoGradientFacts)
+    assert (finding.facts.reached, finding.facts.steps) == (Reached.NONE, 10)
 
 
 def test_a_training_without_gradients_is_not_reported() -> None:
