@@ -20,6 +20,7 @@ class LossFunction(TextEnum):
 
     CROSS_ENTROPY = "cross_entropy"
     BINARY_CROSS_ENTROPY = "binary_cross_entropy_with_logits"
+    SIGMOID = "the sigmoid of binary_cross_entropy"
     NLL = "nll_loss"
     CTC = "ctc_loss"
     KL = "kl_div"
@@ -37,7 +38,7 @@ class Activation(TextEnum):
     ONE_VALUE = "softmax over one value"  # which is always 1
 
 
-OF_LOGITS = (LossFunction.CROSS_ENTROPY, LossFunction.BINARY_CROSS_ENTROPY)
+OF_LOGITS = (LossFunction.CROSS_ENTROPY, LossFunction.BINARY_CROSS_ENTROPY, LossFunction.SIGMOID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,10 @@ class LossInput(FindingType):
     """The loss function is given probabilities where it expects logits, or another input that it does not expect.
 
     What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
-    `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits`, and a softmax, linear layer
-    or convolution before `nll_loss` or `ctc_loss`, a softmax before `kl_div`, or a `log_softmax` over another dimension
-    than the classes before `nll_loss`, `gather` or an index; and a softmax over a dimension of size 1 near the loss. No
-    value is read. Compiled losses are not seen.
+    `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits` or the sigmoid of
+    `binary_cross_entropy`, and a softmax, linear layer or convolution before `nll_loss` or `ctc_loss`, a softmax before
+    `kl_div`, or a `log_softmax` over another dimension than the classes before `nll_loss`, `gather` or an index; and a
+    softmax over a dimension of size 1 near the loss. No value is read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The

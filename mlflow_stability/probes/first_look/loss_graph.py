@@ -44,6 +44,8 @@ ARRANGING = frozenset(
 )
 # Of these, nodes that keep the order of the values.
 RESHAPING = frozenset(("View", "UnsafeView", "ReshapeAlias", "ToCopy", "Clone"))
+# Nodes between an activation and a loss function: these, or nodes that leave values out, as a mask does rows.
+BETWEEN = ARRANGING | {"Index", "IndexSelect", "Select", "Slice"}
 LOSSES: Mapping[str, LossFunction] = {
     "NllLoss": LossFunction.NLL,
     "NllLoss2D": LossFunction.NLL,
@@ -62,6 +64,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 UNEXPECTED: Mapping[LossFunction, frozenset[Activation]] = {
     LossFunction.CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU, Activation.TANH)),
     LossFunction.BINARY_CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU)),
+    LossFunction.SIGMOID: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU)),
     LossFunction.NLL: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
     LossFunction.CTC: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
 }
@@ -85,14 +88,15 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
     if facts is not None:
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
     for function, _, node in loss_functions(loss):
-        activation = ACTIVATIONS.get(_name_of_layer(source_of(node)))
+        activation = ACTIVATIONS.get(_name_of_layer(source_of(node, BETWEEN)))
         if function is LossFunction.NLL and is_over_other_dim(node):
             activation = Activation.LOG_SOFTMAX
         elif activation not in UNEXPECTED[function]:
             continue
         kinds = MODULES.get(activation, ())
         named = (pair for model in models for pair in Module.named_modules(model))
-        names = [name for name, module in named if isinstance(module, kinds)]
+        # Of two sigmoids, the only module may be the right one.
+        names = [name for name, module in named if isinstance(module, kinds) and function is not LossFunction.SIGMOID]
         facts = LossInputFacts(function, activation, plain_name(names[0]) if len(names) == 1 else "")
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=remedies_for(facts))
     if any(_picks_over_other_dim(node, name) for node, name, _ in nodes_of(loss.grad_fn, COMBINING)):
@@ -188,6 +192,8 @@ def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
                 yield LossFunction.CROSS_ENTROPY, node, softmax.next_functions[0][0]
             else:
                 yield LOSSES[name], node, source
+        elif name == "BinaryCrossEntropy" and node_name(sigmoid := source_of(inputs[0], BETWEEN)) == "Sigmoid":
+            yield LossFunction.SIGMOID, node, sigmoid.next_functions[0][0]
         elif name == "LogSoftmax":  # with probabilities as targets, cross entropy is a sum of products
             yield LossFunction.CROSS_ENTROPY, node, inputs[0]
 
@@ -217,9 +223,9 @@ def nodes_behind(node: Any) -> Iterator[Any]:
                 yield following
 
 
-def source_of(node: Any) -> Any:
+def source_of(node: Any, through: Container[str] = ARRANGING) -> Any:
     for _ in range(MAX_RESHAPES):
-        if node_name(node) not in ARRANGING:
+        if node_name(node) not in through:
             break
         node = node.next_functions[0][0]
     return node

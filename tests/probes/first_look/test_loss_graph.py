@@ -42,6 +42,11 @@ TWICE: dict[str, Callable[[], Tensor]] = {
         functional.cross_entropy(outputs(), LABELS) + 0.1 * functional.cross_entropy(outputs().softmax(1), LABELS)
     ),
     "divided": lambda: functional.cross_entropy(outputs().softmax(1), LABELS) / 4,
+    "some rows": lambda: functional.cross_entropy(outputs(9, CLASSES).softmax(1)[torch.arange(4)], LABELS),
+    "some rows by a mask": lambda: functional.cross_entropy(
+        outputs(2, 3, CLASSES).softmax(2)[torch.tensor([[True, False, True]] * 2)], LABELS
+    ),
+    "the last position": lambda: functional.cross_entropy(outputs(4, 3, CLASSES).softmax(-1)[:, -1], LABELS),
 }
 
 
@@ -90,6 +95,14 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
     "softmax over the batch, and the logarithm of what gather picks": (
         lambda: -outputs().softmax(0).gather(1, LABELS[:, None]).squeeze(1).clamp(min=1e-8).log().mean(),
         *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+    "sigmoid twice": (
+        lambda: functional.binary_cross_entropy(outputs().sigmoid().squeeze(1).sigmoid(), SHARES),
+        *(LossFunction.SIGMOID, Activation.SIGMOID),
+    ),
+    "sigmoid of a relu": (
+        lambda: functional.binary_cross_entropy(outputs().relu().sigmoid()[:, 0], SHARES[:, 0]),
+        *(LossFunction.SIGMOID, Activation.RELU),
     ),
     "softmax into kl_div": (
         lambda: functional.kl_div(outputs().softmax(1), SHARES, reduction="batchmean"),
@@ -179,6 +192,10 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
         outputs().softmax(1) @ torch.ones(CLASSES, CLASSES), LABELS
     ),
     "binary": lambda: functional.binary_cross_entropy(outputs().sigmoid(), SHARES),
+    "binary, of a gated layer": lambda: functional.binary_cross_entropy(
+        (outputs() * outputs().sigmoid()).sigmoid(), SHARES
+    ),
+    "some rows of logits": lambda: functional.cross_entropy(outputs(9, CLASSES)[torch.arange(4)], LABELS),
     "divergence": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
     "squared error of probabilities": lambda: functional.mse_loss(outputs().softmax(1), SHARES),
     "a number": lambda: outputs().sum(),
