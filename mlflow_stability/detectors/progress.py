@@ -38,9 +38,11 @@ class LossProgress:
     lowest_at: int = 0  # number of losses up to the lowest running mean
     last: float = 0.0
     change: float = 0.0  # running mean of the change from one loss to the next
+    is_signed: bool = False  # whether a loss was negative: its noise is then no share of its level
 
     def take(self, loss: float) -> None:
         self.count += 1
+        self.is_signed = self.is_signed or loss < 0
         if len(self.first) < START_LOSSES:
             self.first.append(loss)
             self.mean, self.last = median(self.first), loss
@@ -60,7 +62,8 @@ class LossProgress:
             rose = lost > MIN_LOST_SHARE_BELOW_ZERO * (start - self.lowest) > 0
             return LossTrouble(self.mean, self.lowest, start) if rose else None
         keeps_progress = lost < MIN_LOST_SHARE * (start_level(self.first) - self.lowest)
-        if self.mean > max(RISEN, 1 + CLEAR_RISE * self.change / self.mean) * self.lowest and not keeps_progress:
+        noise = self.change if self.is_signed else self.change * self.lowest / self.mean  # at the lowest mean
+        if self.mean > RISEN * self.lowest and lost > CLEAR_RISE * noise and not keeps_progress:
             return LossTrouble(self.mean, self.lowest, start)
         fell = keeps_progress and self.lowest <= FALLEN * start  # within few steps, so that the start is low
         if fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start:

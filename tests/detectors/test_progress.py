@@ -71,6 +71,16 @@ def test_noise_of_60_percent_of_the_loss_is_no_rise_but_twice_the_level_is(
 
 
 @pytest.mark.parametrize("kind", INSIDE)
+@pytest.mark.parametrize(("rise", "severities"), [(0.0, {Severity.INFO}), (5.0, {Severity.INFO, Severity.WARNING})])
+def test_noise_of_a_loss_that_is_negative_at_times_is_as_large_at_its_lowest_level(
+    kind: str, rise: float, severities: set[Severity]
+) -> None:
+    level = np.r_[np.linspace(6.0, 3.0, 50), np.full(150, 3.0), np.full(STEPS - 200, 3.0 + rise)]
+    losses = level + np.random.default_rng(0).normal(0, 2.5, STEPS)
+    assert {finding.severity for finding in judged(kind, loss=losses, **INSIDE[kind])} == severities
+
+
+@pytest.mark.parametrize("kind", INSIDE)
 def test_a_rise_near_zero_is_no_trouble(kind: str) -> None:
     losses = np.r_[np.geomspace(7.5, 0.2, 150), np.full(150, 0.5)]
     assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
