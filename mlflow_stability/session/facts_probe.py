@@ -317,7 +317,8 @@ def _settings(view: TrainingView) -> dict[SettingName, str]:
                 if name not in passed_over:
                     settings[SettingName(Setting.GROUP_OPTION, name, where)] = value
     trained = [parameter.requires_grad for optimizer in view.optimizers for parameter in parameters_of(optimizer)]
-    settings[SettingName(Setting.TRAINED_PARAMETERS)] = f"{sum(trained)} of {len(trained)}"
+    if trained:  # else the optimizers are gone: later ones of many are not searched for
+        settings[SettingName(Setting.TRAINED_PARAMETERS)] = f"{sum(trained)} of {len(trained)}"
     return settings
 
 

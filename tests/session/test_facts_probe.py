@@ -178,6 +178,13 @@ def test_an_optimizer_for_every_step_is_not_reported_forever(watched: Watched) -
     assert len(watched.facts()) < 400
 
 
+def test_optimizers_of_many_trainings_of_the_same_kind_are_no_change(watched: Watched) -> None:
+    for _ in range(12):
+        model = nn.Linear(4, 1)
+        train(model, SGD(model.parameters(), lr=0.1), 30)
+    assert [event.message for event in watched.events() if event.kind == "configuration_changed"] == []
+
+
 def test_nothing_of_the_training_is_kept_alive(watched: Watched) -> None:
     import gc
     import weakref

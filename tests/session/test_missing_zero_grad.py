@@ -106,6 +106,28 @@ def test_nothing_is_reported_if_a_script_clears_gradients_in_its_own_way(
     assert told(watched) == []
 
 
+def test_gradients_that_a_script_sets_before_steps_of_other_optimizers_are_of_the_step_to_come(
+    watched: Watched,
+) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    for _ in range(20):
+        optimizer.zero_grad()
+        for _ in range(3):  # tasks of meta-learning
+            learner = nn.Linear(4, 2)
+            learner.load_state_dict(model.state_dict())
+            inner = SGD(learner.parameters(), lr=0.01)
+            for _ in range(3):
+                inner.zero_grad()
+                loss_of(learner).backward()  # type: ignore[no-untyped-call]
+                inner.step()
+            for own, found in zip(model.parameters(), learner.parameters(), strict=True):
+                assert found.grad is not None
+                own.grad = found.grad.clone() if own.grad is None else own.grad + found.grad
+        optimizer.step()
+    assert told(watched) == []
+
+
 def test_accumulation_over_micro_batches_is_no_missing_call(watched: Watched) -> None:
     model = nn.Linear(4, 2)
     optimizer = SGD(model.parameters(), lr=0.01)

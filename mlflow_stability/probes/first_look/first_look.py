@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.kinds.first_look.dimensions import BatchAsSequence, BatchAsSequenceFacts
 from mlflow_stability.kinds.first_look.settings import (
@@ -242,6 +243,7 @@ class FirstLook(Probe):
         self._report, self._models, self._step = emit, models, step
         self._switch = look  # switches `at_loss` on or off
         self._reported: set[str] = set()
+        self._trained: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # parameters of all trainings
         self._begin(step() - 1, "")
 
     def _begin(self, before: int, place: str) -> None:
@@ -253,7 +255,7 @@ class FirstLook(Probe):
         self._weights: list[Block] = []  # of the first step
         self._accumulation, self._same_loss, self._shared = Accumulation(), SameLoss(), SharedParameters()
         self._recreated, self._zero_groups, self._schedules = Recreated(), ZeroGroups(), Schedules()
-        self._left_out = LeftOut()
+        self._left_out = LeftOut(self._trained)
         self._layout, self._shapes, self._outputs = SequenceLayout(), GraphShapes(), OutputRows()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0

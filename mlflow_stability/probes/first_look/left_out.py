@@ -6,13 +6,14 @@ No value is read from a device: only whether a tensor has a gradient, and how of
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.kinds.first_look.not_trained import (
     NO_GRADIENT_AT_ALL,
@@ -42,9 +43,14 @@ _HOLDERS: Mapping[type, Holder] = {list: Holder.LIST, tuple: Holder.TUPLE, dict:
 
 
 class LeftOut:
-    """Parameters that were in no optimizer at the last look."""
+    """Parameters that were in no optimizer at the last look.
 
-    def __init__(self) -> None:
+    `trained` has the parameters of optimizers that stepped, those of earlier trainings too: what is left out later, as
+    the layers below a new head, is frozen on purpose.
+    """
+
+    def __init__(self, trained: MutableMapping[Tensor, bool] | None = None) -> None:
+        self._trained = WeakIdKeyDictionary() if trained is None else trained
         self._looked_at: dict[int, tuple[_Version, _Version | None]] = {}
         """What was left out at the last look, by identity: a tensor and its gradient."""
         self._had_gradient: set[int] = set()
@@ -67,6 +73,7 @@ class LeftOut:
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         for held in parameters_of(optimizer):
+            self._trained[held] = True
             self._first_versions.setdefault(id(held), held._version)
             if held.grad is not None:
                 self._had_gradient.add(id(held))
@@ -85,6 +92,7 @@ class LeftOut:
         unregistered, forgotten = _left_out(models, optimizers)
         if forgotten or any(unregistered):
             unregistered, forgotten = _left_out(models, (*optimizers, *living()))
+        forgotten = [(name, tensor) for name, tensor in forgotten if tensor not in self._trained]
         candidates = [*(held[3] for hidden in unregistered for held in hidden), *(tensor for _, tensor in forgotten)]
         same = {id(tensor) for tensor in candidates if self._is_left(tensor)}
         self._looked_at = {

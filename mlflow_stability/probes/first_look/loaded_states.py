@@ -30,35 +30,44 @@ class _Load(NamedTuple):
 class LoadedStates:
     def __init__(self) -> None:
         self._without_effect: list[_Load] = []
+        self._partly_loaded: list[weakref.ref[Module]] = []
 
     def install(self, handles: HookHandles, guard: Guard) -> None:
         """Observe `Module.load_state_dict` until the handles are removed."""
-        self._without_effect = []
+        self._without_effect, self._partly_loaded = [], []
         note = guard("loaded states", self._note)
 
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             given = dict(zip(("self", "state_dict"), args, strict=False)) | kwargs  # `self` by name, in torch itself
-            note(given["self"], given.get("state_dict"), getattr(result, "unexpected_keys", None))
+            note(given["self"], given.get("state_dict"), result)
             return result
 
         handles.patch(Module, "load_state_dict", around)
 
-    def _note(self, module: Module, state: Any, unexpected: Any) -> None:
+    def _note(self, module: Module, state: Any, result: Any) -> None:
+        unexpected = getattr(result, "unexpected_keys", None)
         if not isinstance(state, Mapping) or not isinstance(unexpected, list) or not state:
             return
         names = frozenset(map(str, state))
         own = next((name for name, _ in Module.named_parameters(module)), None)
         if own is not None and names <= set(unexpected):
-            if len(self._without_effect) < MAX_LOADS:
+            # One of several files or entries of one model may be of other modules.
+            is_piece = any(part() is module for part in self._partly_loaded)
+            if not is_piece and len(self._without_effect) < MAX_LOADS:
                 facts = NothingLoadedFacts(type(module).__name__, len(names), str(next(iter(state))), own)
                 self._without_effect.append(_Load(weakref.ref(module), names, facts))
-        elif self._without_effect:  # a script may try several modules, or several names
+            return
+        if result.missing_keys:
+            others = [part for part in self._partly_loaded if part() is not None and part() is not module]
+            self._partly_loaded = [*others, weakref.ref(module)][-MAX_LOADS:]
+        if self._without_effect:  # a script may try several modules, or several names
             self._without_effect = [load for load in self._without_effect if not _is_made_good(load, module, names)]
 
     def finding(self, step: int) -> Finding | None:
-        """Return a finding about a module that is still there, and into which nothing was loaded since."""
+        """Return a finding about a module that is still there, and into which nothing was loaded since; only once."""
         facts = next((load.facts for load in self._without_effect if load.module() is not None), None)
+        self._without_effect = []  # a run that follows has loads of its own
         if facts is None:
             return None
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=NothingLoaded.remedies)

@@ -91,6 +91,7 @@ class HeldGradients:
                     entry.reached = False
                     if entry.stepped:
                         entry.holds_last = not touched and gradient is not None
+                        entry.stepped = entry.holds_last  # what is there later is not of that step
                         if entry.holds_last and entry.kept_for == MIN_KEPT_STEPS - 1 and entry.values is None:
                             entry.ask_for_values()
         except BaseException as error:

@@ -55,6 +55,15 @@ def test_parameters_that_a_later_training_forgets_are_found(tmp_path: Path) -> N
     assert [event.step for event in flown.events("not_optimized")] == [60]
 
 
+def test_layers_of_an_earlier_training_below_a_new_head_are_frozen_on_purpose(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with flying(tmp_path) as flown:
+        train(first := classifier(), first, 40, same)
+        head = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+        train(nn.Sequential(first[:2], head), head, 30, same)
+    assert flown.events("not_optimized") == []
+
+
 def test_a_mistake_is_reported_once_in_a_recording(tmp_path: Path) -> None:
     torch.manual_seed(0)
     with flying(tmp_path) as flown:

@@ -4,16 +4,27 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import mlflow
 import pytest
 import torch
 from scenarios.flying import flying
 from torch import nn
+
+from mlflow_stability.vocabulary.result import Finding
 
 State = dict[str, torch.Tensor]
 
 
 def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def train(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
 
 
 def renamed(state: State) -> State:
@@ -41,6 +52,23 @@ def into_each_part(model: nn.Module, state: State) -> None:
     model.load_state_dict(state)
 
 
+def in_files(model: nn.Module, state: State) -> None:
+    for names in (("0.weight", "0.bias"), ("2.weight", "2.bias"), ()):
+        model.load_state_dict({**{name: state[name] for name in names}, "vision": state["0.bias"]}, strict=False)
+
+
+def in_entries(model: nn.Module, state: State) -> None:
+    for name, tensor in {**state, "position_ids": state["0.bias"]}.items():
+        model.load_state_dict({name: tensor}, strict=False)
+
+
+def after_another_was_loaded_in_part(model: nn.Module, state: State) -> None:
+    other = make_model()
+    other.load_state_dict({"0.bias": state["0.bias"]}, strict=False)
+    model.load_state_dict(state)
+    model.load_state_dict(renamed(state), strict=False)
+
+
 MESSAGE = (
     "load_state_dict(strict=False) loaded nothing into Sequential: it has none of the {} names in the state dict. "
     "The first there is {}, its own 0.weight."
@@ -65,6 +93,9 @@ LOADS: dict[str, tuple[Callable[[nn.Module, State], object], str]] = {
     "then into a part": (then_into_a_part, ""),
     "then into the owner": (then_into_the_owner, ""),
     "into each part": (into_each_part, ""),
+    "several files": (in_files, ""),
+    "entry by entry": (in_entries, ""),
+    "after all of it": (after_another_was_loaded_in_part, MESSAGE.format(4, "module.0.weight")),
 }
 
 
@@ -77,14 +108,26 @@ def test_a_state_that_has_no_name_of_the_module_is_found_unless_something_is_loa
     with flying(tmp_path) as flown:
         model = make_model()
         load(model, make_model().state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(12):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
+        train(model)
     assert [(event.step, event.message) for event in flown.events("nothing_loaded")] == (
         [(10, message)] if message else []
     )
+
+
+def test_a_run_that_follows_does_not_answer_for_modules_of_an_earlier_one(
+    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    kept = []
+    with flying(tmp_path) as flown:
+        for fails in (True, False):
+            with mlflow.start_run():
+                kept.append(model := make_model())
+                if fails:
+                    model.load_state_dict(renamed(model.state_dict()), strict=False)
+                train(model)
+    findings = [[event.kind for event in each if isinstance(event, Finding)] for each in flown.recordings]
+    assert findings == [["nothing_loaded"], []]
 
 
 def test_a_module_may_be_given_by_name(tmp_path: Path) -> None:
