@@ -20,7 +20,7 @@ from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligibl
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
 from mlflow_stability.detectors.micro_batches import with_usual_count
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
-from mlflow_stability.vocabulary.measured.signal import TRACK, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import SHARED_TRACK, TRACK, is_whole_model
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 STORED_INFINITY = 1.79e308  # MLflow's SQL stores replace infinity by the largest float
@@ -262,7 +262,7 @@ def _curves(
         metric.meaning.place
         for metric in own
         if metric.meaning.place.startswith(TRACK) and metric.series.steps[0] > main_ends
-    }
+    } - {SHARED_TRACK}
     starts = start_by_attempt(history) if starts is None else starts
     phases, tested = _phases(history), _range_test(history) if quantity == "loss" else NO_TEST
     terms = tuple(step for step, _, _ in changed_terms(history)) if quantity == "loss" else ()

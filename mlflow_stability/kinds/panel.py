@@ -18,8 +18,15 @@ from mlflow_stability.detectors.loss_level import LossLevels
 from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_counts
 from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteDetector
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
-from mlflow_stability.vocabulary.measured.signal import SIDE_BY_SIDE_STEPS, Signal, StepReading, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import (
+    SHARED_TRACK,
+    SIDE_BY_SIDE_STEPS,
+    Signal,
+    StepReading,
+    is_whole_model,
+)
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Reset
 
@@ -120,9 +127,15 @@ class Panel:
 
     def _layout_of(self, signals: tuple[Signal, ...]) -> _Layout:
         names = [signal.quantity for signal in signals]
+        is_shared = any(signal.place == SHARED_TRACK and signal.quantity == "loss" for signal in signals)
         layout = self._layouts[id(signals)] = _Layout(
             signals,
-            [self._detectors_of(signal) for signal in signals],
+            [
+                self._without_comparison(signal)
+                if is_shared and (signal.place == SHARED_TRACK or not is_whole_model(signal.place))
+                else self._detectors_of(signal)
+                for signal in signals
+            ],
             losses_with_counts([(signal.quantity, signal.place) for signal in signals]),
             *(names.index(name) if name in names else None for name in ("loss_terms", "loss_weight")),
         )
@@ -220,6 +233,13 @@ class Panel:
             baseline = Baseline() if signal.quantity in self._compared else None
             detectors = self._signals[signal] = _SignalDetectors(signal, baseline, states)
         return detectors
+
+    def _without_comparison(self, signal: Signal) -> _SignalDetectors | None:
+        """Return the detectors of a signal of unrelated trainings, which judge each value by itself."""
+        numbers = [at for at, detector in enumerate(self.detectors) if isinstance(detector, NonFiniteDetector)]
+        numbers = [at for at in numbers if signal.quantity in self.detectors[at].quantities]
+        states = [self._detector_state(at, signal.place) for at in numbers if is_wanted(WHOLE, signal)]
+        return _SignalDetectors(signal, None, states) if states else None
 
     def _detector_state(self, number: int, place: str) -> _DetectorState:
         detector = self._states.get((number, place))

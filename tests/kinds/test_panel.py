@@ -7,7 +7,7 @@ from session.interrupting import Moments
 
 from mlflow_stability.kinds.catalog import default_detectors, detectors_named
 from mlflow_stability.kinds.panel import Panel, replay
-from mlflow_stability.vocabulary.measured.signal import Signal, StepReading
+from mlflow_stability.vocabulary.measured.signal import SHARED_TRACK, Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Reset
 
@@ -128,3 +128,16 @@ def test_layers_of_a_training_are_not_compared_with_those_of_one_before() -> Non
 
     assert findings(401) == []
     assert findings(11) == findings(801) == ["weight_spike"]
+
+
+@pytest.mark.parametrize("place", ["track_1", SHARED_TRACK])
+def test_losses_of_unrelated_trainings_are_not_compared_but_nan_is_found(place: str) -> None:
+    signals = (Signal("loss", place), Signal("grad_norm", place), Signal("param_norm", "head"))
+    records = []
+    for step in range(1, 601):
+        level = (1e4 if step > 400 else 1.0) + step % 7 / 100
+        records.append(StepReading(step, signals, (math.nan if step == 590 else level, 1.0, level)))
+    findings = {finding.kind for finding in replay(records)}
+    compared = {"loss_spike", "divergence", "weight_spike"}
+    assert "nan_detected" in findings
+    assert (findings & compared == set()) is (place == SHARED_TRACK)

@@ -25,10 +25,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.model_discovery import Kind, outermost, parameters_in, plain_name, remembered
-from mlflow_stability.vocabulary.measured.signal import TRACK
+from mlflow_stability.vocabulary.measured.signal import MAX_TRACKS, TRACK
 
-MAX_NAMED = 16
-"""Optimizers and tracks with names of their own; a script that makes an optimizer for every sample shares the last."""
+MAX_NAMED = MAX_TRACKS  # optimizers with names of their own; an optimizer for every sample shares the last
 MAX_RIVALS = 8  # this many optimizers of one training are made for single parameters or samples
 MAX_NAME_CHARACTERS = 40
 _Predicate = Callable[[Optimizer], bool]

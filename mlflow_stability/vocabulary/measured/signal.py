@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 UNCLIPPED = "no clipping seen"  # value of the fact about the gradient norm: no clipping before any optimizer step
 TRACK = "track_"  # prefix of the places of trainings beside the main one, or after it
+MAX_TRACKS = 16  # trainings with names of their own in a recording
+SHARED_TRACK = f"{TRACK}{MAX_TRACKS - 1}"  # place of all further ones, which have nothing in common
 SIDE_BY_SIDE_STEPS = 10  # trainings whose first steps are further apart follow one another
 
 
