@@ -266,10 +266,11 @@ class NothingLoadedFacts(Facts):
 class NothingLoaded(FindingType):
     """A state dict was loaded without any effect.
 
-    What it sees: calls of `load_state_dict(..., strict=False)` after `autolog()` that raise no error and have no name
-    in common with the module. Reported once, at step 10, if the module still exists, and neither it, a part of it nor
-    its owner has loaded anything since, and no other module the same names. A module that has loaded some of its
-    entries before is left out: a model may be in several files, and one of them may be about other modules.
+    What it sees: calls of `load_state_dict(..., strict=False)` after `autolog()` that raise no error and have no
+    name in common with the module, and that the script did not make good by writing to the parameters itself.
+    Reported once, at step 10, if the module still exists, and neither it, a part of it nor its owner has loaded
+    anything since, and no other module the same names. A module that has loaded some of its entries before is left
+    out: a model may be in several files, and one of them may be about other modules.
 
     Why it matters: the training begins with random weights in place of those that were saved. The usual reason is a
     prefix: `module.` of `DataParallel`, `_orig_mod.` of a compiled model, or a dict that has the state dict inside.

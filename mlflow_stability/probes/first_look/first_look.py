@@ -317,6 +317,7 @@ class FirstLook(Probe):
         if steps == 1 and not self._optimizers:
             self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
             self._layout.watch(self._models())
+            LOADED_STATES.training_begins()
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
         clips = view.clips
         if max(clips.late, clips.empty) >= LATE_CLIPPING.least:

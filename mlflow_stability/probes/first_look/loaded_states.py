@@ -25,6 +25,7 @@ class _Load(NamedTuple):
     module: weakref.ref[Module]
     names: frozenset[str]
     facts: NothingLoadedFacts
+    version: int  # of the module's first parameter after the call, as torch counts writes
 
 
 class LoadedStates:
@@ -50,19 +51,23 @@ class LoadedStates:
         if not isinstance(state, Mapping) or not isinstance(unexpected, list) or not state:
             return
         names = frozenset(map(str, state))
-        own = next((name for name, _ in Module.named_parameters(module)), None)
-        if own is not None and names <= set(unexpected):
+        own, first = next(Module.named_parameters(module), (None, None))
+        if own is not None and first is not None and names <= set(unexpected):
             # One of several files or entries of one model may be of other modules.
             is_piece = any(part() is module for part in self._partly_loaded)
             if not is_piece and len(self._without_effect) < MAX_LOADS:
                 facts = NothingLoadedFacts(type(module).__name__, len(names), str(next(iter(state))), own)
-                self._without_effect.append(_Load(weakref.ref(module), names, facts))
+                self._without_effect.append(_Load(weakref.ref(module), names, facts, first._version))
             return
         if result.missing_keys:
             others = [part for part in self._partly_loaded if part() is not None and part() is not module]
             self._partly_loaded = [*others, weakref.ref(module)][-MAX_LOADS:]
         if self._without_effect:  # a script may try several modules, or several names
             self._without_effect = [load for load in self._without_effect if not _is_made_good(load, module, names)]
+
+    def training_begins(self) -> None:
+        """Leave out modules that the script has written to by itself since; runs before the first step."""
+        self._without_effect = [load for load in self._without_effect if not _is_written(load)]
 
     def finding(self, step: int) -> Finding | None:
         """Return a finding about a module that is still there, and into which nothing was loaded since; only once."""
@@ -71,6 +76,11 @@ class LoadedStates:
         if facts is None:
             return None
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=NothingLoaded.remedies)
+
+
+def _is_written(load: _Load) -> bool:
+    module = load.module()
+    return module is None or next(Module.parameters(module))._version != load.version
 
 
 def _is_made_good(load: _Load, module: Module, names: frozenset[str]) -> bool:

@@ -69,6 +69,13 @@ def after_another_was_loaded_in_part(model: nn.Module, state: State) -> None:
     model.load_state_dict(renamed(state), strict=False)
 
 
+def then_by_hand(model: nn.Module, state: State) -> None:
+    model.load_state_dict(renamed(state), strict=False)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            tensor.copy_(state[name])
+
+
 MESSAGE = (
     "load_state_dict(strict=False) loaded nothing into Sequential: it has none of the {} names in the state dict. "
     "The first there is {}, its own 0.weight."
@@ -91,6 +98,7 @@ LOADS: dict[str, tuple[Callable[[nn.Module, State], object], str]] = {
     ),
     "some beside others": (of_two, ""),
     "then into a part": (then_into_a_part, ""),
+    "then by hand": (then_by_hand, ""),
     "then into the owner": (then_into_the_owner, ""),
     "into each part": (into_each_part, ""),
     "several files": (in_files, ""),
