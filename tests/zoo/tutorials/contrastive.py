@@ -221,7 +221,7 @@ def ema_teacher() -> Outcome:
         param.detach_()
     labelled, labels = digits(60)
     test = digits(400)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, nesterov=True)
     global_step = 0
     for epoch in range(30):
         consistency_weight = 5.0 * math.exp(-5.0 * (1.0 - min(epoch, 12) / 12) ** 2)
