@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from mlflow_stability.kinds.first_look.not_trained import NothingLoaded, NothingLoadedFacts
 from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
@@ -25,7 +26,7 @@ class _Load(NamedTuple):
     module: weakref.ref[Module]
     names: frozenset[str]
     facts: NothingLoadedFacts
-    version: int  # of the module's first parameter after the call, as torch counts writes
+    writes: int  # to the module's first parameter, after the call
 
 
 class LoadedStates:
@@ -51,13 +52,13 @@ class LoadedStates:
         if not isinstance(state, Mapping) or not isinstance(unexpected, list) or not state:
             return
         names = frozenset(map(str, state))
-        own, first = next(Module.named_parameters(module), (None, None))
-        if own is not None and first is not None and names <= set(unexpected):
+        own = next((name for name, _ in Module.named_parameters(module)), None)
+        if own is not None and names <= set(unexpected):
             # One of several files or entries of one model may be of other modules.
             is_piece = any(part() is module for part in self._partly_loaded)
             if not is_piece and len(self._without_effect) < MAX_LOADS:
                 facts = NothingLoadedFacts(type(module).__name__, len(names), str(next(iter(state))), own)
-                self._without_effect.append(_Load(weakref.ref(module), names, facts, first._version))
+                self._without_effect.append(_Load(weakref.ref(module), names, facts, _writes(module)))
             return
         if result.missing_keys:
             others = [part for part in self._partly_loaded if part() is not None and part() is not module]
@@ -80,7 +81,13 @@ class LoadedStates:
 
 def _is_written(load: _Load) -> bool:
     module = load.module()
-    return module is None or next(Module.parameters(module))._version != load.version
+    return module is None or _writes(module) != load.writes
+
+
+def _writes(module: Module) -> int:
+    """Return how often torch counted a write to the first parameter; -1 where there is none, or it has no counter."""
+    first = next(Module.parameters(module), None)
+    return -1 if first is None or is_lazy(first) or first.is_inference() else first._version
 
 
 def _is_made_good(load: _Load, module: Module, names: frozenset[str]) -> bool:

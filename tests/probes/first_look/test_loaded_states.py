@@ -145,6 +145,24 @@ def test_a_module_may_be_given_by_name(tmp_path: Path) -> None:
     assert len(result.missing_keys) == len(result.unexpected_keys) == 4
 
 
+def test_modules_whose_writes_are_not_counted_are_no_error(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        frozen = nn.Linear(4, 8)
+    emptied, lazy = nn.Linear(4, 8), nn.LazyLinear(8)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with flying(tmp_path) as flown:
+        for module in (frozen, emptied, lazy, nn.Linear(4, 8, device="meta")):
+            module.load_state_dict({"module.weight": torch.ones(8, 4)}, strict=False)
+        del emptied.weight, emptied.bias
+        lazy(torch.ones(2, 4))
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert [event.step for event in flown.events("nothing_loaded")] == [10]
+
+
 def test_an_error_of_load_state_dict_passes(tmp_path: Path) -> None:
     with flying(tmp_path), pytest.raises(RuntimeError, match="Unexpected key"):
         make_model().load_state_dict(renamed(make_model().state_dict()))
