@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,6 +161,23 @@ def drawn_curves(diagnosis: Diagnosis) -> list[DrawnCurve]:
     readings = {(reading.metric, reading.first_step): reading for reading in diagnosis.curves}
     drawable = [sketch for sketch in diagnosis.sketches if sketch.steps]
     return [_drawn_curve(sketch, readings.get((sketch.metric, sketch.steps[0]))) for sketch in drawable]
+
+
+def marked_at(
+    curve: DrawnCurve, curves: Sequence[DrawnCurve], numbered: Sequence[tuple[int, Finding]]
+) -> list[tuple[int, Finding]]:
+    """Return the findings to mark at one of these curves: its own, and at the first one those of no other curve.
+
+    What begins within a curve that follows the first, as of a later training, is marked there.
+    """
+    first, *others = curves
+
+    def belongs_to(other: DrawnCurve, finding: Finding) -> bool:
+        return first.last < other.first <= finding.start <= other.last
+
+    if curve is first:
+        return [pair for pair in numbered if not any(belongs_to(other, pair[1]) for other in others)]
+    return [pair for pair in numbered if pair[1].metric == curve.metric or belongs_to(curve, pair[1])]
 
 
 def _drawn_curve(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:

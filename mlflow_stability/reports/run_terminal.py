@@ -18,7 +18,14 @@ from rich.text import Text
 
 from mlflow_stability.reports import run_phrases as wording
 from mlflow_stability.reports.report import Report, is_from_store
-from mlflow_stability.reports.run_sections import DrawnCurve, FindingRow, RunSections, drawn_curves, run_sections
+from mlflow_stability.reports.run_sections import (
+    DrawnCurve,
+    FindingRow,
+    RunSections,
+    drawn_curves,
+    marked_at,
+    run_sections,
+)
 from mlflow_stability.reports.terminal_kit import (
     GUTTER,
     OUTCOME_STYLES,
@@ -105,11 +112,11 @@ def _show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
     _show_lead(out, run)
     out.section(run.summary.title, _facts(out, run))
     decisive = next((finding.metric for finding in diagnosis.findings if finding.severity > Severity.INFO), "")
-    for place, curve in enumerate(drawn_curves(diagnosis)):
-        if place == 0 or out.verbose or curve.metric == decisive:
-            rows = [(number, row.episode) for number, row in shown]
-            marked = [(number, finding) for number, finding in rows if place == 0 or finding.metric == curve.metric]
-            _show_curve(out, curve, diagnosis.unit, marked)
+    drawn = enumerate(drawn_curves(diagnosis))
+    curves = [curve for place, curve in drawn if place == 0 or out.verbose or curve.metric == decisive]
+    rows = [(number, row.episode) for number, row in shown]
+    for curve in curves:
+        _show_curve(out, curve, diagnosis.unit, marked_at(curve, curves, rows))
     out.section("Findings", _findings(out, run, shown))
     for section in run.after_findings:
         if section is not run.curves:

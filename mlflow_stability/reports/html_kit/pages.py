@@ -24,7 +24,7 @@ from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH, Tick, decades, round_numbers
 from mlflow_stability.reports.html_kit.comparison_pictures import dots_of, overlay_of, strips_of, survival_picture_of
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run_sections import DrawnCurve, drawn_curves, overview, run_sections
+from mlflow_stability.reports.run_sections import DrawnCurve, drawn_curves, marked_at, overview, run_sections
 from mlflow_stability.reports.sections import failures
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis, Finding
 from mlflow_stability.vocabulary.text.phrases import number_text
@@ -88,14 +88,9 @@ def _layer_pictures(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _charts(diagnosis: Diagnosis) -> list[Chart]:
-    """The first curve with every finding, the others with their own."""
     numbered = list(enumerate(diagnosis.findings, start=1))
-    return [
-        chart_of(
-            curve, [(number, finding) for number, finding in numbered if place == 0 or finding.metric == curve.metric]
-        )
-        for place, curve in enumerate(drawn_curves(diagnosis)[:MAX_CHARTS])
-    ]
+    curves = drawn_curves(diagnosis)[:MAX_CHARTS]
+    return [chart_of(curve, marked_at(curve, curves, numbered)) for curve in curves]
 
 
 def _page(template: str, **values: Any) -> str:
