@@ -36,11 +36,19 @@ POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|tem
 _NO_PREFERENCE = r"(?![/_](?:chosen|rejected|margins|accuracies))"
 """Preference optimisation, as DPO, calls log-ratios of two answers rewards; its loss is a cross entropy."""
 REWARD_WORDS = re.compile(
-    rf"(?:^|[^a-z])(?:rewards?{_NO_PREFERENCE}|rew|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
+    rf"(?:^|[^a-z])(?:rewards?{_NO_PREFERENCE}|rew|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?"
+    r"|self.?play)(?:$|[^a-z])"
 )
 """Parts of names that only reinforcement learning logs."""
-POLICY_UPDATE_WORDS = (re.compile(r"(?:^|[^a-z])explained.?var"), re.compile(r"(?:^|[^a-z])(?:kl|entropy)(?:$|[^a-z])"))
-"""The same of two names beside each other: how well a value function fits, and how far the policy moved."""
+POLICY_UPDATE_WORDS = tuple(
+    tuple(re.compile(rf"(?:^|[^a-z])(?:{words})(?:$|[^a-z])") for words in pair)
+    for pair in (
+        (r"explained.?var\w*", "kl|entropy"),  # how well a value function fits, and how far the policy moved
+        ("(?:policy|actor|pg).?loss|loss.?(?:policy|actor|pg)", "(?:value|vf|critic).?loss|loss.?(?:value|vf|critic)"),
+        ("pol.?loss", "val.?loss"),  # the same, shortened
+    )
+)
+"""The same of two names beside each other."""
 RETURN_WORDS = re.compile(rf"(?:^|[^a-z])(?:rewards?{_NO_PREFERENCE}|returns?|ep_rew_mean)(?:$|[^a-z])")
 """Parts of names of a policy's return, which should rise."""
 SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|m?iou|dice)(?:$|[^a-z])")
@@ -248,8 +256,8 @@ def _curves(
     metrics = [metric for metric in metrics if len(metric.series) > 1]
     recorded = recorded_level(history)
     names = [metric.name.lower() for metric in history.metrics]
-    learns_by_reward = any(map(REWARD_WORDS.search, names)) or all(
-        any(map(words.search, names)) for words in POLICY_UPDATE_WORDS
+    learns_by_reward = any(map(REWARD_WORDS.search, names)) or any(
+        all(any(map(words.search, names)) for words in pair) for pair in POLICY_UPDATE_WORDS
     )
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # no name decides which is first: the longest, whatever the order of the columns

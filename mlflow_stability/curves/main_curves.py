@@ -113,7 +113,7 @@ def _with_inferred(history: RunHistory, quantity: str) -> RunHistory:
     if tracks or any(metric.name.startswith("stability") for metric in metrics):
         return history  # recorded: the meanings are known
     singles = sorted((metric for metric in metrics if not metric.meaning.duplicate_of), key=lambda metric: metric.name)
-    choice = _sum_of_others(singles) or _longer(singles)
+    choice = _sum_of_others(singles) or _longer(singles) or _finer_mean(metrics)
     if choice is not None:
         history = _with_whole(history, quantity, *choice)
     return _with_averages(history, quantity)
@@ -165,6 +165,16 @@ def _longer(metrics: Sequence[Metric]) -> tuple[Metric, str] | None:
     if not longer:
         return None
     return longer[0], f"{longer[0].name} has {len(longer[0].series):,} points, {whole.name} {len(whole.series)}"
+
+
+def _finer_mean(metrics: Sequence[Metric]) -> tuple[Metric, str] | None:
+    """Find the mean of a loss that itself was logged now and then, as every hundred steps of short epochs."""
+    whole = _whole(metric for metric in metrics if not metric.meaning.duplicate_of)
+    means = [metric for metric in metrics if whole is not None and metric.meaning.duplicate_of == whole.name]
+    longest = max(means, key=lambda metric: len(metric.series), default=None)
+    if whole is None or longest is None or len(longest.series) < NAMESAKE_RATIO * len(whole.series):
+        return None
+    return longest, f"{longest.name} has {len(longest.series):,} points, {whole.name} {len(whole.series):,}"
 
 
 def _lower_words(name: str) -> list[str]:

@@ -175,21 +175,31 @@ class LossLevels:
         self.has_level = self.reason is None
 
 
-SMALL_CLASS_COUNTS = range(2, 25)  # numbers of classes whose logarithms are far enough apart to tell them
+FEW_CLASSES, MORE_CLASSES = range(2, 11), range(11, 25)
 # Alphabets, data sets and vocabularies in use; of all numbers, one would fit any loss. 26-28 letters; 47 and 62 EMNIST;
 # 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 are too near to 100 and 1000 to tell them apart.
 USUAL_CLASS_COUNTS: tuple[int, ...] = (
     *(26, 27, 28, 32, 47, 62, 64, 65, 100, 128, 200, 256, 365, 512, 1000, 2048, 4096, 8192),
     *(10_000, 16_384, 21_841, 30_522, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 151_936),
 )
+COINCIDENCE = 1 / 3  # share of the losses between chance level for two of `MORE_CLASSES` that are at either
+TOLERANCE, TOLERANCE_OF_MANY = 0.012, 0.004
+"""Relative distances of a loss to the cost of guessing: at most, and among usual numbers of many classes."""
 
 
 def classes_of(loss: float, within: float) -> int:
     """Return the number of classes for which this loss is chance level; 0 if no usual number fits."""
     distance, classes = min(
-        (abs(loss / math.log(classes) - 1), classes) for classes in (*SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS)
+        (abs(loss / math.log(classes) - 1), classes) for classes in (*FEW_CLASSES, *MORE_CLASSES, *USUAL_CLASS_COUNTS)
     )
-    return classes if distance <= within else 0
+    return classes if distance <= min(within, _tolerance(classes)) else 0
+
+
+def _tolerance(classes: int) -> float:
+    """Return the largest relative distance to the cost of guessing among as many classes that is no coincidence."""
+    if classes in MORE_CLASSES:
+        return COINCIDENCE / 2 * math.log1p(1 / classes) / math.log(classes)
+    return TOLERANCE if classes in FEW_CLASSES else TOLERANCE_OF_MANY
 
 
 def stays_at_chance(before: float, now: float, within: float = 0.012, moved: float = 0.9) -> bool:
@@ -197,8 +207,6 @@ def stays_at_chance(before: float, now: float, within: float = 0.012, moved: flo
     return now > 0 and now >= moved * before and classes_of(now, within) > 0
 
 
-TOLERANCE, TOLERANCE_OF_MANY = 0.012, 0.004
-"""How far a loss may be from the cost of guessing among few classes, or as many as a setting names, and among many."""
 CLASS_SETTINGS = word_set(
     "vocab_size vocabulary_size n_vocab num_vocab num_classes n_classes num_class nclass num_labels n_labels"
 )
@@ -209,10 +217,9 @@ def classes_at_chance(loss: float, recorded: Iterable[int] = ()) -> int:
     """Return the number of classes for which this loss is chance level, recorded ones first; 0 for no such number."""
     recorded = frozenset(recorded)
     candidates = []
-    for classes in (*recorded, *SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS):
+    for classes in (*recorded, *FEW_CLASSES, *MORE_CLASSES, *USUAL_CLASS_COUNTS):
         distance = abs(loss / math.log(classes) - 1)
-        is_likely = classes in recorded or classes in SMALL_CLASS_COUNTS
-        if distance < (TOLERANCE if is_likely else TOLERANCE_OF_MANY):
+        if distance < (TOLERANCE if classes in recorded else _tolerance(classes)):
             candidates.append((classes not in recorded, distance, classes))
     return min(candidates)[2] if candidates else 0
 

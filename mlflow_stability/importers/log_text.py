@@ -32,6 +32,7 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 _CHINESE = re.compile(rb"(?:[\xa1-\xf7][\xa1-\xfe]){2,}|[\xa1-\xa3][\xa1-\xfe]")
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]")
+_CURSOR_UP = re.compile(r"\x1b\[\d*A")
 _OVERWRITE = re.compile(r"[\r\b]+")
 _EMPTY_BAR = re.compile(r"(?:^|\s)0%\|.*\| 0(?:\.0+)?/\d+ \[00:00<\?")
 _KERAS_BAR = re.compile(r"(?:^|\s)(\d+)/(\d+) +(?:\[[=>.-]+\]|━+) ")
@@ -162,7 +163,7 @@ def clean_line(line: str) -> str:
     """
     line = line.rstrip("\n").replace("\0", "")
     if "\x1b" in line:
-        line = _COLOUR.sub("", line)
+        line = _COLOUR.sub("", _CURSOR_UP.sub("\b", line))  # a progress bar, and what is on the line above it
     if "\b" in line:
         line = last_state(line)
     if not line.isascii():

@@ -42,6 +42,19 @@ def test_a_value_function_and_an_entropy_make_a_policy_of_a_loss() -> None:
     assert curve.has_level  # a score of a regression
 
 
+@pytest.mark.parametrize(
+    "parts", ["policy_loss value_loss", "actor_loss critic_loss", "pol_loss val_loss", "selfplay_s x"]
+)
+def test_what_only_self_play_and_policies_log_makes_a_policy_of_a_loss(parts: str) -> None:
+    curves = curves_of(run_named(train_loss=falling(20), **{part: falling(20) for part in parts.split()}), "loss")
+    assert not any(curve.has_level for curve in curves)
+
+
+def test_a_policy_that_imitates_has_a_level() -> None:
+    (curve,) = curves_of(run_named(bc_loss=falling(20), val_loss=falling(20)), "loss")
+    assert curve.has_level
+
+
 def test_a_restart_begins_a_curve_and_a_rollback_goes_on_with_it() -> None:
     restarted = metric_of("loss", falling(20), steps=[*range(10), *range(10)], attempts=[0] * 10 + [1] * 10)
     set_back = metric_of("loss", falling(20), attempts=[0] * 10 + [1] * 10)

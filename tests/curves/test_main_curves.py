@@ -41,6 +41,11 @@ def test_a_few_values_give_way_to_the_curve_that_is_called_the_same_but_for_capi
     assert chosen(of_lengths(Loss=30, loss=400))[0] == "Loss"
 
 
+def test_a_loss_that_was_logged_now_and_then_gives_way_to_its_mean() -> None:
+    assert chosen(of_lengths(loss=3, mean_loss=100))[0] == "mean_loss"
+    assert chosen(of_lengths(loss=30, mean_loss=100))[0] == "loss"
+
+
 @pytest.mark.parametrize(
     ("names", "loss", "validation"),
     [

@@ -20,6 +20,12 @@ def test_most_other_levels_are_not_taken_for_a_chance_level() -> None:
     assert np.mean([classes_at_chance(float(each)) > 0 for each in levels]) < 0.25
 
 
+@pytest.mark.parametrize("classes", range(11, 24))
+def test_most_levels_between_those_of_two_numbers_of_classes_above_ten_are_those_of_neither(classes: int) -> None:
+    levels = np.linspace(math.log(classes), math.log(classes + 1), 500)
+    assert np.mean([classes_at_chance(float(level)) > 0 for level in levels]) < 0.35
+
+
 def test_a_number_of_classes_that_a_setting_names_counts_before_any_other() -> None:
     assert classes_at_chance(math.log(77)) == 0
     assert classes_at_chance(1.008 * math.log(77), [77]) == 77

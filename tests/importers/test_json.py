@@ -100,6 +100,14 @@ def test_a_list_of_rows_and_names_with_lists_are_runs_too(tmp_path: Path) -> Non
     assert steps(history(tmp_path, json.dumps(pairs)), "loss") == [10, 20, 30]
 
 
+def test_lists_with_a_number_for_each_row_are_columns_of_the_rows(tmp_path: Path) -> None:
+    rows = [{"step": 10 * n, "lr": 0.1} for n in range(4)]
+    document = {"config": {"sizes": [1, 2]}, "loss": [3.0, 2.0, None, 1.0], "stats": rows}
+    run = history(tmp_path, json.dumps(document, indent=1))
+    assert {metric.name for metric in run.metrics} == {"loss", "lr"}
+    assert curve(run, "loss") == [(0, 3.0), (10, 2.0), (30, 1.0)]
+
+
 def test_a_single_line_with_everything_is_a_document(tmp_path: Path) -> None:
     assert (
         len(curve(history(tmp_path, json.dumps({"history": {"loss": [3, 2, 1], "epoch": [1, 2, 3]}})), "history/loss"))

@@ -64,6 +64,14 @@ def test_of_a_line_written_over_with_backspaces_the_end_counts(tmp_path: Path) -
     assert [value for _, value in curve(history(tmp_path, log), "loss")] == [round(9 / n, 4) for n in range(1, 9)]
 
 
+def test_a_line_written_above_a_progress_bar_is_no_part_of_the_bar(tmp_path: Path) -> None:
+    bar = "Validation: |          | 0/? [00:00<?, ?it/s]\x1b[A"
+    log = "".join(f"{bar}Epoch {n}: v_loss {8 / n:.4f}  loss {9 / n:.4f}\x1b[A\x1b[0m\n" for n in range(1, 9))
+    run = history(tmp_path, log)
+    assert curve(run, "loss") == [(n, round(9 / n, 4)) for n in range(1, 9)]
+    assert metric(run, "v_loss").meaning.quantity == "val_loss"
+
+
 @pytest.mark.slow
 @given(st.text(st.sampled_from(list("ab1\r\b\n \x1b[m")), max_size=60))
 def test_the_last_state_of_a_line_is_one_of_its_states(text: str) -> None:

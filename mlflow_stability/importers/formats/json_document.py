@@ -91,7 +91,10 @@ def document_history(path: Path, document: Document, log_format: str = "json") -
         return history_of(content, path, "trainer_state")
     lists = list(_row_lists(value))
     if lists:
-        _add_parts(content, _splits_of(lists), document.text)
+        parts = _splits_of(lists)
+        _add_parts(content, parts, document.text)
+        if len(parts) == 1 and isinstance(value, dict):
+            _add_lists_beside(content, value, parts[0][1])
     elif isinstance(value, dict):
         # `losses.json` with `{"train": [2.3, 1.9]}`
         of_losses = bool(loss_of_file(path.stem))
@@ -204,6 +207,16 @@ def _add_lists(content: LogContent, document: Mapping[str, object]) -> None:
         if epoch and len(lists[epoch]) == len(values):
             epochs = _numbers(lists[epoch])
         content.add_column(name, rows[logged], numbers[logged], steps[logged], epochs[logged])
+
+
+def _add_lists_beside(content: LogContent, document: Mapping[str, object], rows: Rows) -> None:
+    """Add lists with a number for each row: `{"loss": [2.3, 1.9], "stats": [{"step": 0, "lr": 0.1}, …]}`."""
+    steps, epochs = ([getattr(read, count) for read in map(log_row, rows)] for count in ("step", "epoch"))
+    for name, values in _number_lists(document):
+        if len(values) == len(rows) and _all_numbers(values) and name not in content.columns:
+            logged = np.array([value is not None for value in values])
+            counts = (np.arange(len(values)), _numbers(values), np.array(steps), np.array(epochs))
+            content.add_column(name, *(numbers[logged] for numbers in counts))
 
 
 def _numbers(values: Iterable[object]) -> NDArray[np.float64]:

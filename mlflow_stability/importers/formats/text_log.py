@@ -28,6 +28,7 @@ from mlflow_stability.vocabulary.text.foreign_names import kinds_in_line
 from mlflow_stability.vocabulary.text.metric_names import LOSSES, metric_meanings, split_words
 
 MAX_SHAPES = 1000  # kinds of lines without a step that are distinguished
+MIN_RESULTS = 5  # minimum number of lines with a reward or an accuracy, where no other line has a value
 MANY_TIMES = 5  # how much more often lines with a step must log a metric for those without one to be summaries
 _RULE_CHARACTERS = frozenset("-+|=: \t")
 _CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")
@@ -47,6 +48,8 @@ regular expression for all."""
 _COMPARED = re.compile(r"loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)", re.IGNORECASE)  # `Loss=8.2340 > 2.0x avg`
 _IMPROVED = re.compile(r"(?:^|[\s:])Metric \S+ improved\b|\bimproved from .+ to ")
 """A message about the best validation so far: its numbers are gains, or repeat what was logged."""
+_RESULTS = re.compile(r"(?:^|[^a-z])(?:reward|return|score|accuracy|acc)s?(?:$|[^a-z])", re.IGNORECASE)
+"""Names of what a training without printed losses is judged by."""
 _FOLD = re.compile(r"(?:^|\W)fold[ _:#-]*(\d+)\b(?!\.\d)", re.IGNORECASE)
 """A fold of a cross-validation, which is another training."""
 _EVALUATION_BEGINS = re.compile(r"(?:begin|start)\w*\W*$", re.IGNORECASE)
@@ -182,7 +185,8 @@ class LooseLines:
         for shape, lines in self._shapes.items():
             longest = max(lines.columns.values(), key=len)
             only_loss = not has_loss and len(longest) >= 3 and _any_loss(lines.columns)
-            if only_loss or _recurs(longest):
+            only_results = not with_step and len(longest) >= MIN_RESULTS and any(map(_RESULTS.search, lines.columns))
+            if only_loss or only_results or _recurs(longest):
                 for name, column in list(lines.columns.items()):
                     # What lines that name their step log much more often is a summary; not so what is not finite.
                     if with_step.get(name, 0) >= MANY_TIMES * len(column) and np.isfinite(column.values).all():

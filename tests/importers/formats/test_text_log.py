@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from importers.reading import curve, history, metric, steps
 
+from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.formats.text_log import _is_sentence
 
 
@@ -273,6 +274,14 @@ def test_a_message_about_the_best_validation_so_far_is_no_curve(tmp_path: Path) 
     )
     log += "".join(f"Epoch {n}: val_loss improved from {n}.5 to {n}.4, saving model\n" for n in range(9, 1, -1))
     assert [each.name for each in history(tmp_path, log).metrics] == ["loss"]
+
+
+@pytest.mark.parametrize("name", ["Avg Reward", "Accuracy"])
+def test_a_log_of_results_alone_is_a_curve(tmp_path: Path, name: str) -> None:
+    run = history(tmp_path, "".join(f"INFO:root:Game {n} | {name}: {n * 1.5:.2f} | Epsilon: 0.9\n" for n in range(9)))
+    assert [value for _, value in curve(run, name)] == [n * 1.5 for n in range(9)]
+    with pytest.raises(UnreadableLogError, match="no metric has two or more values"):
+        history(tmp_path, "".join(f"INFO:root:Request {n} | Latency: {n} | Size: 9\n" for n in range(9)))
 
 
 def test_values_between_the_names_of_epochs_are_numbered(tmp_path: Path) -> None:
