@@ -37,6 +37,7 @@ from mlflow_stability.importers.field_names import (
     is_time,
     long_format,
     metric_names,
+    step_name,
     step_rank,
     units_per_second,
     with_split,
@@ -245,6 +246,9 @@ def _name_the_loss(content: LogContent, header: Sequence[str]) -> None:
     """Take the only column beside the step of a table without names for the loss, unless it is a score that rises."""
     if len(header) == 1:
         content.notes.append("The file has one number a line, taken for the loss that its name says.")
+        return
+    if step_name(header[:1]) is None:
+        content.notes.append("The table has no header: its columns are taken for the losses that the file's name says.")
         return
     note = "The table has no header: its first column counts steps, and"
     if len(content.columns) == 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, steps
 
+from mlflow_stability.curves.main_curves import with_main_curves
 from mlflow_stability.errors import UnreadableLogError
 
 FALLING = [2.5, 2.3, 2.1, 2.0, 1.9, 1.85, 1.8]
@@ -39,6 +40,14 @@ def test_the_error_for_a_table_without_a_step_column_says_what_to_add(tmp_path: 
         history(
             tmp_path, table([5.1, 4.9, 4.7, 4.6, 5.0], [3.5, 3.0, 3.2, 3.1, 3.6], [1.4, 1.4, 1.3, 1.5, 1.4]), "a.csv"
         )
+
+
+def test_columns_of_a_file_named_after_a_loss_are_losses_and_their_sum_is_the_main_one(tmp_path: Path) -> None:
+    parts = [[value / 3 for value in FALLING], [value * 2 / 3 for value in FALLING]]
+    run = with_main_curves(history(tmp_path, table(FALLING, *parts), "train_loss.csv"))
+    assert {metric.name for metric in run.of("loss")} == {"train_loss_1", "train_loss_2", "train_loss_3"}
+    assert next(metric.name for metric in run.of("loss") if not metric.meaning.place) == "train_loss_1"
+    assert any("columns are taken for the losses" in note for note in run.notes)
 
 
 def test_lists_of_numbers_of_one_line_each_are_no_table(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Recognise tables by their first lines: names first, numbers beneath; the names may be a comment, `# step,loss`.
 
-A table without names is read where its first column counts, or where the name of a file of one column is that of a
-loss; else an error says which line to add. A table of one column is read where its name is that of a known quantity.
+A table without names is read where its first column counts, or where the name of its file is that of a loss; else an
+error says which line to add. A table of one column is read where its name is that of a known quantity.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[s
             return mark, ["step", *(f"column {place}" for place in range(2, width + 1))]
         if mark in _ALSO_BETWEEN_NUMBERS:
             continue
+        if loss := loss_of_file(path.stem):
+            return mark, [f"{loss}_{place}" for place in range(1, width + 1)]
         names = ["step", "loss", *(f"metric_{place}" for place in range(1, width - 1))][:width]
         raise UnreadableLogError(
             f"{printable_path(path)} is a table of {width} columns of numbers without names, and the first does not "
