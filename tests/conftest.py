@@ -149,6 +149,6 @@ def rest_server(template_database: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def troubled_server(rest_server: str) -> Iterator[TroubledServer]:
-    """The same server, behind one that can be told to fail."""
+    """The same server, behind a proxy that can be set to fail."""
     with TroubledServer(rest_server) as server:
         yield server

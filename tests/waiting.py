@@ -1,4 +1,4 @@
-"""Waits for what another process or thread does, and never longer than is said."""
+"""Waits for what another process or thread does, and never longer than `seconds`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 def wait_until(condition: Callable[[], _T], seconds: float = 60.0, told: Callable[[], str] = str) -> _T:
-    """What the condition returns as soon as that is true; an AssertionError, with what is told, if it never is."""
+    """Return what the condition returns as soon as that is true; raise an AssertionError after `seconds`."""
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, f"not within {seconds} s {told()}"

@@ -1,4 +1,4 @@
-"""Whoever adds a finding, a rule or a cause is told what is still missing: words, remedies, a test that names it."""
+"""A new finding, rule or cause fails here until it is complete: words, remedies, a test that names it."""
 
 from __future__ import annotations
 

@@ -99,6 +99,7 @@ BANNED_IN_CODE = (
 """What private docstrings, comments and names of tests have none of either."""
 BANNED_NAMES = frozenset({"each", "said", "told", "found", "known", "one"})
 """Names of variables and arguments that do not say what they hold."""
+BANNED_IN_TESTS: frozenset[str] = frozenset()
 UNCLEAN_TESTS: frozenset[str] = frozenset()
 """Folders in which the names of tests are not yet plain."""
 ONE_WORD = re.compile(r"[A-Za-z]+[.:!?]?")
@@ -226,11 +227,11 @@ def texts_of_code(source: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, 
             yield token.start[0], token.string
 
 
-def faults_of_code(room: str) -> list[str]:
+def faults_of_code(paths: Iterable[Path], names: frozenset[str]) -> list[str]:
     faults = []
-    for path in [PACKAGE / room] if room.endswith(".py") else python_files(PACKAGE / room):
+    for path in paths:
         nodes = nodes_of(path)
-        lines = [(line, f"a name {name!r}") for line, name in bound_names(nodes) if name in BANNED_NAMES]
+        lines = [(line, f"a name {name!r}") for line, name in bound_names(nodes) if name in names]
         for line, text in texts_of_code(path.read_text(encoding="utf-8"), nodes):
             lines += [(line, fault) for fault in faults_in(text, BANNED_IN_CODE)]
         faults += [f"{path.relative_to(ROOT)}:{line}: {fault}" for line, fault in lines]
@@ -265,8 +266,13 @@ def test_names_comments_and_docstrings_of_attributes_are_read() -> None:
 
 @pytest.mark.parametrize("room", [room for room in rooms() if room != "README.md"])
 def test_contributors_read_plain_words_and_names_that_say_what_they_hold(room: str) -> None:
-    faults = faults_of_code(room)
-    assert faults == []
+    paths = [PACKAGE / room] if room.endswith(".py") else python_files(PACKAGE / room)
+    assert faults_of_code(paths, BANNED_NAMES) == []
+
+
+@pytest.mark.parametrize("folder", folders_of_tests())
+def test_tests_have_plain_words_and_names_that_say_what_they_hold(folder: str) -> None:
+    assert faults_of_code(python_files(ROOT / "tests" / folder), BANNED_IN_TESTS) == []
 
 
 @pytest.mark.parametrize("folder", unless_listed(folders_of_tests(), UNCLEAN_TESTS))

@@ -23,7 +23,7 @@ def fuzz(
     folder: Path | None = None,
     minutes: float = math.inf,
 ) -> Iterator[Table]:
-    """Feed so many inputs to all targets, or to those in `only`; `folder` holds further real logs.
+    """Feed the same number of inputs to all targets, or to those in `only`; `folder` holds further real logs.
 
     An input is given by seed, target and number. Those that broke a promise are saved in the system's temporary folder.
     """

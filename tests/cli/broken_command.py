@@ -7,5 +7,5 @@ import click
 
 @click.command("broken")
 def command() -> None:
-    """Fail in a way that nobody expected."""
+    """Fail with an error that the command line does not expect."""
     raise KeyError("loss\x1b[2J")

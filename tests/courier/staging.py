@@ -27,7 +27,7 @@ SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group_1
 
 
 class Training:
-    """A process that does nothing but live until it is told to end."""
+    """A process that does nothing until it is terminated."""
 
     def __init__(self, root: Path, uri: str, **opening: Any) -> None:
         self.process = subprocess.Popen(["sleep", "600"])

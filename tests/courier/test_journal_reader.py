@@ -21,7 +21,7 @@ STEPS = 60
 
 
 class Counting(Sink):
-    """Takes at most so many records before it was emptied."""
+    """Takes at most `room` records between two calls of `flush`."""
 
     def __init__(self, until: int = 0, room: int = 1 << 30) -> None:
         super().__init__(until)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 
 CYCLE = (2e-3, 1e-3, 1e-7)
-"""One cycle of a cosine with warm restarts, in short."""
+"""A short cosine, as between two warm restarts."""
 
 
 def seen(rates: Iterable[float], restart: RateRestart | None = None, first: int = 0) -> RateRestart:

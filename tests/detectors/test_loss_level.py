@@ -1,4 +1,4 @@
-"""Which losses have a level: by turns, by signs, by what was recorded and by what the user said."""
+"""Which losses have a level: by turns, by signs, by what was recorded and by what the user set."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_multiple_of_a_level_moves_as_a_power_so_that_it_stays_above_one() -> 
 
 
 def spikes(size: float, sensitivity: str) -> int:
-    """How many spikes are found live where one point is so many deviations above a flat loss."""
+    """The number of spikes found live where one point is this number of deviations above a flat loss."""
     losses = 2.0 * np.exp(0.02 * np.random.default_rng(3).standard_normal(600))
     losses[500] = 2.0 * np.exp(0.02 * size)
     panel, layout = Panel(at_sensitivity((LossSpike(),), sensitivity)), (Signal("loss"),)

@@ -12,7 +12,7 @@ SPREAD = 0.1
 
 
 def means_of(sigmas: list[float]) -> list[float]:
-    """The means of values around 1.0 that are so many σ above it."""
+    """The means of values that are these numbers of σ above 1.0."""
     rise = SlowRise()
     for z in sigmas:
         rise.take(1.0 + z * SPREAD, z, SPREAD)

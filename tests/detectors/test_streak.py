@@ -1,4 +1,4 @@
-"""So many bad values in a row are one finding."""
+"""A number of bad values in a row are one finding."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_no_finding_is_reported_for_a_run_that_its_user_interrupted() -> None:
 def test_findings_recorded_during_training_are_not_judged_again() -> None:
     event = at_step(50, "gradient_explosion", Severity.WARNING, "The gradient norm is 9.", evidence={"grad_norm": 9.0})
     losses = falling(400)
-    losses[200] *= 3  # nothing was said about it while it trained
+    losses[200] *= 3  # without an event while it trained
     recorded = run_of(metric_of("loss", losses), events=[event])
     assert [each.kind for each in diagnosis_of(recorded).findings] == ["gradient_explosion"]
     assert [each.kind for each in diagnosis_of(run_of(metric_of("loss", losses))).findings] == ["loss_spike"]

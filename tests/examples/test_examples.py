@@ -1,4 +1,4 @@
-"""Every example runs as it stands, in an empty directory."""
+"""Every example runs unchanged in an empty directory."""
 
 from __future__ import annotations
 

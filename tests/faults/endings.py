@@ -55,7 +55,7 @@ class Training:
         raise AssertionError(f"ended after {self.steps} steps: {self.process.communicate()[1]}")
 
     def end(self) -> str:
-        """Wait for its end; what it said on stderr."""
+        """Wait for its end, and return what it wrote to stderr."""
         said, errors = self.process.communicate(timeout=STARTS_WITHIN)
         self.steps = max([self.steps, *map(int, said.split())])
         return errors

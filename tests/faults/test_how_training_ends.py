@@ -128,7 +128,7 @@ def test_a_killed_process_group_leaves_a_whole_journal_that_sync_delivers_once(s
 def test_the_next_start_delivers_what_a_killed_process_group_left_while_it_trains(
     given: bool, sqlite_uri: str, tmp_path: Path
 ) -> None:
-    if not given:  # where MLflow itself logs to when nobody says where
+    if not given:  # MLflow's own default
         shutil.copy(tmp_path / "store" / "mlflow.db", tmp_path / "mlflow.db")
         sqlite_uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     environment = {} if given else {"MLFLOW_TRACKING_URI": ""}

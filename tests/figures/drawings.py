@@ -1,4 +1,4 @@
-"""What pictures are looked at with: their texts, where those stand, and their pixels."""
+"""Helpers that read pictures: their texts, the places of these, and their pixels."""
 
 from __future__ import annotations
 

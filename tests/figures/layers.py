@@ -15,7 +15,7 @@ Draw = Callable[[np.random.Generator], NDArray[np.float64]]
 
 
 def gpt_layers(many: int) -> list[str]:
-    """So many layers of a GPT, from input to output."""
+    """The layers of a GPT, from input to output."""
     inner = (f"transformer.h.{block}.{part}" for block in count() for part in PARTS)
     middle = [name for name, _ in zip(inner, range(max(0, many - 4)), strict=False)]
     return ["transformer.wte", "transformer.wpe", *middle, "transformer.ln_f", "lm_head"][:many]

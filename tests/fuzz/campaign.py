@@ -66,7 +66,7 @@ class Campaign:
     """A module with other targets, for tests."""
     seconds: float = SECONDS
     minutes: float = math.inf
-    """After so many the campaign ends, and reports what was fed until then."""
+    """Minutes after which the campaign ends, and reports what was fed until then."""
 
     def run(self) -> dict[str, Outcome]:
         """Feed all inputs; returns the outcomes by target."""

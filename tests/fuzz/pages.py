@@ -1,4 +1,4 @@
-"""Target: reports on runs in which every text that somebody else wrote is hostile."""
+"""Target: reports on runs in which every text from outside is hostile."""
 
 from __future__ import annotations
 

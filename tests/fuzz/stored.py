@@ -103,7 +103,7 @@ def _name(rng: Random) -> str:
 
 
 def _check_names(drawn: Drawn, _folder: Path) -> bool:
-    """Check the promises of metric keys, and that any names of a log are told apart."""
+    """Check the promises of metric keys, and that any two names of a log get different keys."""
     names: list[str] = json.loads(drawn.content)
     signals = list(dict.fromkeys(Signal(name.split("@")[0], place) for name in names for place in ("", names[0])))
     keys = {signal: metric_key(signal) for signal in signals}

@@ -28,7 +28,7 @@ from gpu.every_check import CHECKS  # noqa: E402
 
 
 def row_of(check: Check, bench: Bench) -> tuple[str, str]:
-    """What became of it, and its figure."""
+    """The outcome of a check, and its figure."""
     if check.needs_cuda and not bench.is_cuda:
         return "not here", "needs CUDA"
     try:

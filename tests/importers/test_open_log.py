@@ -52,7 +52,7 @@ def test_an_empty_file_is_refused_as_empty(tmp_path: Path) -> None:
 
 @pytest.fixture
 def as_nobody() -> Iterator[Path]:
-    """A folder that everybody may enter, seen by somebody who is not root."""
+    """A folder that every user may enter, for a user who is not root."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         was_root = os.geteuid() == 0
@@ -62,7 +62,7 @@ def as_nobody() -> Iterator[Path]:
 
 
 def become_nobody() -> None:
-    formats()  # found once for the process: nobody may not list a checkout in the home of root
+    formats()  # found once for the process: that user may not list a checkout in the home of root
     if os.geteuid() == 0:
         os.seteuid(65534)
 

@@ -1,6 +1,6 @@
 """Writes W&B's file of a run, as its `wandb-core` does, and the small recording beside the tests.
 
-`python tests/importers/wandb_writer.py` records `samples/run-small.wandb` anew with W&B itself, offline; it needs
+`python tests/importers/wandb_writer.py` records `samples/run-small.wandb` again with W&B itself, offline; it needs
 `pip install wandb`, which no test does.
 """
 

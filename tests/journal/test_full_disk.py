@@ -1,4 +1,4 @@
-"""A file size limit stands in for a full disk: writes come short, then fail."""
+"""A file size limit replaces a full disk: writes come short, then fail."""
 
 from __future__ import annotations
 

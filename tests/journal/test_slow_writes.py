@@ -1,4 +1,4 @@
-"""Slow writes of a journal are told of where they hold up the training, and nowhere else."""
+"""Slow writes of a journal are reported where they hold up the training, and nowhere else."""
 
 from __future__ import annotations
 

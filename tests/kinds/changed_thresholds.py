@@ -76,7 +76,7 @@ def failing(arguments: list[str]) -> str:
     """The first of these tests that fails; empty where none does."""
     failed = _Failed()
     for name in [name for name, module in sys.modules.items() if _is_test(module)]:
-        del sys.modules[name]  # what a module made of the default when it was imported must be made anew
+        del sys.modules[name]  # what a module made of the default when it was imported must be made again
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pytest.main(["-q", "-x", "-p", "no:cacheprovider", *arguments], plugins=[failed])
     return next(iter(failed.nodes), "")

@@ -1,4 +1,4 @@
-"""A threshold stands once, in its field: the documentation of detectors and rules takes the number from there."""
+"""A threshold is written once, in its field: the documentation of detectors and rules takes the number from there."""
 
 from __future__ import annotations
 

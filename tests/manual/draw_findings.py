@@ -1,6 +1,6 @@
 """Draws the example pictures of the findings reference, from the runs that are recorded in `mlruns_fixtures`.
 
-python tests/manual/draw_findings.py      draws mlflow_stability/manual/findings/*.png anew, in seconds
+python tests/manual/draw_findings.py      draws mlflow_stability/manual/findings/*.png again, in seconds
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUNS = ROOT / "mlruns_fixtures" / "0"
 FOLDER = PACKAGE / "manual" / "findings"
 WIDTH, HEIGHT = 7.0, 1.9
 WIDE_RANGE = 30
-"""A curve whose largest value is so many times its smallest has a logarithmic axis."""
+"""Minimum ratio of the largest to the smallest value of a curve for a logarithmic axis."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Draws the picture of the README: one training that died and the same training with rollback, from the demo.
 
-python tests/manual/draw_rescue.py      draws mlflow_stability/manual/rescue.png anew, in about a minute
+python tests/manual/draw_rescue.py      draws mlflow_stability/manual/rescue.png again, in about a minute
 """
 
 from __future__ import annotations

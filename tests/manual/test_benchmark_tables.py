@@ -1,4 +1,4 @@
-"""Tables of benchmarks in the manual stand between markers, and writing them changes nothing else."""
+"""Tables of benchmarks in the manual are between markers, and writing them changes nothing else."""
 
 from __future__ import annotations
 

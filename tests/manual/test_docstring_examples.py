@@ -27,7 +27,7 @@ BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """Every docstring of a file, and what stands under its constants and fields."""
+    """Every docstring of a file, and those of its constants and fields."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value

@@ -1,4 +1,4 @@
-"""What `pytest` runs when nobody says what: all tests but slow and fault ones, in one worker for each core.
+"""What `pytest` runs by default: all tests but slow and fault ones, in one worker for each core.
 
 Options that are given win over these: `-m`, `-n`, `--dist`. A file or a test that is named runs whatever its markers
 are, and in this process, where a debugger and a breakpoint work. A folder that is named runs as the whole suite does.
@@ -20,7 +20,7 @@ MOST_WORKERS = 8
 """Each has a server and databases of its own."""
 MEMORY_DISK = Path("/dev/shm")
 ROOM = 4 * 2**30
-"""So many bytes must be free on a disk in memory for the temporary directories of a run."""
+"""Bytes that must be free on a disk in memory for the temporary directories of a run."""
 
 OWN_SELECTION = ("lf", "failedfirst", "stepwise", "usepdb", "trace", "collectonly")
 """Options of pytest with which a run is about tests of an earlier one, or about a debugger."""

@@ -22,7 +22,7 @@ from typing import Any
 from plugins.process_state import Part, Snapshot
 
 PATIENCE = 2.0
-"""So many seconds a thread that was told to end may take for it."""
+"""Seconds that a thread that was asked to end may take for it."""
 SIGNALS = [getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "PIPE", "CHLD", "USR1", "USR2")]
 FOREIGN_VARIABLES = {
     "PYTEST_CURRENT_TEST",  # pytest: which test is running
@@ -89,7 +89,7 @@ def _logger(logger: logging.Logger) -> Logger:
 
 
 def _comes_and_goes(handler: logging.Handler) -> bool:
-    """Pytest's are there for a phase of a test, torch's compiler takes its own away; one that does nothing is none."""
+    """Pytest's are there for a phase of a test, torch's compiler removes its own. One without effect does not count."""
     return type(handler).__module__.startswith(("_pytest.", "torch._logging.")) or type(handler) is logging.NullHandler
 
 
@@ -125,7 +125,7 @@ def _threads_of_the_compiler() -> set[threading.Thread]:
 
 
 def wait_for_threads(before: Snapshot) -> None:
-    """Give threads that were told to end the time for it."""
+    """Give threads that were asked to end the time for it."""
     (old,) = (value for part, value in before.items() if part.read is _threads)
     until = time.monotonic() + PATIENCE
     for each in _threads() - old:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MANY = 200
-"""So many characters of a value are shown."""
+"""Number of characters of a value that are shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Part:
     grows: bool = False
     """Whether a key that was not there before is no change."""
     shrinks: bool = False
-    """Whether an item that is not there any more is no change: what an earlier test was told to have left may end."""
+    """Whether an item that is not there any more is no change: what an earlier test left may end."""
 
 
 Snapshot = Mapping[Part, Any]

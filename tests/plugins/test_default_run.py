@@ -1,4 +1,4 @@
-"""What runs when nobody says what: a pytest of its own, over quick tests, a slow one and a fault one."""
+"""What runs by default: a pytest of its own, over quick tests, a slow one and a fault one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Row = dict[str, float]
 
 
 class Measured:
-    """Probes on some optimizers, one cycle after another."""
+    """Probes on some optimizers, one capture after another."""
 
     def __init__(self, optimizers: Sequence[Optimizer], probes: Sequence[Probe]) -> None:
         self.layers = Layers()
@@ -43,7 +43,7 @@ class Measured:
             getattr(each, place)(view)
 
     def end(self) -> Row:
-        """The cycle is over: what was measured in it."""
+        """End the capture, and return what was measured in it."""
         row: Row = {}
         for probe in self._due:
             for block in probe.blocks(self.step):

@@ -17,7 +17,7 @@ Rows = dict[str, list[tuple[int, float]]]
 
 
 class Paced:
-    """What was told of a training's pace."""
+    """What was reported of a training's pace."""
 
     def __init__(self, others: Sequence[Probe] = (), **options: Any) -> None:
         self.readings: list[ProbeReading] = []

@@ -1,4 +1,4 @@
-"""Many small tensors are measured together, and nothing can be told from the numbers."""
+"""Many small tensors are measured together, with the same results as each alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small real trainings with something wrong inside the model, and one that the autopilot sets back."""
+"""Small real trainings with something wrong inside the model, and one that the autopilot rolls back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH = 24
 
 
 def rescue() -> None:
-    """For twenty steps the learning rate is thirty times too high; the training is set back and goes on."""
+    """For twenty steps the learning rate is thirty times too high; the training is rolled back and goes on."""
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step, inputs, labels in batches():

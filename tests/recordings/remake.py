@@ -1,4 +1,4 @@
-"""Records the trainings anew and puts them into `mlruns_fixtures/`, in MLflow's file layout.
+"""Records the trainings again and puts them into `mlruns_fixtures/`, in MLflow's file layout.
 
 python tests/recordings/remake.py [NAME …]
 

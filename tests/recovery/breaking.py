@@ -15,7 +15,7 @@ TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 class BreaksAt(TorchDispatchMode):
-    """Operation number `first` raises MemoryError, and so many after it; a copy has then written half of its target."""
+    """`times` operations from number `first` on raise MemoryError; a copy has then written half of its target."""
 
     def __init__(self, first: int, times: int = 1) -> None:
         super().__init__()

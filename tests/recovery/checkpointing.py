@@ -3,7 +3,7 @@
     python checkpointing.py FOLDER KILLS [SEED]
 
 A child writes one checkpoint after the other and says so once each is on the disk; after a random time it is killed.
-What can be loaded then must be whole, and at least as new as the last one that was said to be written. The next child
+What can be loaded then must be whole, and at least as new as the last one that was reported as written. The next child
 goes on in the same directory. One line of JSON comes out.
 """
 
@@ -51,7 +51,7 @@ def child(folder: Path, first: int, told: int) -> None:
 
 
 def one_life(folder: Path, first: int, seconds: float) -> int:
-    """The last step that was said to be written before the kill; 0 if none was."""
+    """The last step that was reported as written before the kill; 0 for none."""
     ear, mouth = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -22,7 +22,7 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 class GuardedMeter(StepMeter):
-    """A meter that asks the guard at each gate, after it has measured."""
+    """A meter that asks the guard before each step, after it has measured."""
 
     def __init__(self, guard: StepGuard) -> None:
         super().__init__(unguarded, lambda optimizer: self, self._read)

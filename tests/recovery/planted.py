@@ -1,4 +1,4 @@
-"""Trainings in which a number that is not finite is born at a known place."""
+"""Trainings in which the first non-finite number has a known origin."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Plant:
 
     model: nn.Module
     source: str
-    """Where the number is born."""
+    """The origin of the number."""
     module: str
     operation: str
     loss: Callable[[Tensor], Tensor] = squares
@@ -105,7 +105,7 @@ def an_input() -> Plant:
 
 
 def an_embedding() -> Plant:
-    """A row that nobody needed until now, from the beginning."""
+    """A row that no batch needed until now, from the beginning."""
     model = Tokens()
     with torch.no_grad():
         model.words.weight[7] = math.nan
@@ -250,7 +250,7 @@ def train(
     hear: Callable[[int, nn.Module, Tensor, Tensor, Optimizer], None] | None = None,
     capture: BatchCapture | None = None,
 ) -> None:
-    """Train; `hear` is told of each step before it is taken, and `capture` of each backward pass."""
+    """Train; `hear` is called before each step, and `capture` of each backward pass."""
     optimizer = plant.make(plant.model.parameters())
     for step in range(1, plant.steps + 1):
         batch = plant.batch(step)

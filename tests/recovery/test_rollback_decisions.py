@@ -227,7 +227,7 @@ def test_a_policy_without_rollback_never_rolls_back() -> None:
 
 
 def hopeless(policy: RollbackPolicy, healthy: int, trouble: Callable[[int], Situation]) -> list[Decision]:
-    """A training that breaks again so many steps after each return, whatever is done."""
+    """A training that breaks again this number of steps after each rollback, whatever is done."""
     past, decisions, step = RollbackHistory(), [], 1000
     for number in range(100):
         situation = trouble(step)

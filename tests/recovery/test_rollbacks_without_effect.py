@@ -1,4 +1,4 @@
-"""Rollbacks that did not help are undone, periodic events and small rises after a jump of the rate are told apart."""
+"""Rollbacks that did not help are reverted; periodic events and small rises after a jump of the rate differ."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
 
 
 def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop] | None:
-    """At which of the values a training is stopped, and what is said of it."""
+    """The value at which a training is stopped, and the reason that is reported."""
     rules = StopRules(stop_conditions(text))
     for number, value in enumerate(values):
         stop = rules.after_step(StepReading(number, (Signal(quantity),), (value,)))

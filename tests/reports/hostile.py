@@ -1,4 +1,4 @@
-"""Reports in which everything that somebody else wrote is hostile, for hypothesis."""
+"""Reports in which every text from outside is hostile, for hypothesis."""
 
 from __future__ import annotations
 

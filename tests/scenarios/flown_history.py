@@ -51,7 +51,7 @@ def series_by_signal(readings: Iterable[StepReading]) -> dict[Signal, Series]:
 
 
 def logged(flown: Flown, *quantities: str, every: int = 1) -> RunHistory:
-    """A point of these quantities every so many steps, which nobody judged."""
+    """A point of these quantities every `every` steps, which no detector judged."""
     return log_of(recorded(flown), *quantities, every=every)
 
 

@@ -1,4 +1,4 @@
-"""Trains from a DataLoader with workers; `autolog()` stands at the top, where a spawned worker runs it again."""
+"""Trains from a DataLoader with workers; `autolog()` is at the top, where a spawned worker runs it again."""
 
 from __future__ import annotations
 

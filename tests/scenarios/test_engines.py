@@ -1,4 +1,4 @@
-"""Engines that copy gradients into flat buffers and clip them there: what is told of their gradient norm."""
+"""Engines that copy gradients into flat buffers and clip them there: what is recorded of their gradient norm."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mlflow_stability.vocabulary.result import Finding
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 OFFLINE = {"MLFLOW_STABILITY_OFFLINE": "1"}
-"""Where nothing is read from the run, so that nobody needs to deliver it."""
+"""Settings for runs that nothing is read from, so that they need no delivery."""
 
 
 def started(

@@ -1,4 +1,4 @@
-"""A NaN that a trainer leaves out of its own log, or whose step a loss scaler leaves out, is recorded and told."""
+"""A NaN that a trainer leaves out of its own log, or whose step a loss scaler leaves out, is recorded and reported."""
 
 from __future__ import annotations
 

@@ -53,19 +53,18 @@ class Game:
         return [each.detach().clone() for one in (self.generator, self.critic) for each in one.parameters()]
 
     def judge(self, times: float = 1.0) -> None:
-        """One cycle of the critic."""
+        """One update of the critic."""
         real = torch.randn(8, 8, generator=self.noise) + 1
         made = self.generator(torch.randn(8, 4, generator=self.noise)).detach()
         loss = torch.sigmoid(self.critic(made)).mean() - torch.sigmoid(self.critic(real)).mean()
         _step(self.of_critic, loss * times)
 
     def make(self, times: float = 1.0) -> None:
-        """One cycle of the generator."""
+        """One update of the generator."""
         made = self.generator(torch.randn(8, 4, generator=self.noise))
         _step(self.of_generator, -torch.sigmoid(self.critic(made)).mean() * times)
 
     def play(self, iterations: int, critic_steps: int = 1) -> None:
-        """So many iterations."""
         for _ in range(iterations):
             for _ in range(critic_steps):
                 self.judge()

@@ -1,4 +1,4 @@
-"""A rollback that comes later than the finding before it was said, by a clock that the training is given."""
+"""A rollback that comes after the finding before it was printed, by a clock that the training is given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIKE = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
 def printed(
     seconds_a_step: float, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> list[str]:
-    """What is said of a learning rate that is 300 times too high from step 301 on."""
+    """What is printed of a learning rate that is 300 times too high from step 301 on."""
     clock = GivenClock()
     clock.time_output(monkeypatch)
     options = mlflow_stability.Options(journal_dir=folder)

@@ -1,4 +1,4 @@
-"""Where a NaN was born stands in the journal of a training, with the guard and without it."""
+"""The journal of a training has the origin of a NaN, with the guard and without it."""
 
 from __future__ import annotations
 

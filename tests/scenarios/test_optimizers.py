@@ -130,7 +130,7 @@ def test_an_optimizer_that_steps_every_other_time_keeps_the_count_right(watched:
         rarely.zero_grad()
     rows = watched.rows()
     assert [row["loss"] for row in rows] == pytest.approx(losses)
-    # Its very first step comes when the cycle seemed to be over; from then on it is waited for.
+    # Its very first step comes when the capture seemed to be over; from then on it is waited for.
     assert ["learning_rate@optimizer_1" in row for row in rows] == [False, False, False, True, False, True]
 
 

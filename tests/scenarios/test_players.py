@@ -24,7 +24,7 @@ def half_of_a_gan(inputs: int, outputs: int, slope: float) -> nn.Sequential:
 
 
 def ring(count: int) -> Tensor:
-    """Points of eight Gaussians that stand in a ring."""
+    """Points of eight Gaussians in a ring."""
     angle = torch.randint(MODES, (count,)) * (2 * torch.pi / MODES)
     return 2 * torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(count, 2)
 

@@ -1,4 +1,4 @@
-"""A NaN, a spike and a slow step are told with the rank that they began on."""
+"""A NaN, a spike and a slow step are reported with the rank that they began on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that diverges is set back inside its own loop, eased back in, and ends near its healthy twin."""
+"""A training that diverges is rolled back inside its own loop, eased back in, and ends near its healthy twin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlflow_stability.vocabulary.run import Note, Opening, Reset
 
 pytestmark = pytest.mark.scenario
 HOPELESS = dataclasses.replace(QUICK, hold_learning_rate_above=None, easing_steps=5)
-"""For a learning rate that stays too high, which nobody holds down."""
+"""For a learning rate that stays too high, without a warm-up after the rollback."""
 
 
 def task(seed: int = 0) -> tuple[nn.Module, Callable[[], Tensor]]:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.scenario
 
 
 def replaced_weights(steps: int, every: int, factor: float, rate: float) -> float:
-    """Other code replaces the weights every so many steps, some by this factor too large; mean of the last losses."""
+    """Other code replaces the weights every `every` steps, some by this factor too large; mean of the last losses."""
     torch.manual_seed(0)
     dice = torch.Generator().manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))

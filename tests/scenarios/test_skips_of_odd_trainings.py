@@ -82,7 +82,7 @@ def test_a_skipped_step_of_sam_leaves_the_weights_as_they_were(tmp_path: Path) -
 
 
 class Averaging(nn.Module):
-    """A batch norm, and an average of activations: written in place, or assigned anew."""
+    """A batch norm, and an average of activations: written in place, or assigned again."""
 
     def __init__(self, assigns: bool) -> None:
         super().__init__()

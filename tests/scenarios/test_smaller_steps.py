@@ -28,7 +28,7 @@ def plainly(step: int, optimizer: AdamW) -> float:
 
 
 def rate_of(step: int) -> float:
-    """As a schedule writes it, anew for each step."""
+    """As a schedule writes it, again for each step."""
     return RATE * (1 - step / 1000)
 
 
@@ -74,7 +74,7 @@ def test_a_spike_resets_the_moments_and_a_warm_up_follows(tmp_path: Path) -> Non
 
     def by_hand(step: int, optimizer: AdamW) -> float:
         if step == told.step + 1:
-            optimizer.state.clear()  # AdamW begins anew where it knows nothing
+            optimizer.state.clear()  # AdamW begins again where its state is empty
         return plan.share(step) if step > told.step else 1.0
 
     must_equal(weights, train({STRANGE: 500.0}, by_hand)[0])

@@ -81,7 +81,7 @@ def largest(model: nn.Module) -> float:
 
 @pytest.mark.parametrize("begins", [30, 119])
 def test_an_average_that_is_begun_later_is_rolled_back_with_the_weights(tmp_path: Path, begins: int) -> None:
-    """At 30 good states know it; at 119 none does, and it begins anew with the weights, as when it was made."""
+    """At 30 good states know it; at 119 none does, and it begins again with the weights, as when it was made."""
     with flying(tmp_path, rollback=AFTER_FIVE) as flown:
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -199,7 +199,7 @@ def test_a_rollback_soon_after_a_growth_is_given_up_and_later_ones_are_made(tmp_
 
 
 def test_where_a_state_does_not_fit_the_next_older_one_is_restored(tmp_path: Path) -> None:
-    """Of a parameter that comes and goes within a group nobody is told."""
+    """A parameter that comes and goes within a group is not reported."""
     policy = dataclasses.replace(AFTER_FIVE, snapshots=10)
     with flying(tmp_path, rollback=policy) as flown:
         model, loose = net(), torch.zeros(1, requires_grad=True)

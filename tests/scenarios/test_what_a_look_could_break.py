@@ -1,4 +1,4 @@
-"""Trainings that a look in the middle of them could end: they go on as if nobody had looked."""
+"""Trainings that a look in the middle of them could end: they go on unchanged."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def printed(folder: Path, *arguments: str) -> list[str]:
 
 
 def last_line(lines: list[str]) -> str:
-    """How the training went; where it is recorded is said once, as soon as that is known, or not at all."""
+    """How the training went; where it is recorded is printed once, as soon as that is known, or not at all."""
     recorded = [line for line in lines if line.startswith(BEGINNING)]
     shown = r"[\w-]+: `mlflow ui --backend-store-uri \S+` shows it\."
     early = r"Recording into \S+/mlflow\.db; the run is being created\."

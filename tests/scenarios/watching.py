@@ -28,7 +28,7 @@ class Watched:
         self.watch = TorchWatch(guard, self.meter)
 
     def rows(self) -> list[Row]:
-        """One row a cycle, without the time it took."""
+        """One row a capture, without the time it took."""
         self.meter.drain()
         return [
             {

@@ -31,7 +31,7 @@ def _nothing() -> None:
 
 
 class ChatServer:
-    """Takes what is posted to it, and answers as it is told to."""
+    """Takes what is posted to it, and answers as it was set to."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []

@@ -1,4 +1,4 @@
-"""A certificate that nobody signed but its owner, as many servers inside a company have one."""
+"""A self-signed certificate, as many servers inside a company have."""
 
 from __future__ import annotations
 

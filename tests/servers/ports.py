@@ -16,7 +16,7 @@ _offsets = itertools.count(random.Random(f"{os.getpid()} {os.environ.get('PYTEST
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and which this process has not given out before."""
+    """A port on which no process listens, and which this process has not given out before."""
     for offset in itertools.islice(_offsets, _COUNT):
         port = _FIRST + offset % _COUNT
         with socket.socket() as probe:

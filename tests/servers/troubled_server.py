@@ -38,7 +38,7 @@ class TroubledServer(LocalServer):
         self.silent_at = ""
         """How paths end of which requests are never answered."""
         self.down_after: int | None = None
-        """After so many requests it is down."""
+        """Number of requests after which it is down."""
         self.requests: list[str] = []
         """The paths that were asked for."""
 

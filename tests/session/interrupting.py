@@ -50,7 +50,7 @@ class Moments:
 
     def _profile(self, frame: FrameType, event: str, _arg: Any) -> None:
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return  # it may be one that is thrown away: nobody hears what is raised in there
+            return  # it may be one that is thrown away: what is raised in there is lost
         if any(getattr(each, "__code__", None) is frame.f_code for each in gc.callbacks):
             return  # nor in there; when objects are collected is another matter in every run
         above = frame.f_back

@@ -1,4 +1,4 @@
-"""Facts and changes of real trainings, from their gates into a journal."""
+"""Facts and changes of real trainings, from their hooks into a journal."""
 
 from __future__ import annotations
 

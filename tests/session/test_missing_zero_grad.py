@@ -1,4 +1,4 @@
-"""Gradients that nobody clears, in real trainings of every shape that clears them."""
+"""Gradients that are not cleared, and real trainings of every shape that clears them."""
 
 from __future__ import annotations
 

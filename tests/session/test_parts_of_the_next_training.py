@@ -1,4 +1,4 @@
-"""What fails in one training is tried again in the next one; what a script makes anew at every step costs little."""
+"""What fails in one training is tried again in the next one; what a script makes again at every step costs little."""
 
 from __future__ import annotations
 

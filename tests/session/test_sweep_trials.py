@@ -1,6 +1,6 @@
 """Each trial of a sweep has a recording of its own, with its parameters, as Optuna, Ray Tune and Hydra run them.
 
-The libraries themselves are rows of the table in `tests/trainers/`; here their functions are stood in for.
+The libraries themselves are rows of the table in `tests/trainers/`; here their functions are replaced.
 """
 
 from __future__ import annotations

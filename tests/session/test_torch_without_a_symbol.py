@@ -1,4 +1,4 @@
-"""Whatever symbol this torch lacks: the training goes on as it is, and what is off without it is said once."""
+"""Whatever symbol this torch lacks: the training goes on as it is, and what is off without it is reported once."""
 
 from __future__ import annotations
 

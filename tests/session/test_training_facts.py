@@ -1,4 +1,4 @@
-"""What a run is told of a training, and what it is told when that changes."""
+"""What is recorded of a training in its run, and what is recorded when that changes."""
 
 from __future__ import annotations
 

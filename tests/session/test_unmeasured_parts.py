@@ -1,4 +1,4 @@
-"""What cannot be measured is said, once and clearly, and measured it is not."""
+"""What cannot be measured is reported once, and is not measured."""
 
 from __future__ import annotations
 

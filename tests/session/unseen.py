@@ -1,4 +1,4 @@
-"""A training script whose steps no hook sees, or one that has nothing to be said of: `python unseen.py KIND FOLDER`."""
+"""A training script whose steps no hook sees, or one without anything to report: `python unseen.py KIND FOLDER`."""
 
 from __future__ import annotations
 

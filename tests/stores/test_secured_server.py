@@ -36,7 +36,7 @@ def secured(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("secured")
     shutil.copy(template_database, folder / "mlflow.db")
     rules = folder / "auth.ini"
-    # Without its cache the server hashes the password anew for each request, which takes it a tenth of a second.
+    # Without its cache the server hashes the password again for each request, which takes it a tenth of a second.
     rules.write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder / 'users.db'}\n"
         "auth_cache_ttl_seconds = 600\n"

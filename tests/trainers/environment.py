@@ -2,7 +2,7 @@
 
 In: what a trainer needs beyond `[test]`, and a folder outside the checkout. Out: a Python that has it. The environment
 sees the packages of this one and has those of the trainer in front of them; torch stays the one that is here, so that
-no other build of it is fetched. It is kept, and made anew only when what is asked for has changed.
+no other build of it is fetched. It is kept, and made again only when what is asked for has changed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from trainers.script import Trainer
 
 DONE = "installed.txt"
-"""Says what an environment was made for."""
+"""The requirements that an environment was made for."""
 
 
 class NotInstallableError(Exception):
-    """Pip refused, and said this."""
+    """Pip refused, with this message."""
 
 
 def usual_folder() -> Path:

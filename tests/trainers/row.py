@@ -39,7 +39,7 @@ EXPECTED = ("nan_detected: ", "step_skipped: ", "rank_nonfinite: ", "Still on th
 
 @dataclass(frozen=True)
 class Row:
-    """The cells, and what was said beside them."""
+    """The cells, and the notes beside them."""
 
     name: str
     cells: tuple[str, ...] = ("",) * (len(HEAD) - 1)

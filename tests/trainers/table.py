@@ -39,7 +39,7 @@ def row_for(trainer: Trainer, environments: Path, folder: Path, template: Path) 
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table, and under it what was said of each trainer."""
+    """The table, and under it the notes on each trainer."""
     lines = [" | ".join(HEAD), " | ".join("---" for _ in HEAD)]
     lines += [" | ".join((row.name, *row.cells)) for row in rows]
     text = "\n".join(f"| {line} |" for line in lines)

@@ -31,11 +31,11 @@ TRIAL = TESTS / "trainers" / "trial.py"
 PRELOADED = (*TRAINING, "lightning.pytorch", "lightning.fabric")
 """Half of the rows import Lightning, which takes longer than their training."""
 LONGEST = 300.0
-"""So many seconds a trial may take."""
+"""Seconds that a trial may take."""
 LEARNING_RATE = "stability.trial.lr"
 """Where a run has that of its trial."""
 ARRIVAL = 120.0
-"""So many seconds a run may take to be ended in MLflow: a busy machine is no fault of a trainer."""
+"""Seconds that a run may take to end in MLflow: on a busy machine that takes long."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class IdentityRNN(nn.Module):
 
 
 def sums(dice: Generator, length: int = USUAL) -> Batch:
-    """Numbers, some of them marked; to be told is the sum of the marked ones, which is not known exactly."""
+    """Numbers, some of them marked; the target is the sum of the marked ones, with noise."""
     numbers = torch.rand(BATCH, length, generator=dice)
     marks = (torch.rand(BATCH, length, generator=dice) < 0.3).float()
     noise = 0.7 * torch.randn(BATCH, 1, generator=dice)

@@ -1,4 +1,4 @@
-"""A policy is trained on rewards with heavy tails, and a few rewards are absurd."""
+"""A policy is trained on rewards with heavy tails, and a few rewards are far too large."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trains in this process under `autolog()`, and judges the training as all who could see it would.
 
-In: a training, which is a function of a seed. Out: what is said of it by five views: live, as it was recorded, and by
+In: a training, which is a function of a seed. Out: what five views find in it: live, as it was recorded, and by
 what three scripts might have logged: every step, every tenth loss, and the mean loss of thirty epochs. Layers are
 measured every 20 steps, for such trainings are short. What tells of the machine rather than of the training (step
 times, throughput) is left out: others use it meanwhile.
@@ -52,7 +52,7 @@ class Found:
 
 @dataclass(slots=True)
 class Judged:
-    """What was said of one training, by view."""
+    """What was found in one training, by view."""
 
     found: dict[str, list[Found]] = field(default_factory=lambda: {view: [] for view in VIEWS})
     failure: str = ""
@@ -95,7 +95,7 @@ def trained(training: Training, seed: int) -> Trained:
 
 
 def judged(training: Trained, *, anew: bool = False) -> Judged:
-    """Judge every recording that came of it; anew: with the detectors of today, and not those that watched it."""
+    """Judge every recording of it again: with the detectors of today, and not those that watched it."""
     result = Judged(failure=training.failure, seconds=training.seconds)
     for records in training.recordings:
         if anew:
@@ -106,7 +106,7 @@ def judged(training: Trained, *, anew: bool = False) -> Judged:
 
 
 def _judge(records: list[Record], rewards: tuple[float, ...], result: Judged) -> None:
-    """Add what is said of one recording."""
+    """Add what is found in one recording."""
     run = recorded_in(records)
     losses = run.of("loss")
     if not losses:

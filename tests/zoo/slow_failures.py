@@ -1,6 +1,6 @@
-"""Trainings that break slowly, or quietly: nothing leaps, and in the end less is learnt than should have been.
+"""Trainings that break slowly, or quietly: nothing jumps, and in the end less is learnt than should have been.
 
-Each is a function of a seed, as those of the healthy zoo are, and does one thing wrong; beside it stand the findings of
+Each is a function of a seed, as those of the healthy zoo are, and does one thing wrong; beside it are the findings of
 which one at least is expected.
 """
 
@@ -22,7 +22,7 @@ STEPS, ONSET = 1500, 500
 
 @dataclass(frozen=True, slots=True)
 class SlowFailure:
-    """One training, and what is to be said of it."""
+    """One training, and what is to be found in it."""
 
     train: Callable[[int], None]
     expected: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The drawn curves: what is said to have been put into them is in them, and nothing else."""
+"""The drawn curves have what was put into them, and nothing else."""
 
 from __future__ import annotations
 

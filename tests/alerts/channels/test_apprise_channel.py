@@ -79,7 +79,7 @@ def test_pagerduty_gets_a_critical_incident_once(server: ChatServer) -> None:
 @pytest.mark.slow
 def test_pagerduty_knows_an_alert_again_that_is_sent_twice(server: ChatServer) -> None:
     url = "pagerduty://integrationkey@apikey"
-    again = AlertMessage.from_plain(MESSAGE.plain())  # as a courier has it that was started anew
+    again = AlertMessage.from_plain(MESSAGE.plain())  # as a courier that was started again has it
     AppriseChannel(url).send(MESSAGE)
     second = AppriseChannel(url)
     second.send(again)

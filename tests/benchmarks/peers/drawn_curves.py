@@ -214,7 +214,7 @@ KindAndStep = tuple[str, int]
 def drawn_curves(
     seeds: int = 20, first_seed: int = 0, every: int = 1, rules_only: bool = False, command: bool = False
 ) -> Iterator[Table]:
-    """Diagnose each curve; `every` logs every so many steps.
+    """Diagnose each curve; `every` is the number of steps between two logged values.
 
     `command` writes JSONL files and reads them with `mlflow-stability diagnose`. `right` counts the runs with the
     wanted kind at WARNING or above, `others` those with another one, `delay` is in steps.
@@ -245,7 +245,7 @@ def drawn_curves(
 
 
 def history_of(losses: np.ndarray, every: int = 1) -> RunHistory:
-    """Return a run that logged its loss alone, every so many steps."""
+    """Return a run that logged its loss alone, every `every` steps."""
     meaning = Meaning("loss", is_known=True)
     steps = np.arange(0, len(losses), every)
     zeros = np.zeros(len(steps))

@@ -112,7 +112,7 @@ def sync_in_a_process(place: Path, *options: str) -> subprocess.Popen[bytes]:
 
 
 def left_by_another_machine(root: Path, uri: str) -> Training:
-    """A journal whose process nobody here can ask about; silent for a day."""
+    """A journal of another machine's process, without a write for a day."""
     training = Training(root, uri, host="node-9")
     training.train(1, STEPS)
     link = training.folder / TRAINING

@@ -39,7 +39,7 @@ def server() -> Iterator[ChatServer]:
 
 
 def settings(server: ChatServer, patience: float = 20.0, **more: object) -> OutletSettings:
-    """An answer that is later than this is none, and the message is sent again."""
+    """Settings of an alert that is sent again where no answer came within `patience` seconds."""
     url = f"json://me:{SECRET}@{server.address}/hook?rto={patience}&cto={patience}"
     return outlet_settings([Alert(url, **more)], "")  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""When a training is over its last round of attention is drawn first, and what is left out is said in the run."""
+"""At the end of a training its last attention maps are drawn first, and the run says what is left out."""
 
 from __future__ import annotations
 

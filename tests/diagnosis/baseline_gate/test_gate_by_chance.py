@@ -1,4 +1,4 @@
-"""What two runs that differ by their seed alone do to the gate, and what a worse run does."""
+"""The baseline gate for two runs that differ by their seed alone, and for a worse run."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def measured(quantity: str, values: list[float], steps: list[int], attempts: lis
 
 
 def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> RunHistory:
-    """The weights run away from step 90 on; at 104 they are set back, and at 106 there is a spike."""
+    """The weights run away from step 90 on; at 104 they are rolled back, and at 106 there is a spike."""
     losses, steps = falling(COUNT), np.arange(COUNT)
     losses[96 : ROLLED_BACK + 1] *= np.linspace(2, 30, ROLLED_BACK - 95)
     losses[106] *= 5
@@ -159,7 +159,7 @@ def random_run(seed: int) -> RunHistory:
             norms[at:] *= np.exp(np.arange(COUNT - at) / 60)
         else:
             losses[at:] *= np.exp(np.minimum(3, np.arange(COUNT - at) / 40))
-    for begin in begins:  # what was set back is as it was before
+    for begin in begins:  # what was rolled back is as it was before
         losses[begin : begin + 5], weights[begin : begin + 5] = falling(COUNT)[begin : begin + 5], 50.0
     events = [
         at_step(int(begin) - 1, "rollback", Severity.INFO, "Set back.", attempt=number)

@@ -1,4 +1,4 @@
-"""What is said of a learning rate: it is the cause, it is ruled out by what the training tolerated, or nobody knows."""
+"""A learning rate is the cause, is ruled out by what the training tolerated, or could not be checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def diverging_from(start: int) -> Rates:
 
 
 def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
-    """Cosine with warm restarts: back to the top every so many steps."""
+    """Cosine with warm restarts: back to the top every `period` steps."""
     return 1e-5 + (top - 1e-5) * 0.5 * (1 + np.cos(np.pi * (np.arange(COUNT) % period) / period))
 
 

@@ -1,4 +1,4 @@
-"""A missing warm-up, told from a gradient that never reached the front."""
+"""A missing warm-up, distinguished from a gradient that never reached the front."""
 
 from __future__ import annotations
 

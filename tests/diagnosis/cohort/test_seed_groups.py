@@ -1,4 +1,4 @@
-"""What is said of repetitions, and how far it can be believed."""
+"""What is concluded from repetitions with other seeds, and with what confidence."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_metrics_of_other_tools_are_judged_like_ours(
     ("column", "values"),
     [
         ("gpu_memory_usage", jump(41_000, 79_500, 1500)),  # megabytes
-        ("sdr__unique_patterns", jump(20, 20, 1200)),  # a count of how many, or a percentage: nobody can say
+        ("sdr__unique_patterns", jump(20, 20, 1200)),  # a count, or a percentage: unclear
         ("rollback_count", jump(0, 0, 1)),
         ("mfu", [-100.0, *jump(45, 45, 0)[1:]]),
     ],

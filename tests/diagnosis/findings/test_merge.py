@@ -1,4 +1,4 @@
-"""Trouble with numbers that comes again and again is one finding, and tells where the first of them was born."""
+"""Non-finite values that come again and again are one finding, which names the origin of the first of them."""
 
 from __future__ import annotations
 

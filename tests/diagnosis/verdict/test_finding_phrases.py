@@ -11,7 +11,7 @@ from mlflow_stability.vocabulary.text.phrases import how_process_ended
 
 VOWEL = re.compile(r"(?:[aeio]|u(?!n[ai]))")
 PARTICIPLE = re.compile(r"\b\w+(?:eds|eses|ss s|ys|chs|shs|ums of)\b|_")
-"""Plurals that are none ("faileds", "batchs", "summarys"), and names of programs."""
+"""Wrong plurals ("faileds", "batchs", "summarys"), and names of programs."""
 
 
 def test_every_kind_of_the_catalog_has_its_noun_and_no_other_has() -> None:

@@ -1,4 +1,4 @@
-"""What is said of runs whose only findings are mistakes in the set-up, or a slow machine."""
+"""The verdict of runs whose only findings are mistakes in the set-up, or a slow machine."""
 
 from __future__ import annotations
 

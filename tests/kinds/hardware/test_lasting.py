@@ -23,7 +23,7 @@ CASES: dict[str, tuple[str, Floats, float]] = {
 
 
 def judged_by_the_clock(kind: str, values: Floats, seconds: float) -> list[Finding]:
-    """What the detector of this kind finds in steps that take so many seconds each."""
+    """What the detector of this kind finds in steps of this duration in seconds."""
     timed = [replace(reading, time=1e9 + seconds * reading.step) for reading in readings({CASES[kind][0]: values})]
     events = replay(timed, detectors_named([kind]))
     for event in events:

@@ -176,8 +176,8 @@ def test_a_training_that_ends_soon_after_a_restart_ends_at_a_high_rate(tmp_path:
 @pytest.mark.parametrize(
     "schedule",
     [
-        restarts(150),  # ends with a cycle
-        restarts(250),  # ends late in a cycle
+        restarts(150),  # ends with a period
+        restarts(250),  # ends late in a period
         lambda step: cosine(400)(step) if step < 400 else 0.003,  # another phase, at a constant rate
         lambda step: 0.003 if step < 250 else cosine(200)(step - 250),  # constant, then one cosine
         lambda step: 0.003 * 0.1 ** (step // 150),  # in stages

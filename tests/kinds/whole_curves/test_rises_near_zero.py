@@ -13,7 +13,7 @@ def serious(run: RunHistory) -> list[tuple[str, int]]:
 
 
 def by_heart(points: int, seed: int = 0) -> np.ndarray:
-    """A loss that is near zero soon, and leaps about there."""
+    """A loss that is near zero soon, and very noisy there."""
     return 2.3 * np.exp(-np.arange(points) / 2) + 2e-3 * np.exp(np.random.default_rng(seed).normal(0, 0.9, points))
 
 

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def falling(steps: int, stands_from: int, last: float = 2.2) -> NDArray[np.float64]:
-    """A loss that falls from 6 and stands from some step on."""
+    """A loss that falls from 6 and is constant from some step on."""
     at = np.minimum(np.arange(steps), stands_from)
     level = last + (6 - last) * np.exp(-at / (0.4 * stands_from))
     return level + np.random.default_rng(0).normal(0, 0.02 * last, steps)

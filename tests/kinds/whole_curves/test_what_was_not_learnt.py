@@ -1,4 +1,4 @@
-"""Runs in which nothing was measured, nothing was learnt, or nothing was taken, and what may be said of them."""
+"""The verdict of runs in which nothing was measured, nothing was learnt, or no step was taken."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ never_called: Any = sine
 
 
 class SnapshotManager(Naming):
-    """Calls one that it keeps, or that is in a table where nobody follows."""
+    """Calls one that it keeps, or that is in a table which no walk over its attributes reaches."""
 
     def __init__(self, **kept: Any) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ def trained(kind: type[SnapshotManager], looked_into: bool) -> tuple[list[Tensor
 
 
 class nothing:  # noqa: N801
-    """Nobody looks."""
+    """Observe nothing."""
 
     def __enter__(self) -> tuple[None, Any]:
         return None, None

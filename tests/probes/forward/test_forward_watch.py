@@ -136,7 +136,7 @@ def test_a_script_that_calls_the_inner_module_is_observed_after_two_optimizer_st
 
 
 class Parts(nn.Module):
-    """Is never called itself; one of its parts is a list, which nobody can call."""
+    """Is never called itself; one of its parts is a list, which cannot be called."""
 
     def __init__(self) -> None:
         super().__init__()

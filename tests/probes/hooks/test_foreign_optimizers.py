@@ -1,6 +1,6 @@
 """Steps of another library's optimizers are seen, from the first one after that library was loaded.
 
-A small library with fastai's interface stands in for it; fastai and Keras themselves: `tests/trainers/table.py`.
+A small library with fastai's interface replaces it; fastai and Keras themselves: `tests/trainers/table.py`.
 """
 
 from __future__ import annotations

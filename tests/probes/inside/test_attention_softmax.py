@@ -1,4 +1,4 @@
-"""Attention that a model computes itself is told from everything else that uses a softmax."""
+"""Attention that a model computes itself is distinguished from everything else that uses a softmax."""
 
 from __future__ import annotations
 

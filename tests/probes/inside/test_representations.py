@@ -89,7 +89,7 @@ def test_the_temperature_is_found_next_to_the_codes_and_converted_from_its_logar
 
 
 class Puts(nn.Module):
-    """Puts out whatever it is told to, beside its input."""
+    """Puts out whatever it was given, beside its input."""
 
     def __init__(self, made: Tensor) -> None:
         super().__init__()

@@ -225,7 +225,7 @@ def test_in_a_training_each_part_takes_at_least_what_the_script_spends_in_it() -
                 began = time.perf_counter()
             optimizer.step()
             optimizer.zero_grad()
-        took = time.perf_counter() - began  # the ten steps whose mean is told last, and the end of the one before
+        took = time.perf_counter() - began  # the ten steps whose mean is reported last, and the end of the one before
         told = paced.told("data_time", "forward_time", "backward_time", "optimizer_time", "own_time")
     means = {name: values[-1] for name, values in told.items()}
     assert means["data_time"][1] >= 0.003

@@ -90,7 +90,7 @@ def test_tokens_and_samples_are_those_of_all_micro_batches() -> None:
     for step, told in drive.told.items():
         assert told["tokens_per_second"] == pytest.approx(30 / 0.5)
         assert told["samples_per_second"] == pytest.approx(6 / 0.5)
-        assert told["tokens_processed"] == 30 * step  # the first step, that nobody saw, counts as the second
+        assert told["tokens_processed"] == 30 * step  # the first step, which was not observed, counts as the second
 
 
 def test_two_forward_passes_before_one_backward_are_one_batch_and_twice_the_work() -> None:

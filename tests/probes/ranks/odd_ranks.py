@@ -3,7 +3,7 @@
 Arguments: what is odd, the folder for the journal, and whether the autopilot is on. `failed`: what counts captures
 fails on rank 1; `norms`: what measures weights fails there; `none`: rank 1 has no gradients; `uneven`: rank 1 has fewer
 batches, inside `Join`; `extra`: rank 1 asks for an agreement that rank 0 knows nothing of; `killed`: rank 1 is killed
-where the script itself waits for nobody.
+where the script itself waits for no process.
 """
 
 from __future__ import annotations

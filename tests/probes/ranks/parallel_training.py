@@ -1,4 +1,4 @@
-"""Trains one model on several gloo processes, and notes what the same model would have that nobody split.
+"""Trains one model on several gloo processes, and notes what the same model has in one process.
 
 Arguments: how it is made parallel, one way after another; the folder for journals and for what is noted; options. The
 processes come from torchrun's environment. Every process trains a copy of the whole model on the batches of all, with
@@ -175,7 +175,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def step_of(model: Net, optimizer: Optimizer, batches: list[Tensor], step: int, clip: float | None) -> dict[str, float]:
-    """A step of the model that nobody split, by hand."""
+    """A step of the model in one process, by hand."""
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     optimizer.zero_grad()
     torch.stack([model(each).square().mean() for each in batches]).mean().backward()  # type: ignore[no-untyped-call]

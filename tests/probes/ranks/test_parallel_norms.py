@@ -1,4 +1,4 @@
-"""Norms of a model that is split over processes are those of the model that nobody split."""
+"""Norms of a model that is split over processes are those of the model in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stood out on one process, between two exchanges."""
+"""Peaks of one process between two exchanges."""
 
 from __future__ import annotations
 

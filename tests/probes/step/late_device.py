@@ -26,7 +26,7 @@ class LateDevice:
         self.current = self.training
         self.beside: list[Stream] = []
         self.waits = 0
-        """How often somebody waited for it."""
+        """How often it was waited for."""
         self.clock = 0
         """How often the training wrote to its memory."""
         self.free: int | None = None
@@ -75,7 +75,7 @@ class Stream:
         self.waiting: list[Callable[[], object]] = []
         self.done = 0
         self.knows = 0
-        """So many writes of the training it has waited for."""
+        """Number of writes of the training that it has waited for."""
 
     def finish(self, count: int | None = None) -> None:
         """Make the next copies, or all."""

@@ -31,7 +31,7 @@ MOST = 30
 
 
 class Shown:
-    """A training of two optimizers whose cycles some probes are shown."""
+    """A training of two optimizers whose captures some probes are shown."""
 
     def __init__(self) -> None:
         self.model = net()
@@ -42,7 +42,7 @@ class Shown:
         self.guard = PartGuard(strict=True, on_failure=lambda part, error: None)
 
     def capture(self, probes: Sequence[Any]) -> list[dict[str, list[float]]]:
-        """A whole cycle, and what each probe tells of it."""
+        """A whole capture, and what each probe reports of it."""
         self.step += 1
         backward(self.model, self.step)
         for optimizer in self.optimizers:
@@ -82,7 +82,7 @@ def test_probes_measure_correctly_after_ctrl_c_interrupted_a_step(make: Callable
                 shown.capture([probe])
         except KeyboardInterrupt:
             interrupted += 1
-            shown.told(probe)  # the next backward ends the cycle
+            shown.told(probe)  # the next backward ends the capture
         fresh = make()
         told, truth = shown.capture([probe, fresh])
         assert truth

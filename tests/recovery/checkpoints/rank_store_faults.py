@@ -1,4 +1,4 @@
-"""Writes checkpoints on two gloo processes that cannot: prints, on each, what became of each of them.
+"""Writes checkpoints on two gloo processes that cannot: prints, on each, the outcome of each of them.
 
 Argument: a folder. A NaN on rank 1, different steps, a full disk on rank 1, all well, and rank 1
 killed.

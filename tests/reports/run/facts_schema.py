@@ -1,4 +1,4 @@
-"""The JSON schema of the facts of findings, from their classes: types of the fields, and what is said of them.
+"""The JSON schema of the facts of findings, from their classes: types of the fields, and their comments.
 
 Run it to write them into the published schema: ``python tests/reports/run/facts_schema.py``.
 """

@@ -32,7 +32,7 @@ def test_runs_with_the_same_name_are_distinguished_by_their_ids(form: str) -> No
     )
     shown = said.replace("&#61;", "=")
     for name in ("lr=0.1 (aaaaaaaa1)", "lr=0.1 (aaaaaaaa3)", "lr=0.1 (bbbbbbbb5)"):
-        assert shown.count(name) >= 2  # in the table, and where it is said why it failed, or that it is the baseline
+        assert shown.count(name) >= 2  # in the table, and where its failure or its being the baseline is reported
     assert "alone (" not in said
 
 

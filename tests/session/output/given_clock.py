@@ -1,4 +1,4 @@
-"""A clock that goes on when the test says so, for what waits before it is said."""
+"""A clock that the test moves, for output that waits before it is printed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from mlflow_stability.session.process_end import EndingWatch, ThreadEnd
 
 
 def ended(body: Callable[[ThreadEnd], None]) -> list[tuple[int, bool, BaseException | None]]:
-    """What is said of a thread that runs this: in which thread, whether it was alive, and what it had caught."""
+    """What is recorded of a thread that runs this: in which thread, whether it was alive, and what it had caught."""
     said: list[tuple[int, bool, BaseException | None]] = []
     watch = ThreadEnd(lambda error: said.append((threading.get_ident(), thread.is_alive(), error)))
     idents: list[int] = []

@@ -1,4 +1,4 @@
-"""A training in CUDA graphs: what is replayed is counted, and a step that is replayed as a whole is told of.
+"""A training in CUDA graphs: what is replayed is counted, and a step that is replayed as a whole is reported.
 
 The graph is played by a stand-in: it writes to its tensors without autograd and without a hook, as a replay does.
 """
@@ -22,7 +22,7 @@ SAID = "replays of CUDA graphs"
 
 
 class Graph:
-    """What was captured is run again, and nobody hears of it."""
+    """What was captured is run again, without any hook."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run

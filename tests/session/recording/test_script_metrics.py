@@ -105,7 +105,7 @@ class Recorded:
 
 
 def overfit(steps: int, every: int) -> None:
-    """Learn sixteen labels that say nothing by heart, and log how well others are told."""
+    """Memorise sixteen random labels, and log how well others are predicted."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""A training whose steps no hook sees says so once; nothing is said of any other process."""
+"""A training whose steps no hook sees says so once; no other process is mentioned."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_what_changed_is_one_tag_however_much_it_is_and_however_often_it_is_sent
 
 
 class Overtaken(MlflowClient):
-    """A client beside which somebody else writes, between what we read and what we write."""
+    """A client beside which another process writes, between what we read and what we write."""
 
     theirs = True
 

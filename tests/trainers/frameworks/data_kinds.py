@@ -8,7 +8,7 @@ from trainers.script import STEPS, Script, Trainer, norm_of
 
 
 def monai(script: Script) -> None:
-    """Its own trainer, over ignite, with a U-Net and the Dice loss."""
+    """Its own trainer, over ignite, with a U-Net and a loss of overlap."""
     from monai.engines import SupervisedTrainer
     from monai.losses import DiceCELoss
     from monai.networks.nets import UNet

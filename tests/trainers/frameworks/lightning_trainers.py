@@ -95,7 +95,7 @@ def gan(script: Script) -> None:
 def fit_twice(script: Script, *, resumed: bool) -> None:
     """Half of the steps by one `fit` and half by a second one: of the same module, or from the checkpoint of the first.
 
-    A module made anew from the checkpoint, while the first one is alive, is a track of its own in the run. Each `fit`
+    A module made again from the checkpoint, while the first one is alive, is a track of its own in the run. Each `fit`
     is validated at its end, so that there are metrics of Lightning's own.
     """
     import lightning.pytorch as pl

@@ -50,7 +50,7 @@ def keras(script: Script) -> None:
     if script.nan(NAN_AT):
         inputs[NAN_AT * 8 : (NAN_AT + 1) * 8] = np.nan
     targets = np.ones((STEPS * 8, 1), np.float32)
-    for part in range(3):  # an epoch each: the batches of `fit` begin anew
+    for part in range(3):  # an epoch each: the batches of `fit` begin again
         here = slice(part * STEPS * 8 // 3, (part + 1) * STEPS * 8 // 3)
         validation = (np.ones((8, 6), np.float32), np.ones((8, 1), np.float32))
         fitted = model.fit(

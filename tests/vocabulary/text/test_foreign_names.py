@@ -1,4 +1,4 @@
-"""Names and sentences of other people's logs are told from settings, denials and source code."""
+"""Names and sentences of other people's logs are distinguished from settings, denials and source code."""
 
 from __future__ import annotations
 

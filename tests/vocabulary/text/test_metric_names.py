@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.vocabulary.text.metric_names import metric_meanings, split_words
 
-# Names as real tools write them, and what they are; `-` is none of ours, `book` counts, and `= other` says it again.
+# Names as real tools write them, and what they are. `-`: no quantity of ours; `book`: counts; `= other`: as that name.
 RUNS = {
     "keras": "loss: loss, val_loss: val_loss, accuracy: -, lr: learning_rate, epoch: book",
     "lightning": (

@@ -72,14 +72,14 @@ class PlacedEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logged:
-    """One metric as it stands in a log; what is unknown of steps or epochs is NaN."""
+    """One metric as it is in a log; what is unknown of steps or epochs is NaN."""
 
     name: str
     steps: Floats
     epochs: Floats
     values: Floats
     order: Floats
-    """When each value was written: what has the same number stands in the same row."""
+    """When each value was written: what has the same number is in the same row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

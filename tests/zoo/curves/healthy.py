@@ -1,4 +1,4 @@
-"""Draws healthy trainings: plain ones, and those that look ill to a careless eye.
+"""Draws healthy trainings: plain ones, and those that look ill at first.
 
 In: a seed and the name of a trap, or none. Out: a `DrawnRun` without an event. The same arguments give the same run.
 """
@@ -44,7 +44,7 @@ def schedule_drops(rng: np.random.Generator, setting: Setting) -> tuple[Logged, 
 
 
 def cosine_restarts(rng: np.random.Generator, setting: Setting) -> tuple[Logged, ...]:
-    """At each restart of the learning rate the loss rises by some percent, and ends each cycle lower."""
+    """At each restart of the learning rate the loss rises by some percent, and ends each period lower."""
     cycles, height = int(rng.integers(3, 6)), rng.uniform(0.03, 0.12)
 
     def change(course: Course) -> None:
@@ -217,7 +217,7 @@ def resumed(rng: np.random.Generator, setting: Setting) -> tuple[Logged, ...]:
 
 
 def with_validation(setting: Setting, rng: np.random.Generator) -> Setting:
-    """The same with 10 validations or more, if there are so many points."""
+    """The same with 10 validations or more, if there are enough points."""
     count = setting.points if setting.logging == "epochs" else min(setting.points, int(rng.integers(10, 60)))
     return replace(setting, validations=max(setting.validations, count))
 
@@ -253,7 +253,7 @@ TRAPS: dict[str, Callable[[np.random.Generator, Setting], tuple[Logged, ...]]] =
     )
 }  # fmt: skip
 FEWEST = 20
-"""Traps need so many points to have their shape."""
+"""Minimum number of points that traps need to have their shape."""
 
 
 def healthy_run(seed: int, trap: str = PLAIN, **fixed: object) -> DrawnRun:

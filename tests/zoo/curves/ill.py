@@ -158,7 +158,7 @@ def chance_level(rng: np.random.Generator, course: Course, size: float, length: 
 
 
 def early_collapse(rng: np.random.Generator, course: Course, size: float, length: float):  # type: ignore[no-untyped-def]
-    """It falls at once to where it then stands, far above what such a model learns."""
+    """It falls at once to a level where it stays, far above what such a model learns."""
     begins = 1 - length
     course.clean[:] = course.setting.start * np.exp(-size * (1 - np.exp(-5 * course.t / max(begins, 1e-3))))
     if len(course.validation_t):

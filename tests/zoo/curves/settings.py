@@ -18,7 +18,7 @@ from zoo.curves.shapes import FAMILIES, FAMILY_ODDS, SHAPES, falling, levels
 Floats = NDArray[np.float64]
 COUNTS = (8, 10, 12, 15, 20, 30, 40, 60, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10_000, 30_000, 100_000)
 COUNT_ODDS = (2, 2, 2, 2, 4, 4, 4, 4, 6, 4, 4, 4, 5, 5, 3, 2, 1, 0.3, 0.1)
-"""How often real logs have about so many points."""
+"""How often real logs have about this number of points."""
 STRIDES = (1, 5, 10, 20, 50, 100, 250, 500, 1000)
 NAMES = (("train_loss", "val_loss"), ("loss", "val_loss"), ("train/loss", "eval/loss"), ("loss", "eval_loss"))
 
@@ -81,7 +81,7 @@ class Course:
             self.validation_clean[within] = self.validation_clean[max(0, first - 1)]
 
     def lift(self, lift: Floats, validation_lift: Floats | None = None) -> None:
-        """Raise the curves by so many nats at each point."""
+        """Raise the curves by this number of nats at each point."""
         self.clean = raised(self.clean, lift)
         if len(self.validation_t):
             given = np.interp(self.validation_t, self.t, lift) if validation_lift is None else validation_lift
@@ -89,7 +89,7 @@ class Course:
 
 
 def raised(clean: Floats, lift: Floats) -> Floats:
-    """The curve so many nats higher; where it has no logarithm, by so many times what was learnt."""
+    """The curve this number of nats higher; where it has no logarithm, by this multiple of what was learnt."""
     if not len(clean) or clean.min() > 0:
         return np.asarray(clean * np.exp(lift))
     return np.asarray(clean + lift * max(float(np.ptp(clean)), 1e-6))
@@ -148,7 +148,7 @@ def written(
 
 
 def norms_of(course: Course, lift: Floats, rng: np.random.Generator) -> Logged:
-    """Gradient norms beside the loss, raised by so many nats at each point."""
+    """Gradient norms beside the loss, raised by this number of nats at each point."""
     setting = course.setting
     values = np.exp(rng.uniform(-2, 1) + 0.3 * rng.standard_normal(setting.points) + lift)
     place = np.arange(setting.points, dtype=np.float64)

@@ -78,7 +78,7 @@ def levels(family: str, rng: np.random.Generator) -> tuple[float, float]:
     if family == "regression":
         start = float(np.exp(rng.uniform(math.log(1e-2), math.log(1e3))))
         return start, start * float(np.exp(rng.uniform(math.log(1e-3), math.log(0.5))))
-    if family == "bounded":  # 1 - Dice, 1 - cosine similarity
+    if family == "bounded":  # 1 - IoU, 1 - cosine similarity
         return rng.uniform(0.6, 0.98), rng.uniform(0.05, 0.45)
     if family == "detection":  # a sum of several parts
         return rng.uniform(3, 12), rng.uniform(0.8, 2.8)

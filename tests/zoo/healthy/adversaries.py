@@ -14,7 +14,7 @@ MODES, NOISE = 8, 16
 
 
 def ring(count: int, dice: Generator) -> Tensor:
-    """Points of eight Gaussians that stand in a ring."""
+    """Points of eight Gaussians in a ring."""
     angle = torch.randint(MODES, (count,), generator=dice) * (2 * torch.pi / MODES)
     return 2 * torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(count, 2, generator=dice)
 

@@ -113,7 +113,7 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
 
 
 def pretrained(model: nn.Module, draw: Draw, steps: int = 400, rate: float = 0.1) -> nn.Module:
-    """The model with weights that know the task, as from a file: no optimizer takes part, so that nobody sees it."""
+    """The model with weights that know the task, as from a file: no optimizer takes part, so that no hook sees it."""
     weights = list(model.parameters())
     for _ in range(steps):
         inputs, labels = draw(64)

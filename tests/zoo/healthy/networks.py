@@ -73,7 +73,7 @@ class Translator(nn.Module):
 
 
 def translation(seed: int) -> None:
-    """A sequence is to be said backwards; the rate warms up and falls with the root of the steps."""
+    """A sequence is to be reversed; the rate warms up and falls with the root of the steps."""
     dice, model = dice_of(seed), Translator()
     optimizer = Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98), eps=1e-9)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / 100, (100 / (step + 1)) ** 0.5))
@@ -131,7 +131,7 @@ class UNet(nn.Module):
 
 
 def segmentation(seed: int) -> None:
-    """Cross-entropy and Dice together."""
+    """Cross-entropy and a loss of overlap together."""
     dice, model = dice_of(seed), UNet()
     optimizer = AdamW(model.parameters(), lr=3e-3)
     grid = torch.stack(torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij"))
@@ -217,7 +217,7 @@ def physics(seed: int) -> None:
 
 
 class Experts(nn.Module):
-    """Two of eight experts for each row, by a gate that is kept from asking the same ones always."""
+    """Two of eight experts for each row, by a router that is kept from choosing the same ones always."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Speech(nn.Module):
 
 
 def speech(seed: int) -> None:
-    """CTC: the loss stands at silence for a while before the letters come."""
+    """CTC: the output is blank for a while before the letters come."""
     dice, model = dice_of(seed), Speech()
     sounds = torch.randn(6, 8, generator=Generator().manual_seed(2)) * 2
     optimizer = Adam(model.parameters(), lr=5e-3)

@@ -27,7 +27,7 @@ def perfect_cnn(seed: int) -> None:
 
 
 def perfect_cnn_in_epochs(seed: int) -> None:
-    """The same pictures again and again, validated after each epoch, until they are all known by heart."""
+    """The same pictures again and again, validated after each epoch, until they are all memorised."""
     draw, dice = images(dice_of(seed), noise=0.5), dice_of(seed + 1)
     inputs, labels = draw(512)
     unseen = draw(256)
@@ -62,7 +62,7 @@ def one_batch_on_purpose(seed: int) -> None:
 
 
 def noise_by_heart(seed: int) -> None:
-    """Random labels, learnt by heart by a network that is large enough."""
+    """Random labels, memorised by a network that is large enough."""
     dice = dice_of(seed)
     inputs, labels = torch.randn(256, 32, generator=dice), torch.randint(10, (256,), generator=dice)
     model = mlp(width=256, layers=3)

@@ -165,7 +165,7 @@ def word_language_model() -> Outcome:
 
 
 def memorising_lstm() -> Outcome:
-    """A character model that learns one text by heart: its loss ends near 0."""
+    """A character model that memorises one text: its loss ends near 0."""
     letters = sorted(set(TEXT))
     data = torch.tensor([letters.index(letter) for letter in TEXT])
     model, criterion = RNNModel(len(letters), 64, dropout=0.0), nn.CrossEntropyLoss()

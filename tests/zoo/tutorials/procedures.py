@@ -267,7 +267,7 @@ def polynomial() -> Outcome:
 
 
 def swa() -> Outcome:
-    """torch.optim.swa_utils with batch norm: the averaged model is tested, its statistics are computed anew."""
+    """torch.optim.swa_utils with batch norm: the averaged model is tested, its statistics are computed again."""
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 10)
     )

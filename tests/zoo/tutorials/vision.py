@@ -245,7 +245,7 @@ def quantization_aware() -> Outcome:
 
 
 def mixed_precision() -> Outcome:
-    """float16 autocast with a GradScaler, unscaled for clipping, a one-cycle rate."""
+    """float16 autocast with a GradScaler, unscaled for clipping, a `OneCycleLR`."""
     model = ConvNet(dropout=0.0)
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=100)
