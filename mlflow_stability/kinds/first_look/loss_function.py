@@ -24,6 +24,7 @@ class LossFunction(TextEnum):
     NLL = "nll_loss"
     CTC = "ctc_loss"
     KL = "kl_div"
+    OTHER = "loss"
 
 
 class Activation(TextEnum):
@@ -36,6 +37,7 @@ class Activation(TextEnum):
     LINEAR = "linear layer"
     LOG_SOFTMAX = "log_softmax"  # over another dimension than the classes
     ONE_VALUE = "softmax over one value"  # which is always 1
+    ROUNDED = "rounding"  # which has a gradient of zero
 
 
 OF_LOGITS = (LossFunction.CROSS_ENTROPY, LossFunction.BINARY_CROSS_ENTROPY, LossFunction.SIGMOID)
@@ -59,6 +61,8 @@ class LossInputFacts(Facts):
             return "log_softmax is taken over another dimension than the classes, so that no row adds up to 1."
         if self.activation is Activation.ONE_VALUE:
             return "The loss takes a softmax over a dimension of size 1: it is always 1 and has no gradient."
+        if self.activation is Activation.ROUNDED:
+            return "The loss is computed from rounded outputs: the gradient of rounding is zero, and nothing is learnt."
         what = (
             f"Module {self.module} is a {self.activation}, and its output"
             if self.module
@@ -74,8 +78,9 @@ class LossInput(FindingType):
     What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
     `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits` or the sigmoid of
     `binary_cross_entropy`, and a softmax, linear layer or convolution before `nll_loss` or `ctc_loss`, a softmax before
-    `kl_div`, or a `log_softmax` over another dimension than the classes before `nll_loss`, `gather` or an index; and a
-    softmax over a dimension of size 1 near the loss. No value is read. Compiled losses are not seen.
+    `kl_div`, or a `log_softmax` over another dimension than the classes before `nll_loss`, `gather` or an index; a
+    softmax over a dimension of size 1 near the loss, and `round`, `floor`, `ceil` or `sign` before a loss function. No
+    value is read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
@@ -103,6 +108,8 @@ def remedies_for(facts: LossInputFacts) -> tuple[Remedy, ...]:
     """What to change about this input."""
     if facts.activation is Activation.ONE_VALUE:
         return (Remedy(Action.USE_SIGMOID),)
+    if facts.activation is Activation.ROUNDED:
+        return (Remedy(Action.ROUND_AFTER_LOSS),)
     if facts.function in (LossFunction.CTC, LossFunction.KL):
         return (Remedy(Action.TAKE_LOG_SOFTMAX),)
     if facts.activation in (Activation.LINEAR, Activation.LOG_SOFTMAX):

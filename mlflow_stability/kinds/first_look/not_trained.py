@@ -175,9 +175,10 @@ class UnregisteredModule(FindingType):
     """Parts of the model are not trained: in a Python list, tuple or dict, plain tensors, or made in the forward pass.
 
     What it sees: modules, parameters or tensors in a list, tuple or dict that is an attribute of a module, or tensors
-    that are attributes themselves. They have a gradient at steps 10 and 20, are in no optimizer, do not belong to the
-    registered modules, and nothing wrote to them in between. And two parameters or more in the graphs of the first
-    losses that are used on values of trained layers, are gone a step later, and are in no optimizer.
+    that are attributes themselves, also those made of a parameter, as `nn.Parameter(...).t()`. They have a gradient at
+    steps 10 and 20, are in no optimizer, do not belong to the registered modules, and nothing wrote to them in between.
+    And two parameters or more in the graphs of the first losses that are used on values of trained layers, are gone a
+    step later, and are in no optimizer.
 
     Why it matters: `parameters()`, `to()`, `train()` and `state_dict()` do not see them. They keep their random initial
     values, or get new ones in each step, and are not saved.
@@ -251,11 +252,17 @@ class NothingLoadedFacts(Facts):
     kind: ClassVar[str] = "nothing_loaded"
 
     module: str  # Its class
-    names: int  # Number of names in the state dict
-    given: str  # The first of them
-    own: str  # The first name in the module
+    names: int = 0  # Number of names in the state dict, where the module has none of them
+    given: str = ""  # The first of them
+    own: str = ""  # The first name in the module
+    has_own: bool = False  # Whether the state dict has the names and the tensors of the module itself
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        if self.has_own:
+            return (
+                f"load_state_dict() changed nothing in {self.module}: the state dict has the tensors of the module "
+                "itself, not copies of them."
+            )
         return (
             f"load_state_dict(strict=False) loaded nothing into {self.module}: it has none of the "
             f"{counted(self.names, 'name')} in the state dict. The first there is {self.given}, its own {self.own}."
@@ -270,12 +277,16 @@ class NothingLoaded(FindingType):
     name in common with the module, and that the script did not make good by writing to the parameters itself.
     Reported once, at step 10, if the module still exists, and neither it, a part of it nor its owner has loaded
     anything since, and no other module the same names. A module that has loaded some of its entries before is left
-    out: a model may be in several files, and one of them may be about other modules.
+    out: a model may be in several files, and one of them may be about other modules. And loads of a state dict whose
+    tensors are the parameters of the module itself: into a trained module, steps after it was taken; into another one,
+    twice, with no write in between.
 
     Why it matters: the training begins with random weights in place of those that were saved. The usual reason is a
     prefix: `module.` of `DataParallel`, `_orig_mod.` of a compiled model, or a dict that has the state dict inside.
+    `best = model.state_dict()` is not a copy: it changes with each step, so that the best weights are lost.
 
-    What to try: rename the entries, and load with `strict=True`, or print what `load_state_dict` returns.
+    What to try: rename the entries, and load with `strict=True`, or print what `load_state_dict` returns. Keep
+    `copy.deepcopy(model.state_dict())`.
 
     When it is wrong: a module that should keep its initial weights.
 
@@ -289,3 +300,6 @@ class NothingLoaded(FindingType):
     question = "Did the model load the weights that it begins with?"
     check_by_hand = "Print what load_state_dict returns: no names may be unexpected."
     remedies = (Remedy(Action.RENAME_STATE),)
+
+
+OF_OWN_STATE = (Remedy(Action.COPY_STATE),)

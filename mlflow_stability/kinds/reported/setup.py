@@ -217,12 +217,13 @@ class ModelLint(FindingType):
 
     What it sees: once, at the first steps: normalisations with an epsilon below 1e-6 in half precision (1e-8
     otherwise), attention scaled by less than 1e-4, batch normalisation over fewer than 4 rows, Adam whose first beta is
-    above its second, and parameters that have a gradient but are in no optimizer, that are tied, in two optimizers, or
-    frozen in all of these steps.
+    above its second, dropout that `forward` calls as a function without its argument `training`, and parameters that
+    have a gradient but are in no optimizer, that are tied, in two optimizers, or frozen in all of these steps.
 
     Why it matters: parameters without an optimizer do not learn, and their gradients accumulate. Too small an epsilon
     lets gradients explode where a row is constant. Means of few rows are noise, and differ from those in evaluation.
     Adam that forgets squares of gradients before the gradients takes steps without a bound after each large one.
+    Dropout that stays on in evaluation makes the validation loss noisy and too high.
 
     What to try: check whether it is intended.
 

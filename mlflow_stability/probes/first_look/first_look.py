@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.kinds.first_look.dimensions import BatchAsSequence, BatchAsSequenceFacts
+from mlflow_stability.kinds.first_look.not_trained import OF_OWN_STATE, NothingLoadedFacts
 from mlflow_stability.kinds.first_look.settings import (
     LateClipping,
     LateClippingFacts,
@@ -245,6 +246,7 @@ class FirstLook(Probe):
         self._reported: set[str] = set()
         self._trained: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # parameters of all trainings
         self._begin(step() - 1, "")
+        LOADED_STATES.listen(step, self._own_state_loaded)
 
     def _begin(self, before: int, place: str) -> None:
         """Examine the training that begins after a step; its signals have this place."""
@@ -300,6 +302,11 @@ class FirstLook(Probe):
                     self._emit(finding)
                 self._emit(self._accumulation.note(loss, step))
                 self._emit(self._same_loss.note(loss, step))
+
+    def _own_state_loaded(self, module: Module, is_again: bool) -> None:
+        if is_again or any(tensor in self._trained for tensor in Module.parameters(module)):
+            facts = NothingLoadedFacts(type(module).__name__, has_own=True)
+            self._emit(Finding.at(facts, self._step(), Severity.WARNING, place=facts.module, remedies=OF_OWN_STATE))
 
     def due(self, step: int) -> bool:
         return step - self._before in _DUE

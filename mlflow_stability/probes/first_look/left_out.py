@@ -36,6 +36,7 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient()
 MAX_NAMES = 3
 MAX_GRAPH = 4096  # nodes of the graph of a loss
+MAX_MADE_OF = 4  # operations between a parameter and an attribute that is made of it
 _OF_TORCH = frozenset(vars(Module()))
 # Kind of holder, attribute, key in it, and the tensor.
 _Hidden: TypeAlias = tuple[Holder, str, str, Tensor]
@@ -256,7 +257,7 @@ def _held(value: Any) -> Iterator[tuple[Holder, str, Tensor]]:
     holder = _HOLDERS.get(type(value))
     if holder is None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.requires_grad:
-            yield Holder.ATTRIBUTE, "", value
+            yield Holder.ATTRIBUTE, "", _leaf_of(value)
         return
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, held in pairs:
@@ -264,6 +265,19 @@ def _held(value: Any) -> Iterator[tuple[Holder, str, Tensor]]:
             yield from ((holder, str(key), tensor) for tensor in Module.parameters(held) if not is_lazy(tensor))
         elif isinstance(held, Tensor) and held.requires_grad:
             yield holder, str(key), held
+
+
+def _leaf_of(tensor: Tensor) -> Tensor:
+    """Return the parameter that a tensor is a view or a multiple of, else the tensor itself."""
+    node: Any = tensor.grad_fn
+    for _ in range(MAX_MADE_OF):
+        inputs = () if node is None else [following for following, _ in node.next_functions if following is not None]
+        if len(inputs) != 1:
+            break
+        node = inputs[0]
+        if isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
+            return leaf
+    return tensor
 
 
 def _finding_of(hidden: Sequence[_Hidden], step: int) -> Finding | None:

@@ -1,4 +1,4 @@
-"""Observes whether `load_state_dict(strict=False)` loads anything.
+"""Observes whether `load_state_dict` changes anything: with other names, or with tensors that are the module's own.
 
 Guarantees: results and exceptions are torch's own; no module, tensor or state dict is kept alive or written to.
 """
@@ -6,18 +6,24 @@ Guarantees: results and exceptions are torch's own; no module, tensor or state d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeAlias
 
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.kinds.first_look.not_trained import NothingLoaded, NothingLoadedFacts
 from mlflow_stability.probes.hooks.guarded_hooks import HookHandles
+from mlflow_stability.probes.hooks.thread_state import is_measurable
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 MAX_LOADS = 64  # without effect that are remembered
+LOAD_ARGUMENTS = ("self", "state_dict", "strict", "assign")
+OwnStateListener: TypeAlias = Callable[[Module, bool], None]
+"""Gets a module whose own tensors were loaded into it, and whether that is so again, with no write in between."""
 
 
 class _Load(NamedTuple):
@@ -33,24 +39,58 @@ class LoadedStates:
     def __init__(self) -> None:
         self._without_effect: list[_Load] = []
         self._partly_loaded: list[weakref.ref[Module]] = []
+        self._taken: MutableMapping[Tensor, int] = WeakIdKeyDictionary()  # steps of state dicts, by their first tensor
+        self._writes: MutableMapping[Module, int] = weakref.WeakKeyDictionary()  # after a load of own tensors
+        self._step: Callable[[], int] = int
+        self._listener: weakref.WeakMethod[OwnStateListener] | None = None
 
     def install(self, handles: HookHandles, guard: Guard) -> None:
-        """Observe `Module.load_state_dict` until the handles are removed."""
-        self._without_effect, self._partly_loaded = [], []
-        note = guard("loaded states", self._note)
+        """Observe `Module.state_dict` and `Module.load_state_dict` until the handles are removed."""
+        self.__init__()  # type: ignore[misc]
+        note, note_taken = guard("loaded states", self._note), guard("loaded states", self._note_taken)
+
+        def around_taking(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            state = original(*args, **kwargs)
+            if len(args) == 1 and not kwargs:  # else of a part, or not the values alone
+                note_taken(state)
+            return state
 
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            given = dict(zip(("self", "state_dict"), args, strict=False)) | kwargs  # `self` by name, in torch itself
-            note(given["self"], given.get("state_dict"), result)
+            given = dict(zip(LOAD_ARGUMENTS, args, strict=False)) | kwargs  # `self` by name, in torch itself
+            note(given["self"], given.get("state_dict"), result, bool(given.get("assign")))
             return result
 
+        handles.patch(Module, "state_dict", around_taking)
         handles.patch(Module, "load_state_dict", around)
 
-    def _note(self, module: Module, state: Any, result: Any) -> None:
+    def listen(self, step: Callable[[], int], listener: OwnStateListener) -> None:
+        """Have a method called about loads of own tensors; `step` returns the number of the next step."""
+        self._step, self._listener = step, weakref.WeakMethod(listener)
+
+    def _note_taken(self, state: Any) -> None:
+        first = _first_tensor(state)
+        if first is not None:
+            self._taken[first] = self._step()
+
+    def _note_own(self, module: Module, state: Mapping[str, Any]) -> None:
+        listener = None if self._listener is None else self._listener()
+        first = _first_tensor(state)
+        taken = None if first is None else self._taken.get(first)
+        if listener is None or taken is None or not _is_own(module, state):
+            return
+        writes, before = _writes(module), self._writes.get(module)
+        self._writes[module] = writes
+        is_again = before is not None and writes == before + 1  # that of the load itself
+        if is_again or taken != self._step():
+            listener(module, is_again)
+
+    def _note(self, module: Module, state: Any, result: Any, assigns: bool) -> None:
         unexpected = getattr(result, "unexpected_keys", None)
         if not isinstance(state, Mapping) or not isinstance(unexpected, list) or not state:
             return
+        if not assigns:
+            self._note_own(module, state)
         names = frozenset(map(str, state))
         own = next((name for name, _ in Module.named_parameters(module)), None)
         if own is not None and names <= set(unexpected):
@@ -77,6 +117,19 @@ class LoadedStates:
         if facts is None:
             return None
         return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=NothingLoaded.remedies)
+
+
+def _first_tensor(state: Any) -> Tensor | None:
+    values = state.values() if isinstance(state, Mapping) else ()
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def _is_own(module: Module, state: Mapping[str, Any]) -> bool:
+    """Whether a state dict has all parameters of a module, and no other values than these now have."""
+    pairs = [(held, state.get(name)) for name, held in Module.named_parameters(module)]
+    return bool(pairs) and all(
+        is_measurable(held) and is_measurable(given) and held.data_ptr() == given.data_ptr() for held, given in pairs
+    )
 
 
 def _is_written(load: _Load) -> bool:

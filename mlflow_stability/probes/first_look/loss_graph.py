@@ -42,8 +42,7 @@ COMBINING = frozenset(
 ARRANGING = frozenset(
     ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 )
-# Of these, nodes that keep the order of the values.
-RESHAPING = frozenset(("View", "UnsafeView", "ReshapeAlias", "ToCopy", "Clone"))
+RESHAPING = frozenset(("View", "UnsafeView", "ReshapeAlias", "ToCopy", "Clone"))  # which keep the order of values
 # Nodes between an activation and a loss function: these, or nodes that leave values out, as a mask does rows.
 BETWEEN = ARRANGING | {"Index", "IndexSelect", "Select", "Slice"}
 LOSSES: Mapping[str, LossFunction] = {
@@ -68,6 +67,7 @@ UNEXPECTED: Mapping[LossFunction, frozenset[Activation]] = {
     LossFunction.NLL: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
     LossFunction.CTC: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
 }
+ROUNDING = frozenset(("Round", "Floor", "Ceil", "Sign"))  # whose gradient is zero
 NONE, MEAN, SUM = 0, 1, 2  # ``reduction="mean"`` in a node
 CLASSES_DIM = 1  # of the input of `nll_loss`
 WRAPPED = 2**64  # added to a negative dimension in a node
@@ -88,7 +88,7 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
     if facts is not None:
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
     for function, _, node in loss_functions(loss):
-        activation = ACTIVATIONS.get(_name_of_layer(source_of(node, BETWEEN)))
+        activation = _activation_of(source_of(node, BETWEEN))
         if function is LossFunction.NLL and is_over_other_dim(node):
             activation = Activation.LOG_SOFTMAX
         elif activation not in UNEXPECTED[function]:
@@ -105,9 +105,17 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
     return None
 
 
+def _activation_of(node: Any) -> Activation | None:
+    if node_name(node) == "Exp" and logarithm_of(node.next_functions[0][0]) is not None:
+        return Activation.SOFTMAX
+    return ACTIVATIONS.get(_name_of_layer(node))
+
+
 def _of_softmax(loss: Tensor) -> LossInputFacts | None:
     for node, name, inputs in nodes_of(loss.grad_fn, COMBINING | {"Rsub"}):
-        softmax = inputs[0] if name in PER_CLASS else node
+        softmax = source_of(inputs[0]) if name in PER_EXAMPLE else node
+        if node_name(softmax) in ROUNDING:
+            return LossInputFacts(LOSSES.get(name, LossFunction.OTHER), Activation.ROUNDED)
         if node_name(softmax) in ("Softmax", "LogSoftmax"):
             shape = shape_of(softmax)
             if math.prod(shape) > 1 == shape[dim_of(softmax, CLASSES_DIM)]:
@@ -163,8 +171,8 @@ def dim_of(node: Any, default: int) -> int:
 
 
 def logarithm_of(node: Any) -> Any:
-    """Return the node of the softmax whose logarithm this node is, else None; a small number may be added before."""
-    while node_name(node) in RESHAPING:
+    """Return the node of the softmax whose logarithm this is, or rows of it, else None; a number may be added."""
+    while node_name(node) in RESHAPING or _picks_rows(node):
         node = node.next_functions[0][0]
     if node_name(node) == "LogSoftmax":
         return node
@@ -172,6 +180,11 @@ def logarithm_of(node: Any) -> Any:
         return None
     node = _behind_logarithm(node)
     return node if node_name(node) == "Softmax" else None
+
+
+def _picks_rows(node: Any) -> bool:
+    is_index = node_name(node) in ("Index", "IndexSelect")
+    return is_index and len(shape := shape_of(node)) > 1 and shape[-1:] == shape_of(node.next_functions[0][0])[-1:]
 
 
 def _behind_logarithm(node: Any) -> Any:

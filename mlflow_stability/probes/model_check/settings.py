@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from types import CodeType
 
 from torch import Tensor
-from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module
+from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module, functional
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.reported.setup import EvaluationMode, EvaluationModeFacts, LintFacts
@@ -91,7 +92,7 @@ def settings_found(
     frozen = named if trained_before is None else [pair for pair in named if id(pair[1]) not in trained_before]
     swapped = _betas_swapped(optimizers or ())
     findings = (
-        *(_small_eps(models), _small_scale(models)),
+        *(_small_eps(models), _small_scale(models), _lasting_dropout(models)),
         *(missing, _tied(named), _frozen(frozen, named), twice, swapped),
     )
     return [finding for finding in findings if finding is not None]
@@ -136,6 +137,44 @@ def _small_scale(models: Sequence[Module]) -> ModelFinding | None:
     )
     remedies = (Remedy(Action.SCALE_ATTENTION_LOGITS),)
     return model_finding("small_scale", Severity.WARNING, message, name, remedies, scale=scale, modules=len(small))
+
+
+# Functions whose argument `training` is True unless it is given.
+_DROPOUTS_AS_FUNCTIONS = (functional.dropout, functional.dropout2d, functional.dropout3d, functional.alpha_dropout)
+
+
+def _lasting_dropout(models: Sequence[Module]) -> ModelFinding | None:
+    lasting = [name for name, module in _modules(models) if _has_lasting_dropout(module)]
+    if not lasting:
+        return None
+    message = (
+        f"{counted(len(lasting), 'module')} with a dropout function that is not given `training` ({lasting[0]}): it "
+        "stays on in evaluation."
+    )
+    remedies = (Remedy(Action.PASS_TRAINING),)
+    return model_finding("lasting_dropout", Severity.WARNING, message, lasting[0], remedies, modules=len(lasting))
+
+
+def _has_lasting_dropout(module: Module) -> bool:
+    """Whether `forward` calls a dropout function of PyTorch, and names neither the mode nor a constant in its place."""
+    forward = type(module).forward
+    code = getattr(forward, "__code__", None)
+    if not isinstance(code, CodeType) or "training" in code.co_names:
+        return False
+    if any(value is True or value is False or _names_training(value) for value in code.co_consts):
+        return False
+    # A name that the module has, too, may be its own layer. `hasattr(module, name)` would compute parametrized weights.
+    own = {*vars(module), *module._modules, *dir(type(module))}
+    names = [name for name in code.co_names if name not in own]
+    has_functions = any(name == "functional" or forward.__globals__.get(name) is functional for name in names)
+    called = [
+        forward.__globals__.get(name, getattr(functional, name, None) if has_functions else None) for name in names
+    ]
+    return any(function is dropout for function in called for dropout in _DROPOUTS_AS_FUNCTIONS)
+
+
+def _names_training(constant: object) -> bool:
+    return isinstance(constant, tuple) and "training" in constant
 
 
 def _without_optimizer(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> ModelFinding | None:

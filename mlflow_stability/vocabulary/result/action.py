@@ -373,6 +373,9 @@ class Action(Enum):
     TAKE_LOG_SOFTMAX = "Apply log_softmax over the classes to the input of ctc_loss or kl_div: it is a log-probability."
     MAKE_LAYERS_ONCE = "Make layers in __init__, not in forward()."
     RENAME_STATE = "Rename the entries of the state dict, and load it with strict=True."
+    ROUND_AFTER_LOSS = "Compute the loss before rounding; round for the accuracy alone."
+    PASS_TRAINING = "Pass training=self.training to the function, or use nn.Dropout."
+    COPY_STATE = "Keep copy.deepcopy(model.state_dict()), or load the state dict of the other model."
     FREEZE_PARAMETERS = "Freeze with module.requires_grad_(False), before the optimizer is made."
     SCHEDULE_USED_OPTIMIZER = "Make the schedule after the optimizer that takes the steps, and of that one."
     UNSCALE_BEFORE_CLIPPING = "Call scaler.unscale_(optimizer) before clipping.", Topic.CLIP_GRADIENTS

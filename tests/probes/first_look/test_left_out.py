@@ -80,6 +80,19 @@ def test_modules_in_a_dict_and_tensors_that_are_no_parameters_are_found() -> Non
     assert looked_at(model, sgd(model), scale.mul) == [UnregisteredFacts(Holder.ATTRIBUTE, "scale", "", "", 1, 4)]
 
 
+def test_an_attribute_that_is_made_of_a_parameter_is_no_parameter() -> None:
+    for weight in (nn.Parameter(torch.ones(4, 1)).t(), nn.Parameter(torch.ones(1, 4)) * 0.5):
+        model = Net(scale=weight)
+        found = looked_at(model, sgd(model), lambda x, weight=weight: x * weight.detach() + 0 * x)
+        assert found == []  # without a gradient
+    weight = nn.Parameter(torch.ones(4, 1)).t()
+    model = Net(scale=weight)
+    assert looked_at(model, sgd(model), weight.mul) == [UnregisteredFacts(Holder.ATTRIBUTE, "scale", "", "", 1, 4)]
+    made_of_own = Net()
+    made_of_own.__dict__["scale"] = made_of_own.body.bias.view(1, 4)
+    assert looked_at(made_of_own, sgd(made_of_own), made_of_own.__dict__["scale"].mul) == []
+
+
 def test_a_list_whose_modules_are_registered_or_optimized_or_unused_is_not_reported() -> None:
     unused = Net(blocks=[nn.Linear(4, 4)])
     assert looked_at(unused, sgd(unused)) == []

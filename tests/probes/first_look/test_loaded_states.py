@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -166,3 +167,83 @@ def test_modules_whose_writes_are_not_counted_are_no_error(tmp_path: Path) -> No
 def test_an_error_of_load_state_dict_passes(tmp_path: Path) -> None:
     with flying(tmp_path), pytest.raises(RuntimeError, match="Unexpected key"):
         make_model().load_state_dict(renamed(make_model().state_dict()))
+
+
+OWN = (
+    "load_state_dict() changed nothing in Sequential: the state dict has the tensors of the module itself, not copies "
+    "of them."
+)
+
+
+def best_of_three(keep: Callable[[State], State]) -> nn.Module:
+    model = make_model()
+    for epoch in range(3):
+        train(model)
+        if epoch == 1:
+            best = keep(model.state_dict())
+    model.load_state_dict(best)
+    return model
+
+
+def reset_between(model: nn.Module) -> None:
+    first = model.state_dict()
+    for _ in range(2):
+        train(model)
+        model.load_state_dict(first)
+
+
+def update_target(source: Callable[[nn.Module, nn.Module], nn.Module], write: bool = False) -> None:
+    model, target = make_model(), make_model()
+    for _ in range(3):
+        train(model)
+        state = source(model, target).state_dict()
+        if write:
+            for name, tensor in model.state_dict().items():
+                state[name].copy_(tensor)
+        target.load_state_dict(state)
+
+
+def saved_in_place(model: nn.Module) -> None:
+    train(model)
+    state = model.state_dict()
+    for tensor in state.values():
+        tensor.mul_(0.5)
+    model.load_state_dict(state)
+
+
+def shared(model: nn.Module) -> None:
+    other = make_model()
+    train(model)
+    state = model.state_dict()
+    train(model)
+    other.load_state_dict(state, assign=True)
+
+
+OWN_STATES: dict[str, tuple[Callable[[], object], bool]] = {
+    "the best state without a copy": (lambda: best_of_three(lambda state: state), True),
+    "in another dict": (lambda: best_of_three(lambda state: {name: held.cpu() for name, held in state.items()}), True),
+    "a copy": (lambda: best_of_three(copy.deepcopy), False),
+    "clones": (lambda: best_of_three(lambda state: {name: held.clone() for name, held in state.items()}), False),
+    "the initial state": (lambda: reset_between(make_model()), True),
+    "a target network from itself": (lambda: update_target(lambda _, target: target), True),
+    "a target network": (lambda: update_target(lambda model, _: model), False),
+    "averaged in place": (lambda: update_target(lambda _, target: target, write=True), False),
+    "written at once": (lambda: saved_in_place(make_model()), False),
+    "assigned to another": (lambda: shared(make_model()), False),
+}
+
+
+@pytest.mark.parametrize("name", OWN_STATES)
+def test_a_state_dict_that_is_no_copy_is_found_when_it_is_loaded(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    run, is_found = OWN_STATES[name]
+    with flying(tmp_path) as flown:
+        run()
+    messages = [event.message for event in flown.events("nothing_loaded")]
+    assert messages == ([OWN] if is_found else [])
+
+
+def test_a_state_dict_is_found_at_the_last_step_before_it_is_loaded(tmp_path: Path) -> None:
+    with flying(tmp_path) as flown:
+        best_of_three(lambda state: state)
+    assert [event.step for event in flown.events("nothing_loaded")] == [36]

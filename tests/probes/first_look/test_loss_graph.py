@@ -47,6 +47,10 @@ TWICE: dict[str, Callable[[], Tensor]] = {
         outputs(2, 3, CLASSES).softmax(2)[torch.tensor([[True, False, True]] * 2)], LABELS
     ),
     "the last position": lambda: functional.cross_entropy(outputs(4, 3, CLASSES).softmax(-1)[:, -1], LABELS),
+    "exponential of log-probabilities": lambda: functional.cross_entropy(outputs().log_softmax(1).exp(), LABELS),
+    "logarithm of some rows": lambda: functional.nll_loss(
+        outputs(9, CLASSES).softmax(1).log_softmax(1)[torch.arange(4)], LABELS
+    ),
 }
 
 
@@ -74,6 +78,10 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
     ),
     "logarithm of a softmax over the batch": (
         lambda: functional.nll_loss(outputs().softmax(0).log(), LABELS),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+    "log_softmax over all nodes of a graph, and a mask": (
+        lambda: functional.nll_loss(outputs(9, CLASSES).log_softmax(0)[torch.arange(9) < 4], LABELS),
         *(LossFunction.NLL, Activation.LOG_SOFTMAX),
     ),
     "log_softmax over the sequence": (
@@ -119,6 +127,18 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
     "overlap of one channel": (
         lambda: 1 - (2 * (outputs(4, 1, 3).softmax(1) * SHARES[:, None, :3]).sum((1, 2)) / 7).mean(),
         *(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE),
+    ),
+    "binary cross entropy of a softmax over one output": (
+        lambda: functional.binary_cross_entropy(outputs(4, 1).softmax(1).squeeze(1), SHARES[:, 0]),
+        *(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE),
+    ),
+    "rounded probabilities": (
+        lambda: functional.binary_cross_entropy(outputs().sigmoid().round(), SHARES),
+        *(LossFunction.OTHER, Activation.ROUNDED),
+    ),
+    "rounded answers": (
+        lambda: functional.mse_loss(outputs().floor().squeeze(), SHARES),
+        *(LossFunction.OTHER, Activation.ROUNDED),
     ),
     "logarithm of a softmax of probabilities": (
         lambda: functional.nll_loss((outputs().softmax(1).softmax(1) + 1e-8).log(), LABELS),
@@ -198,6 +218,16 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
     "some rows of logits": lambda: functional.cross_entropy(outputs(9, CLASSES)[torch.arange(4)], LABELS),
     "divergence": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
     "squared error of probabilities": lambda: functional.mse_loss(outputs().softmax(1), SHARES),
+    "some rows of log-probabilities": lambda: functional.nll_loss(
+        outputs(9, CLASSES).log_softmax(1)[torch.arange(9) < 4], LABELS
+    ),
+    "some classes of log-probabilities": lambda: functional.nll_loss(
+        outputs(9, 4).log_softmax(0).t()[:, torch.arange(CLASSES)], LABELS
+    ),
+    "rounded with the gradient of its input": lambda: functional.mse_loss(
+        (given := outputs()) + (given.round() - given).detach(), SHARES
+    ),
+    "exponential of logits": lambda: functional.cross_entropy(outputs().exp(), LABELS),
     "a number": lambda: outputs().sum(),
     "log-probabilities of a sequence": lambda: functional.nll_loss(
         outputs(2, 2, CLASSES).log_softmax(-1).view(-1, CLASSES), LABELS

@@ -16,6 +16,7 @@ TOUCHED = (
     (torch.optim.Optimizer, "__init__"),
     (torch.optim.Optimizer, "zero_grad"),
     (torch.nn.Module, "zero_grad"),
+    (torch.nn.Module, "state_dict"),
     (torch.nn.Module, "load_state_dict"),
     (torch.nn.utils.clip_grad, "_get_total_norm"),
     (torch.nn.utils, "get_total_norm"),

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import dropout
 from torch.optim import SGD
 
 from mlflow_stability.kinds.catalog import documentation
@@ -38,6 +40,72 @@ def test_an_epsilon_is_odd_where_it_is_lost_in_the_precision(norm: nn.Module, to
     model = nn.Sequential(nn.Linear(8, 8), norm)
     events = lint(model)
     assert [each.place for each in events] == (["1"] if told else [])
+
+
+class WithDropout(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
+class Lasting(WithDropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(super().forward(x).flatten(1), 0.5)
+
+
+class LastingByPath(WithDropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout2d(x)
+
+
+class LastingByName(WithDropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, p=0.2)
+
+
+class InTraining(WithDropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.5, self.training)
+
+
+class ByKeyword(WithDropout):
+    def forward(self, x: Tensor, mode: bool) -> Tensor:
+        return functional.dropout(x, p=0.5, training=mode)
+
+
+class OnPurpose(WithDropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, 0.5, True)
+
+
+class OwnLayer(WithDropout):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.dropout(x))
+
+
+class WithProperty(WithDropout):
+    @property
+    def computed(self) -> Tensor:
+        raise AssertionError("an attribute was computed")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x + self.computed, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_found"),
+    [
+        *((made, True) for made in (Lasting, LastingByPath, LastingByName, WithProperty)),
+        *((made, False) for made in (InTraining, ByKeyword, OnPurpose, OwnLayer)),
+    ],
+)
+def test_dropout_that_stays_on_in_evaluation_is_found(module: type[WithDropout], is_found: bool) -> None:
+    messages = [finding.message for finding in lint(nn.Sequential(nn.Linear(4, 4), module()))]
+    expected = "1 module with a dropout function that is not given `training` (1): it stays on in evaluation."
+    assert messages == ([expected] if is_found else [])
 
 
 class Attention(nn.Module):
