@@ -62,6 +62,7 @@ class FactsProbe(ForwardObserver, Probe):
         self._facts = TrainingFacts(recording.opening.world_size)
         self._watch = SettingChanges()
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._stepping: list[weakref.ref[Optimizer]] = []  # took a step since the last look
         self._models: list[weakref.ref[Module]] = []
         self._schedulers: list[weakref.ref[LRScheduler]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
@@ -105,6 +106,8 @@ class FactsProbe(ForwardObserver, Probe):
             first = self._kept[optimizer] = max(1, view.step - kept_for)
             facts = UnclearedFacts(kept_for, self._name_of(view.optimizer))
             self._recording.emit(Finding.at(facts, first, Severity.WARNING, remedies=MissingZeroGrad.remedies))
+        if not any(reference() is view.optimizer for reference in self._stepping):
+            self._stepping.append(weakref.ref(view.optimizer))
         is_new = self._is_new(view.optimizer)
         self._note_limits(view)
         if self._batch or self._modifier > FIRST_STEPS:
@@ -131,6 +134,7 @@ class FactsProbe(ForwardObserver, Probe):
             self._autocast,
             self._recording.micro_batches,
             frozenset(self._trained or ()),
+            _living(self._stepping),
             dict(self._limits),
             "" if self.flops is None else self.flops.reason,
             () if self.flops is None else self.flops.unknown,
@@ -138,6 +142,7 @@ class FactsProbe(ForwardObserver, Probe):
         self._recording.know(self._facts.collect(training))
         if look:
             self._looked_at = view.step
+            self._stepping = []
             self._trained = None
             for event in self._watch.look(view.step, training):
                 self._recording.emit(event)
@@ -253,7 +258,7 @@ class SettingChanges:
         """Report once that the model was in evaluation mode at two looks in a row."""
         if self._mode_reported:
             return []
-        before, self._evaluating = self._evaluating, evaluation_mode(view.models, view.optimizers, step)
+        before, self._evaluating = self._evaluating, evaluation_mode(view.models, view.stepping, step)
         if before is None or self._evaluating is None:
             return []
         self._mode_reported = True

@@ -159,6 +159,7 @@ class TrainingView:
     micro_batches: int = 0  # backward passes of the last capture; 0 if unknown
     trained: Set[int] = frozenset()
     """Ids of the parameters changed in the first steps: GANs freeze their halves in turns."""
+    stepping: Sequence[Optimizer] = ()  # those that took a step since the last look; a training may have ended
     limits: Mapping[str, str] = field(default_factory=dict)
     """Clipping limits: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
     uncounted: str = ""  # why operations of the model are not counted, if known

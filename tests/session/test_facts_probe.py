@@ -153,6 +153,17 @@ def test_a_missing_call_of_train_and_a_batch_of_two_rows_are_reported(watched: W
     assert [(each.kind, each.step) for each in watched.events()] == [("model_lint", 10), ("evaluation_mode", 30)]
 
 
+def test_the_model_of_a_training_that_ended_may_be_in_evaluation_mode(watched: Watched) -> None:
+    first, second = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)) for _ in range(2))
+    optimizer = SGD(first.parameters(), lr=0.1)
+    train(first, optimizer, 26)
+    first.eval()
+    train(second, SGD(second.parameters(), lr=0.1), 34)
+    assert [event.kind for event in watched.events() if event.kind == "evaluation_mode"] == []
+    train(first, optimizer, 30)
+    assert [event.kind for event in watched.events() if event.kind == "evaluation_mode"] == ["evaluation_mode"]
+
+
 def test_facts_have_the_autocast_and_the_scaler_that_were_used(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)

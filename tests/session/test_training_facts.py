@@ -143,7 +143,8 @@ def test_a_model_is_looked_over_once() -> None:
 
 def test_evaluation_mode_is_reported_once_after_two_consecutive_checks() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    seen = TrainingView([SGD(model.parameters(), lr=0.1)], [model])
+    optimizers = [SGD(model.parameters(), lr=0.1)]
+    seen = TrainingView(optimizers, [model], stepping=optimizers)
     watch = SettingChanges()
     modes = {10: True, 20: False, 30: True, 40: False, 50: False, 60: False, 70: True, 80: False, 90: False}
     told_at = {}

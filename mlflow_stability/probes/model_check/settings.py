@@ -298,11 +298,12 @@ _DROPOUTS = (AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlph
 
 
 def evaluation_mode(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Finding | None:
-    """Return a finding if one of these models is in evaluation mode as a whole, and parts of it depend on the mode."""
-    whole = [model for model in models if not model.training]
-    if not whole:
+    """Return a finding if a model of these optimizers is in evaluation mode, and parts of it depend on the mode."""
+    evaluating = [model for model in models if not model.training]
+    if not evaluating:
         return None
     trained = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    whole = [model for model in evaluating if any(id(parameter) in trained for parameter in model.parameters())]
     off = [(name, module) for name, module in _modules(whole) if not module.training]
     norms = [name for name, module in off if isinstance(module, torch_api.BatchNorm) and _is_trained(module, trained)]
     dropouts = [name for name, module in off if isinstance(module, _DROPOUTS) and module.p > 0]
