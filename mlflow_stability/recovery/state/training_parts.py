@@ -12,7 +12,7 @@ import dataclasses
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -33,6 +33,7 @@ from mlflow_stability.probes.model_discovery import (
     first_place,
     living,
     outermost,
+    parameters_in,
     places_of,
     plain_name,
     remembered,
@@ -200,10 +201,16 @@ def _raw_tensors(model: Module) -> Iterator[NamedTensor]:
 _Shape = dict[str, tuple[int, ...]]
 
 
-def find_parts(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None) -> TrainingParts:
+def find_parts(
+    optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None, lasting: Sequence[Module] = ()
+) -> TrainingParts:
+    """Find the parts; of two modules with the same trained parameters, models are those that are `lasting`."""
     modules, schedulers = remembered(Kind.MODULE, Kind.SCHEDULE)
     places, roots = places_of(optimizers), outermost(modules)
     models = covering(roots, places)
+    within = covering(outermost(lasting), places)
+    if within and _trained_in(models, places) == _trained_in(within, places):
+        models = within
     shapes = [_shape_of(model) for model in models]
     strangers = [root for root in roots if first_place(root, places) == math.inf]
     return TrainingParts(
@@ -213,6 +220,10 @@ def find_parts(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | N
         scaler=scaler,
         averaged=tuple(model for model in strangers if _is_average(model, shapes)),
     )
+
+
+def _trained_in(models: Sequence[Module], places: Mapping[int, int]) -> set[int]:
+    return {id(parameter) for model in models for parameter in parameters_in(model)} & places.keys()
 
 
 def _is_average(model: Module, shapes: Sequence[_Shape]) -> bool:

@@ -50,6 +50,8 @@ class KnownParts:
         self._searches = self._later_searches = 0
         self._types: tuple[weakref.ref[type], ...] = ()
         """Types of the models' modules; weak, as references to them are counted."""
+        self._modules: list[weakref.ref[Module]] = []  # of the models
+        self._has_wrappers = False  # whether a model was gone before its optimizers, as one made for each pass is
         self._references: tuple[int, ...] = ()  # their reference counts at the last search: every instance holds one
         self._searched_at = self._seconds = 0.0
 
@@ -75,6 +77,7 @@ class KnownParts:
             self._hold(dataclasses.replace(parts, optimizers=(*parts.optimizers, optimizer)))
             self._references = ()  # its schedules are still to be found
             return PartsChange.OPTIMIZER
+        self._has_wrappers |= known_groups is not None and parts is None
         self._searches += 1
         if self._searches > MOST_SEARCHES:
             self._parts = None
@@ -116,13 +119,15 @@ class KnownParts:
         self, optimizers: Sequence[Optimizer], scaler: Any, before: TrainingParts | None = None
     ) -> TrainingParts:
         began = self._clock()
-        parts = find_parts(optimizers, scaler)
+        lasting = [module for reference in self._modules if (module := reference()) is not None]
+        parts = find_parts(optimizers, scaler, lasting if self._has_wrappers else ())
         if before is not None:  # a copy of a state knows schedules and averages by their number
             schedulers = _keep_order(before.schedulers, parts.schedulers)
             averaged = _keep_order(before.averaged, parts.averaged)
             parts = dataclasses.replace(parts, schedulers=schedulers, averaged=averaged)
         self._hold(parts)
-        modules = (module for model in parts.models for module in Module.modules(model))
+        modules = [module for model in parts.models for module in Module.modules(model)]
+        self._modules = [weakref.ref(module) for module in modules]
         self._types = tuple(map(weakref.ref, {AveragedModel, *map(type, modules)}))
         self._references = _references_to(self._types)
         self._searched_at = self._clock()

@@ -21,9 +21,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     find: Callable[..., TrainingParts] = known_parts.find_parts
 
-    def counted(optimizers: list[torch.optim.Optimizer], scaler: object) -> TrainingParts:
+    def counted(optimizers: list[torch.optim.Optimizer], *others: object) -> TrainingParts:
         counts.append(len(optimizers))
-        return find(optimizers, scaler)
+        return find(optimizers, *others)
 
     monkeypatch.setattr(known_parts, "find_parts", counted)
     return counts
@@ -114,6 +114,29 @@ def test_searches_for_later_modules_take_a_small_share_of_the_time(searches: lis
     assert len(alive(parts).averaged) == 8
     parts.look_again(None, at_once=True)
     assert len(alive(parts).averaged) == 9
+
+
+def test_a_wrapper_that_is_made_for_each_pass_is_not_the_model(searches: list[int]) -> None:
+    model, parts = net(), KnownParts()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(40):
+        wrapper = nn.Sequential(nn.Sequential(model))
+        parts.meet(optimizer, None)
+        assert alive(parts).models in ((wrapper,), (model,))
+        del wrapper
+    assert alive(parts).models == (model,)
+    assert searches == [1, 1]
+
+
+def test_a_model_that_takes_the_place_of_another_one_is_found() -> None:
+    first, parts = net(), KnownParts()
+    optimizer = SGD(first[0].parameters(), lr=0.1)
+    parts.meet(optimizer, None)
+    second = nn.Sequential(first[0], nn.Linear(8, 1))
+    del first
+    optimizer.add_param_group({"params": list(second[1].parameters())})
+    assert parts.meet(optimizer, None) is PartsChange.ANOTHER
+    assert alive(parts).models == (second,)
 
 
 def test_where_optimizers_come_and_go_too_fast_no_parts_are_known() -> None:
