@@ -335,9 +335,7 @@ class TargetCopy:
         copy = self._copy()
         if copy is not None and not self._watched:
             called = guard("target copies", self._called)
-            owners = [
-                module for module in Module.modules(copy) if module is copy or any(True for _ in module._parameters)
-            ]
+            owners = [module for module in Module.modules(copy) if module is copy or len(module._parameters)]
             self._watched = [MODULE_CALLS.watch(owner, called) for owner in owners[:MAX_WATCHED_MODULES]]
 
     def look_away(self) -> None:

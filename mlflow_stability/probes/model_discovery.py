@@ -317,7 +317,7 @@ def plain_name(name: str) -> str:
 def unwrapped(module: Module) -> Module:
     """Return the model inside wrappers: it runs without a compiler or collectives."""
     for _ in range(len(WRAPPERS) + 1):
-        inner = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
+        inner = next((module._modules[name] for name in WRAPPERS if set(module._modules.keys()) == {name}), None)
         if inner is None:
             return module
         module = inner

@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 pytestmark = [
     pytest.mark.scenario,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # used by torch itself
+    pytest.mark.filterwarnings("ignore:`torch.jit.script"),  # used by torch itself
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # used by Lightning
 ]
 POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, rollback_checkpoint_interval=60, healthy_after=4)

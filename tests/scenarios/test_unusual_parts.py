@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,52 @@ def test_a_frozen_copy_that_no_state_knows_is_left_as_it_is_and_the_event_says_s
         assert all(map(torch.equal, teacher.parameters(), before))
     (event,) = flown.events("rollback")
     assert "Not restored: frozen copies of the model made after step 51 (1)." in event.message
+
+
+def test_an_average_by_hand_that_became_nan_begins_anew_and_other_copies_are_left_alone(tmp_path: Path) -> None:
+    with flying(tmp_path, rollback=AFTER_FIVE) as flown:
+        model, earlier = net(), net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        average, best = copy.deepcopy(model), copy.deepcopy(model)
+        nn.init.constant_(earlier[0].weight, torch.nan)  # of a training before this one
+        for step, loss in regression(model):
+            take_step(optimizer, loss)
+            with torch.no_grad():
+                if step == 58:
+                    model[0].weight[0] = torch.nan
+                for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(weight, 0.1)
+            if step == 57:
+                best.load_state_dict(model.state_dict())
+                kept = copy.deepcopy(best)
+            if step == 70:
+                break
+        assert all(weight.isfinite().all() for weight in average.parameters())
+        assert all(map(torch.equal, best.parameters(), kept.parameters()))
+        assert earlier[0].weight.isnan().all()
+    assert len(flown.events("rollback")) == 1
+    assert flown.session.parts_off == {}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+@pytest.mark.parametrize("kind", ["plain", "nested"])
+def test_a_scripted_model_is_rolled_back_with_its_buffers(tmp_path: Path, kind: str) -> None:
+    with flying(tmp_path, rollback=AFTER_FIVE) as flown:
+        model = torch.jit.script(net() if kind == "plain" else nn.Sequential(net()))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step, loss in regression(model):
+            take_step(optimizer, loss * (torch.nan if 60 <= step < 65 else 1.0))
+            if step == 80:
+                break
+        before = copy.deepcopy(model.state_dict())
+        for _, buffer in model.named_buffers():
+            buffer.fill_(777)
+        assert flown.session.rollback()
+        after = model.state_dict()
+        assert max(float(after[name].abs().max()) for name in after if "running" in name) < 10
+        assert before.keys() == after.keys()
+    assert len(flown.events("rollback")) == 2
+    assert flown.session.parts_off == {}
 
 
 def test_a_module_that_joins_later_is_rolled_back_with_its_buffers(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mlflow_stability.session.session import Session
 
 pytestmark = [
     pytest.mark.scenario,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # used by torch itself
+    pytest.mark.filterwarnings("ignore:`torch.jit.script"),  # used by torch itself
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # used by Lightning
 ]
 

@@ -122,6 +122,18 @@ def growing_scaler() -> GradScaler:
     return GradScaler("cpu", init_scale=1024.0, growth_interval=5)
 
 
+def computed_weights() -> Outcome:
+    """Train weights that are computed when they are read, which changes buffers."""
+    seed()
+    old, new = nn.Linear(16, 16), nn.Linear(16, 16)
+    return loop(sgd, nn.utils.spectral_norm(old), nn.utils.parametrizations.spectral_norm(new))
+
+
+def scripted() -> Outcome:
+    seed()
+    return loop(sgd, torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))))
+
+
 def lightning() -> Outcome:
     """The same with a Trainer."""
     import lightning.pytorch as pl
@@ -163,6 +175,8 @@ TRAININGS: dict[str, Callable[[], Outcome]] = {
     "fused AdamW": lambda: loop(fused),
     "dropout": lambda: loop(adamw, nn.Dropout(0.3)),
     "batch norm": lambda: loop(sgd, nn.BatchNorm1d(16)),
+    "spectral norm": computed_weights,
+    "scripted": scripted,
     "accumulation": lambda: loop(adamw, nn.Dropout(0.1), accumulate=3),
     "clipping": lambda: loop(sgd, clip=True),
     "bf16 autocast": lambda: loop(adamw, nn.Dropout(0.1), bf16=True),

@@ -406,14 +406,14 @@ def copied_embeddings(models: Sequence[Module]) -> list[Block]:
     """Return a value for each trained linear layer with the shape of an embedding in a tensor of its own."""
     names = names_of_modules(models)
     modules = [module for model in models for module in Module.modules(model)]
-    tables = [module.weight for module in modules if isinstance(module, nn.Embedding) and _is_trained(module.weight)]
+    tables = [weight for _, weight in _trained_weights(modules, nn.Embedding)]
     held = {id(table) for table in tables}
     pairs = [
-        (names[id(module)], module.weight, table)
-        for module in modules
-        if isinstance(module, nn.Linear) and _is_trained(module.weight) and id(module.weight) not in held
+        (names[id(module)], weight, table)
+        for module, weight in _trained_weights(modules, nn.Linear)
+        if id(weight) not in held
         for table in tables
-        if table.shape == module.weight.shape and table.device == module.weight.device
+        if table.shape == weight.shape and table.device == weight.device
     ][:MAX_PAIRS]
     blocks = []
     with untracked():
@@ -423,6 +423,12 @@ def copied_embeddings(models: Sequence[Module]) -> list[Block]:
             same = (rows == values).all() & (rows != rows[0, 0]).any()
             blocks.append(Block((Signal("copied_embedding", name),), same.to(torch.float32).reshape(1)))
     return blocks
+
+
+def _trained_weights(modules: Sequence[Module], kind: type[Module]) -> list[tuple[Module, Tensor]]:
+    """Return weights that are parameters: one that is computed, as by `spectral_norm`, changes buffers when read."""
+    weights = [(module, module._parameters.get("weight")) for module in modules if isinstance(module, kind)]
+    return [(module, weight) for module, weight in weights if weight is not None and _is_trained(weight)]
 
 
 def _is_trained(weight: Tensor) -> bool:

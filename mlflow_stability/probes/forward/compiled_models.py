@@ -91,8 +91,8 @@ def compiled(model: Module) -> str:
     while True:
         if _is_compiled_module(inner):
             return "whole"
-        names = inner._modules.keys() & WRAPPERS
-        wrapped = inner._modules[names.pop()] if len(inner._modules) == 1 and names else None
+        names = WRAPPERS.intersection(inner._modules.keys())
+        wrapped = inner._modules[next(iter(names))] if len(inner._modules) == 1 and names else None
         if wrapped is None:
             break
         inner = wrapped

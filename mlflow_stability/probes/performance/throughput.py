@@ -165,7 +165,7 @@ def data_parallel_size(root: Module) -> int:
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is not None and any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             return int(mesh.size())
-        module = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
+        module = next((module._modules[name] for name in WRAPPERS if set(module._modules.keys()) == {name}), None)
     return 1
 
 

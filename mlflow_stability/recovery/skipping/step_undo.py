@@ -40,7 +40,10 @@ class _Place:
     def now(self) -> Any:
         """Return what the module holds there; None where the module is gone."""
         module = self.module()
-        return None if module is None else (module._parameters if self.is_parameter else module._buffers).get(self.name)
+        if module is None:
+            return None
+        held = module._parameters if self.is_parameter else module._buffers
+        return held[self.name] if self.name in held else None  # noqa: SIM401 -- a scripted module has no `get`
 
 
 @dataclass(slots=True)
@@ -140,14 +143,7 @@ class BufferUndo:
 
     def _is_current(self) -> bool:
         """Whether each buffer is still the tensor that its module holds."""
-        for place in self._places:
-            module = place.module()
-            if module is None:
-                return False
-            held = module._parameters if place.is_parameter else module._buffers
-            if held.get(place.name) is not place.buffer:
-                return False
-        return True
+        return all(place.now() is place.buffer for place in self._places)
 
     def _gather(self) -> None:
         self._places, self._uncopied, self._buckets, self._filled = [], [], [], False
@@ -208,7 +204,7 @@ def _places_of(module: Module) -> Iterator[_Place]:
     for name, buffer in module._buffers.items():
         if buffer is not None and name not in module._non_persistent_buffers_set:
             yield _Place(weakref.ref(module), name, buffer)
-    variables = module._modules.get("_torch_params")
+    variables = dict(module._modules.items()).get("_torch_params")
     if variables is not None and getattr(module, "trainable", False):
         for name, parameter in variables._parameters.items():
             if parameter is not None and not parameter.requires_grad and parameter.is_floating_point():

@@ -37,7 +37,7 @@ class RestoreChoice:
     schedule: bool = False
     scaler: bool = True  # the loss scale; its growth settings are restored with the hyper-parameters
     rng: bool = False  # random number generators
-    restart_averages: bool = False  # whether an `AveragedModel` that the state lacks restarts from its weights
+    restart_averages: bool = False  # whether an `AveragedModel` that the state lacks, or a lost twin, restarts from it
 
 
 EVERYTHING = RestoreChoice(hyper_parameters=True, schedule=True, scaler=True, rng=True)
@@ -269,17 +269,21 @@ def _match_tensors(
 def _find_restarted_averages(
     copy: StateCopy, parts: TrainingParts
 ) -> tuple[Callable[[], list[tuple[Tensor, Tensor]]], int]:
-    """Find averages that started after the state: torch's own restart from its weights.
+    """Find averages that started after the state, and twins that were lost: torch's own and twins restart from it.
 
     Return a function that makes their pairs, and the number of other copies, which stay as they are: whether they
     follow the weights is unknown.
     """
-    restarting: list[tuple[AveragedModel, str]] = []
+    restarting: list[tuple[Module, str]] = []
     left = 0
     prefixes = [""] if len(parts.models) == 1 else [f"model_{number}/" for number in range(len(parts.models))]
-    for number, model in enumerate(parts.averaged):
-        if any(name.startswith(f"average_{number}/") for name in copy.later.averaged):
-            continue
+    started_later = [
+        model
+        for number, model in enumerate(parts.averaged)
+        if not any(name.startswith(f"average_{number}/") for name in copy.later.averaged)
+    ]
+    lost = {id(twin): twin for norm in copy.twins if (twin := norm.lost()) is not None}
+    for model in (*started_later, *lost.values()):
         shapes = {named.name: named.tensor.shape for named in tensors_of_model(model) if not named.is_buffer}
         fitting = [
             prefix
@@ -288,9 +292,9 @@ def _find_restarted_averages(
                 prefix + name in copy.tensors and copy.tensors[prefix + name].shape == shapes[name] for name in shapes
             )
         ]
-        if isinstance(model, AveragedModel) and fitting:
+        if fitting and (id(model) in lost or isinstance(model, AveragedModel)):
             restarting.append((model, fitting[0]))
-        else:
+        elif id(model) not in lost:
             left += 1
 
     def pairs() -> list[tuple[Tensor, Tensor]]:
@@ -299,7 +303,7 @@ def _find_restarted_averages(
             for named in tensors_of_model(model):
                 target = local_part(named.tensor)
                 source = copy.tensors.get(before + named.name)
-                if named.tensor is model.n_averaged:
+                if isinstance(model, AveragedModel) and named.tensor is model.n_averaged:
                     made.append((target, torch.zeros_like(target, device="cpu")))
                 elif source is not None and source.shape == target.shape:
                     made.append((target, source.to(target.dtype, copy=True)))

@@ -8,9 +8,11 @@ next backward pass.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.gradient_norm import local_part, total_norm
 from mlflow_stability.probes.model_discovery import state_of
 from mlflow_stability.recovery.state.host_copy import FiniteCheck, HostCopies, bytes_of
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
@@ -180,6 +184,30 @@ class LaterState:
     scaler: dict[str, Any] | None
 
 
+BLOWN_UP = 100.0  # times its norm at the saved state: no average and no earlier model grows by that within a rollback
+
+
+@dataclass(frozen=True, slots=True)
+class TwinNorm:
+    """The norm of a copy of the model that is not part of the state."""
+
+    twin: weakref.ref[Module]
+    norm: Tensor
+
+    @classmethod
+    def of(cls, twin: Module) -> TwinNorm | None:
+        """Return None for sharded weights."""
+        weights = [weight.detach() for weight in Module.parameters(twin)]
+        norm = None if any(local_part(weight) is not weight for weight in weights) else total_norm(weights)
+        return None if norm is None else cls(weakref.ref(twin), norm)
+
+    def lost(self) -> Module | None:
+        """Return the twin where it was sound, and is not finite or far too large now."""
+        twin, before = self.twin(), float(self.norm)
+        now = None if twin is None or not math.isfinite(before) else TwinNorm.of(twin)
+        return twin if now is not None and not float(now.norm) <= BLOWN_UP * before else None
+
+
 @dataclass(frozen=True, slots=True)
 class StateCopy:
     step: int
@@ -194,6 +222,7 @@ class StateCopy:
     blocked: float = 0.0  # seconds for which the training waited
     checks: tuple[FiniteCheck, ...] = ()
     copies: tuple[HostCopies, ...] = ()
+    twins: tuple[TwinNorm, ...] = ()  # only in memory
 
     def wait(self) -> None:
         for copies in self.copies:
@@ -240,6 +269,7 @@ def copy_state(parts: TrainingParts, step: int, device_budget: int | None = None
         blocked=time.perf_counter() - began,
         checks=(check, average_check),
         copies=(copies, averages),
+        twins=_twin_norms(parts),
     )
 
 
@@ -271,7 +301,12 @@ def with_what_followed(copy: StateCopy, parts: TrainingParts) -> StateCopy:
         blocked=copy.blocked + time.perf_counter() - began,
         checks=(copy.checks[0], check),
         copies=(copy.copies[0], averages),
+        twins=_twin_norms(parts),
     )
+
+
+def _twin_norms(parts: TrainingParts) -> tuple[TwinNorm, ...]:
+    return tuple([norm for twin in parts.twins if (norm := TwinNorm.of(twin)) is not None])
 
 
 def _later_state(parts: TrainingParts) -> tuple[LaterState, HostCopies, FiniteCheck]:

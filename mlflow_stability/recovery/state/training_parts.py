@@ -48,6 +48,8 @@ class TrainingParts:
     schedulers: tuple[LRScheduler, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     averaged: tuple[Module, ...] = ()  # averaged copies of the models, restored with them
+    twins: tuple[Module, ...] = ()
+    """Copies that could be trained, but no optimizer trains them: target networks, averages, the best model so far."""
 
 
 class WeakTrainingParts:
@@ -58,6 +60,7 @@ class WeakTrainingParts:
         self._schedulers = _weakly(parts.schedulers)
         self._scaler = None if parts.scaler is None else weakref.ref(parts.scaler)
         self._averaged = _weakly(parts.averaged)
+        self._twins = _weakly(parts.twins)
 
     def alive(self) -> TrainingParts | None:
         """Return the parts; None once a model or an optimizer is gone."""
@@ -70,6 +73,7 @@ class WeakTrainingParts:
             schedulers=_living(self._schedulers),
             scaler=None if self._scaler is None else self._scaler(),
             averaged=_living(self._averaged),
+            twins=_living(self._twins),
         )
 
     def are_there(self) -> bool:
@@ -213,12 +217,19 @@ def find_parts(
         models = within
     shapes = [_shape_of(model) for model in models]
     strangers = [root for root in roots if first_place(root, places) == math.inf]
+    averaged = [model for model in strangers if _is_average(model, shapes)]
+    restored = set(map(id, averaged))
+    twins = [model for model in strangers if id(model) not in restored and _shape_of(model) in shapes]
+    if twins:
+        elsewhere = places_of(living(Optimizer)[0])
+        twins = [model for model in twins if first_place(model, elsewhere) == math.inf]
     return TrainingParts(
         optimizers=tuple(optimizers),
         models=tuple(models),
         schedulers=tuple(schedules_of(schedulers, optimizers)),
         scaler=scaler,
-        averaged=tuple(model for model in strangers if _is_average(model, shapes)),
+        averaged=tuple(averaged),
+        twins=tuple(twins),
     )
 
 
