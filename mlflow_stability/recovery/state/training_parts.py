@@ -209,7 +209,7 @@ def find_parts(
     optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None, lasting: Sequence[Module] = ()
 ) -> TrainingParts:
     """Find the parts; of two modules with the same trained parameters, models are those that are `lasting`."""
-    modules, schedulers = remembered(Kind.MODULE, Kind.SCHEDULE)
+    modules, schedulers, all_optimizers = remembered(Kind.MODULE, Kind.SCHEDULE, Kind.OPTIMIZER)
     places, roots = places_of(optimizers), outermost(modules)
     models = covering(roots, places)
     within = covering(outermost(lasting), places)
@@ -220,9 +220,8 @@ def find_parts(
     averaged = [model for model in strangers if _is_average(model, shapes)]
     restored = set(map(id, averaged))
     twins = [model for model in strangers if id(model) not in restored and _shape_of(model) in shapes]
-    if twins:
-        elsewhere = places_of(living(Optimizer)[0])
-        twins = [model for model in twins if first_place(model, elsewhere) == math.inf]
+    elsewhere = places_of(all_optimizers) if twins else {}
+    twins = [model for model in twins if first_place(model, elsewhere) == math.inf]
     return TrainingParts(
         optimizers=tuple(optimizers),
         models=tuple(models),
