@@ -433,14 +433,16 @@ class Session:
         )
 
     def _part_failed(self, part: str, error: Exception) -> None:
-        self._warn(
+        from mlflow_stability.session.autopilot.known_parts import ChangingPartsError
+
+        failed = (
             "Part '%s' of mlflow-stability failed at step %d (%s: %s) and is switched off. Training "
-            "continues unchanged without it. Pass strict=True to see the traceback.",
-            part,
-            self.step,
-            type(error).__name__,
-            error,
+            "continues unchanged without it. Pass strict=True to see the traceback."
         )
+        if isinstance(error, ChangingPartsError):  # no failure: there is no training to restore
+            self._warn("No rollbacks from step %d on: %s. Steps are recorded as before.", self.step, error)
+        else:
+            self._warn(failed, part, self.step, type(error).__name__, error)
         if part == "step hooks":
             self._meter.ranks.leave()
             if self._lifecycle is not None:

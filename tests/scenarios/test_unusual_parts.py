@@ -125,7 +125,7 @@ def test_a_frozen_copy_that_no_state_knows_is_left_as_it_is_and_the_event_says_s
     assert "Not restored: frozen copies of the model made after step 51 (1)." in event.message
 
 
-def test_an_average_by_hand_that_became_nan_begins_anew_and_other_copies_are_left_alone(tmp_path: Path) -> None:
+def test_an_average_by_hand_that_became_nan_restarts_and_other_copies_are_left_alone(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=AFTER_FIVE) as flown:
         model, earlier = net(), net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -82,3 +82,22 @@ def test_strict_raises_it_instead() -> None:
             train(20)
     finally:
         mlflow_stability.autolog(disable=True)
+
+
+def test_models_and_optimizers_that_come_and_go_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    mlflow_stability.autolog(offline=True, rollback=True)
+    session = mlflow_stability.current_session()
+    assert session is not None
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        for step in range(40):
+            model = nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            (model(torch.randn(4, 3)) * (torch.nan if step == 39 else 1.0)).square().mean().backward()
+            optimizer.step()
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    messages = [record.getMessage() for record in caplog.records if "rollbacks" in record.getMessage()]
+    assert messages == [
+        "No rollbacks from step 32 on: the training's optimizers changed 32 times. Steps are recorded as before."
+    ]
+    assert not any("failed" in record.getMessage() for record in caplog.records)
+    mlflow_stability.autolog(disable=True)
