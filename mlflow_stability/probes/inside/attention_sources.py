@@ -97,7 +97,7 @@ MAX_CANDIDATES = 2  # results of a softmax that are followed at a time
 MANY_KEYS = 4096  # more, and four times as many as queries, are classes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # fields are tensors, which `==` compares value by value
 class Candidate:
     """Weights that were not multiplied with values yet."""
 

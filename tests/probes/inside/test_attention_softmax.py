@@ -63,8 +63,15 @@ def with_values_first(_: nn.Module, scores: Tensor, value: Tensor) -> Tensor:
     return value.mT @ scores.softmax(-1).transpose(-1, -2)
 
 
+def after_another_softmax(_: nn.Module, scores: Tensor, value: Tensor) -> Tensor:
+    other = (2 * scores).softmax(-1)  # whose product comes later
+    result = scores.softmax(-1) @ value
+    return result + 0 * (other.mean() + value.sum())
+
+
 ATTENTION = [
     plain,
+    after_another_softmax,
     with_modules,
     with_types,
     with_a_head_mask,
