@@ -97,7 +97,7 @@ class LossInput(FindingType):
 
     kind = "loss_input"
     of_setup = True
-    noun = "probabilities in place of logits"
+    noun = "an input that the loss function does not expect"
     order = 1126
     question = "Does the loss function get logits?"
     check_by_hand = "Print the input of the loss: values between 0 and 1 that add up to 1 are probabilities."

@@ -57,7 +57,7 @@ class LeftOut:
         self._had_gradient: set[int] = set()
         # Version counters of parameters at the first look at them.
         self._first_versions: dict[int, int] = {}
-        self._reached = Reached.UNKNOWN
+        self._has_loss, self._reached = False, Reached.UNKNOWN
         self._unused: dict[int, Callable[[], None]] = {}  # modules that are watched for a call, by identity
 
     @property
@@ -70,7 +70,7 @@ class LeftOut:
         return self._reached is not Reached.UNKNOWN
 
     def note_loss(self, loss: Tensor) -> None:
-        self._reached = _reached(loss, self._first_versions)
+        self._has_loss, self._reached = True, _reached(loss, self._first_versions)
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         for held in parameters_of(optimizer):
@@ -158,6 +158,8 @@ class LeftOut:
         ):
             return None  # what changes without a gradient is trained in another way
         names, reached = _modules_of([("", tensor) for tensor in never], models), self._reached
+        if is_idle and not (self._has_loss or models):
+            return None  # no training: a schedule is tried on an optimizer of its own
         uncalled = {
             id(tensor)
             for model in models

@@ -258,6 +258,19 @@ def test_the_graph_of_the_loss_shows_why_an_optimizer_has_no_gradient(
     assert [remedy.action for remedy in finding.remedies] == [action]
 
 
+def test_a_schedule_that_is_tried_without_a_training_is_no_mistake_and_a_missing_backward_pass_is() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    look = LeftOut()
+    for _ in range(100):
+        look.note_gradients(optimizer)
+        optimizer.step()
+    assert look.without_gradient([], [optimizer], 100, 100) is None
+    finding = look.without_gradient([model], [optimizer], 100, 100)  # its forward pass was called
+    assert finding is not None
+    assert finding.severity is Severity.WARNING
+
+
 def test_a_loss_that_is_a_new_tensor_depends_on_no_parameter() -> None:
     model, found, step = nn.Linear(4, 1), list[Finding](), 1
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
