@@ -246,7 +246,7 @@ class FirstLook(Probe):
         self._reported: set[str] = set()
         self._trained: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # parameters of all trainings
         self._begin(step() - 1, "")
-        LOADED_STATES.listen(step, self._own_state_loaded)
+        LOADED_STATES.listen(self)
 
     def _begin(self, before: int, place: str) -> None:
         """Examine the training that begins after a step; its signals have this place."""
@@ -303,7 +303,10 @@ class FirstLook(Probe):
                 self._emit(self._accumulation.note(loss, step))
                 self._emit(self._same_loss.note(loss, step))
 
-    def _own_state_loaded(self, module: Module, is_again: bool) -> None:
+    def next_step(self) -> int:
+        return self._step()
+
+    def own_state_loaded(self, module: Module, *, is_again: bool) -> None:
         if is_again or any(tensor in self._trained for tensor in Module.parameters(module)):
             facts = NothingLoadedFacts(type(module).__name__, has_own=True)
             self._emit(Finding.at(facts, self._step(), Severity.WARNING, place=facts.module, remedies=OF_OWN_STATE))

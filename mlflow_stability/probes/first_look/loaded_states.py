@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.nn import Module
@@ -22,8 +22,16 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 
 MAX_LOADS = 64  # without effect that are remembered
 LOAD_ARGUMENTS = ("self", "state_dict", "strict", "assign")
-OwnStateListener: TypeAlias = Callable[[Module, bool], None]
-"""Gets a module whose own tensors were loaded into it, and whether that is so again, with no write in between."""
+
+
+class OwnStates(Protocol):
+    """What is called about modules whose own tensors are loaded into them."""
+
+    def next_step(self) -> int:
+        """Return the number of the next step."""
+
+    def own_state_loaded(self, module: Module, *, is_again: bool) -> None:
+        """Take a module, and whether that is so again, with no write in between."""
 
 
 class _Load(NamedTuple):
@@ -41,8 +49,7 @@ class LoadedStates:
         self._partly_loaded: list[weakref.ref[Module]] = []
         self._taken: MutableMapping[Tensor, int] = WeakIdKeyDictionary()  # steps of state dicts, by their first tensor
         self._writes: MutableMapping[Module, int] = weakref.WeakKeyDictionary()  # after a load of own tensors
-        self._step: Callable[[], int] = int
-        self._listener: weakref.WeakMethod[OwnStateListener] | None = None
+        self._listener: weakref.ref[OwnStates] | None = None
 
     def install(self, handles: HookHandles, guard: Guard) -> None:
         """Observe `Module.state_dict` and `Module.load_state_dict` until the handles are removed."""
@@ -64,26 +71,28 @@ class LoadedStates:
         handles.patch(Module, "state_dict", around_taking)
         handles.patch(Module, "load_state_dict", around)
 
-    def listen(self, step: Callable[[], int], listener: OwnStateListener) -> None:
-        """Have a method called about loads of own tensors; `step` returns the number of the next step."""
-        self._step, self._listener = step, weakref.WeakMethod(listener)
+    def listen(self, listener: OwnStates) -> None:
+        """Have a listener, which is not kept alive, called about loads of own tensors."""
+        self._listener = weakref.ref(listener)
 
     def _note_taken(self, state: Any) -> None:
-        first = _first_tensor(state)
+        listener, first = self._listening(), _first_tensor(state)
         if first is not None:
-            self._taken[first] = self._step()
+            self._taken[first] = 0 if listener is None else listener.next_step()
+
+    def _listening(self) -> OwnStates | None:
+        return None if self._listener is None else self._listener()
 
     def _note_own(self, module: Module, state: Mapping[str, Any]) -> None:
-        listener = None if self._listener is None else self._listener()
-        first = _first_tensor(state)
+        listener, first = self._listening(), _first_tensor(state)
         taken = None if first is None else self._taken.get(first)
         if listener is None or taken is None or not _is_own(module, state):
             return
         writes, before = _writes(module), self._writes.get(module)
         self._writes[module] = writes
         is_again = before is not None and writes == before + 1  # that of the load itself
-        if is_again or taken != self._step():
-            listener(module, is_again)
+        if is_again or taken != listener.next_step():
+            listener.own_state_loaded(module, is_again=is_again)
 
     def _note(self, module: Module, state: Any, result: Any, assigns: bool) -> None:
         unexpected = getattr(result, "unexpected_keys", None)
