@@ -12,7 +12,7 @@ import mlflow_stability
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-lr, momentum = 0.02, {name: torch.zeros_like(each) for name, each in model.named_parameters()}
+lr, momentum = 0.02, {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
 
 with mlflow_stability.attach(model) as watch:
     for _ in range(300):
@@ -22,7 +22,7 @@ with mlflow_stability.attach(model) as watch:
         loss.backward()
         watch.step(loss)  # the gradients are complete and still there
         with torch.no_grad():
-            for name, each in model.named_parameters():
-                momentum[name].mul_(0.9).add_(each.grad)
-                each.sub_(lr * momentum[name])
+            for name, parameter in model.named_parameters():
+                momentum[name].mul_(0.9).add_(parameter.grad)
+                parameter.sub_(lr * momentum[name])
     print(f"loss {loss.item():.5f}; {watch.session.step} steps were recorded")

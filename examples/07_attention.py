@@ -52,4 +52,4 @@ figures = {
 for what, figure in figures.items():  # figure.savefig("attention.png", dpi=300), or the last line of a notebook's cell
     print(f"{what}: a figure of {len(figure.axes)} panels")
 client = mlflow.MlflowClient()
-print(*(each.path for each in client.list_artifacts(calm, "stability/attention")), sep="\n")
+print(*(artifact.path for artifact in client.list_artifacts(calm, "stability/attention")), sep="\n")

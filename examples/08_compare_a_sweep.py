@@ -49,5 +49,5 @@ found = mlflow_stability.compare(runs)
 print(found.summary)
 for word, card in (("stablest", found.cards[0]), ("sickest", found.cards[-1])):
     print(f"the {word}, lr {card.params['lr']}: {card.verdict}")
-for each in found.cohort.associations:
-    print(each.statement)
+for association in found.cohort.associations:
+    print(association.statement)

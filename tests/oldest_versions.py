@@ -34,14 +34,14 @@ LIMITS = ("sqlalchemy<2.1",)
 
 def oldest(requirements: Sequence[str], name: str) -> str:
     """`3.7` of `mlflow>=3.7`."""
-    found = [re.fullmatch(rf"{name}>=([\d.]+)", each) for each in requirements]
-    return next(each[1] for each in found if each)
+    found = [re.fullmatch(rf"{name}>=([\d.]+)", requirement) for requirement in requirements]
+    return next(row[1] for row in found if row)
 
 
 def needed_by_tests(project: dict[str, Any]) -> list[str]:
     """The extra `test` without the torch that is pinned there."""
-    named = ((re.split(r"[\[<>=~!; ]", each)[0], each) for each in project["optional-dependencies"]["test"])
-    return [each for name, each in named if name not in NOT_FOR_TESTS]
+    named = ((re.split(r"[\[<>=~!; ]", item)[0], item) for item in project["optional-dependencies"]["test"])
+    return [item for name, item in named if name not in NOT_FOR_TESTS]
 
 
 def make(folder: Path, project: dict[str, Any], torch: str, mlflow: str) -> Path:
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--environment", type=Path, help="a folder to make it in, and to keep")
     parser.add_argument("tests", nargs="*", help="what pytest is to run instead")
     asked = parser.parse_args()
-    core = ["-m", "not slow and not fault", *(str(Path("tests", each)) for each in CORE)]
+    core = ["-m", "not slow and not fault", *(str(Path("tests", item)) for item in CORE)]
     with tempfile.TemporaryDirectory() as room:
         python = make(asked.environment or Path(room, "oldest"), project, asked.torch, asked.mlflow)
         shown = "import mlflow, torch; print('torch', torch.__version__, 'mlflow', mlflow.__version__, flush=True)"

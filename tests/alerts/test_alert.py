@@ -30,8 +30,8 @@ def call(message: AlertMessage) -> None:
 
 def test_a_url_a_function_or_several_are_alerts_with_defaults() -> None:
     assert read_alerts(URL) == (Alert(URL),)
-    assert [each.service for each in read_alerts([URL, "console", call])] == ["slack", "console", "call"]
-    assert [each.in_training for each in read_alerts([URL, call])] == [False, True]
+    assert [item.service for item in read_alerts([URL, "console", call])] == ["slack", "console", "call"]
+    assert [item.in_training for item in read_alerts([URL, call])] == [False, True]
     alert = Alert(URL, severity="critical", rules="loss_spike")  # type: ignore[arg-type]
     assert (alert.severity, alert.rules) == (Severity.CRITICAL, ("loss_spike",))
 
@@ -39,10 +39,10 @@ def test_a_url_a_function_or_several_are_alerts_with_defaults() -> None:
 def test_addresses_come_from_the_environment_where_the_script_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_alerts(()) == ()
     monkeypatch.setenv("MLFLOW_STABILITY_ALERTS", f"{URL}, mailto://me:pw@example.com?to=a@b.c,d@e.f console")
-    assert [each.service for each in alerts_from_environment()] == ["slack", "mailto", "console"]
+    assert [alert.service for alert in alerts_from_environment()] == ["slack", "mailto", "console"]
     assert alerts_from_environment()[1].to == "mailto://me:pw@example.com?to=a@b.c,d@e.f"
-    assert [each.service for each in read_alerts(())] == ["slack", "mailto", "console"]
-    assert [each.service for each in read_alerts("console")] == ["console"]
+    assert [alert.service for alert in read_alerts(())] == ["slack", "mailto", "console"]
+    assert [alert.service for alert in read_alerts("console")] == ["console"]
     monkeypatch.setenv("HOOK", URL)
     assert read_alerts("env:HOOK")[0].to == URL
 
@@ -88,7 +88,7 @@ def test_an_address_is_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> 
     settings = outlet_settings(read_alerts([URL, "env:HOOK"]), "")
     assert SECRET not in repr(read_alerts([URL, "env:HOOK"]))
     assert SECRET not in repr(settings)
-    assert [each.key for each in settings.channels] == ["slack", "slack_2"]
+    assert [channel.key for channel in settings.channels] == ["slack", "slack_2"]
 
 
 def test_apprise_is_asked_for_kindly(monkeypatch: pytest.MonkeyPatch) -> None:

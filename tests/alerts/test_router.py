@@ -38,11 +38,11 @@ def test_a_burst_is_one_message_that_counts_it() -> None:
 def test_the_second_message_of_a_type_waits_for_its_cooldown_and_other_types_do_not() -> None:
     router = AlertRouter((), Severity.WARNING)
     router.take(event(1), 0.0)
-    assert [each.count for each in router.due(5.0)] == [1]
+    assert [item.count for item in router.due(5.0)] == [1]
     router.take(event(2), 6.0)
     router.take(event(2, "plateau"), 6.0)
     router.take(event(3), 100.0)
-    assert [each.kind for each in router.due(100.0)] == ["plateau"]
+    assert [finding.kind for finding in router.due(100.0)] == ["plateau"]
     assert router.due(5.0 + DEFAULT_COOLDOWN - 1) == []
     (late,) = router.due(5.0 + DEFAULT_COOLDOWN)
     assert (late.count, late.first_step, late.last_step) == (2, 2, 3)
@@ -89,7 +89,7 @@ def test_rules_and_the_floor_choose_events(rules: tuple[str, ...], floor: Severi
     router.take(event(1, "rollback", Severity.INFO), 0.0)
     router.take(event(2, "loss_spike", Severity.WARNING), 0.0)
     router.take(event(3, "divergence", Severity.CRITICAL), 0.0)
-    assert [each.kind for each in router.due(0.0, over=True)] == wanted
+    assert [finding.kind for finding in router.due(0.0, over=True)] == wanted
 
 
 def test_a_condition_on_a_signal_is_sent_whatever_the_floor_is() -> None:
@@ -110,14 +110,14 @@ def test_each_wanted_event_is_counted_once_and_cooldowns_are_kept(events: list[t
     sent: list[tuple[float, str, Severity, int]] = []
     for step, (kind, severity, pause) in enumerate(events, 1):
         for moment in (now + pause / 2, now + pause):
-            sent += [(moment, each.kind, each.severity, each.count) for each in router.due(moment)]
+            sent += [(moment, finding.kind, finding.severity, finding.count) for finding in router.due(moment)]
         now += pause
         router.take(event(step, kind, severity), now)
-    last = [(now, each.kind, each.severity, each.count) for each in router.due(now, over=True)]
+    last = [(now, finding.kind, finding.severity, finding.count) for finding in router.due(now, over=True)]
     wanted = [kind for kind, severity, _ in events if severity >= Severity.WARNING]
     for kind in KINDS:
-        assert sum(count for _, each, _, count in sent + last if each == kind) == wanted.count(kind)
-        of_kind = [each for each in sent if each[1] == kind]
+        assert sum(count for _, value, _, count in sent + last if value == kind) == wanted.count(kind)
+        of_kind = [row for row in sent if row[1] == kind]
         for before, after in pairwise(of_kind):
             cooldown = COOLDOWNS.get(kind, DEFAULT_COOLDOWN)
             assert after[0] - before[0] >= cooldown - 1e-6 or after[2] > before[2]

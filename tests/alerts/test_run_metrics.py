@@ -18,7 +18,7 @@ READINGS = st.lists(
 
 
 def reading(step: int, place: str = "", **values: float) -> StepReading:
-    return StepReading(step, tuple(Signal(each, place) for each in values), tuple(values.values()), 0, float(step))
+    return StepReading(step, tuple(Signal(value, place) for value in values), tuple(values.values()), 0, float(step))
 
 
 def test_the_last_values_the_steps_and_the_labels() -> None:
@@ -66,15 +66,15 @@ def test_counters_never_fall_and_the_histogram_has_every_step_time(readings: lis
     for step, values in enumerate(readings, 1):
         metrics.take(reading(step, **values))
         after = metrics_values(metrics)
-        for each in EVERYTHING:
-            if each.counter and each.prometheus in before and not math.isnan(before[each.prometheus]):
-                assert after[each.prometheus] >= before[each.prometheus]
+        for item in EVERYTHING:
+            if item.counter and item.prometheus in before and not math.isnan(before[item.prometheus]):
+                assert after[item.prometheus] >= before[item.prometheus]
         before = after
-    times = [each["step_time"] for each in readings if not math.isnan(each["step_time"])]
+    times = [row["step_time"] for row in readings if not math.isnan(row["step_time"])]
     samples = metrics.samples()
     assert sum(samples.buckets) == len(times)
     assert taken == times
-    assert sum(samples.buckets[: BUCKETS.index(1.0) + 1]) == sum(each <= 1.0 for each in times)
+    assert sum(samples.buckets[: BUCKETS.index(1.0) + 1]) == sum(time <= 1.0 for time in times)
     assert math.isclose(samples.seconds, sum(times), abs_tol=1e-6)
 
 

@@ -46,40 +46,40 @@ def test_signals_that_share_a_name_are_alike_but_for_their_type() -> None:
 
 
 def test_names_are_valid_and_counters_end_as_counters_do() -> None:
-    for each in EVERYTHING:
-        _validate_metric_name(each.prometheus)
-        assert re.fullmatch(r"[a-z][a-z0-9_.]*", each.otel)
-        assert each.prometheus.endswith("_total") == each.counter
-        assert each.meaning
+    for metric in EVERYTHING:
+        _validate_metric_name(metric.prometheus)
+        assert re.fullmatch(r"[a-z][a-z0-9_.]*", metric.otel)
+        assert metric.prometheus.endswith("_total") == metric.counter
+        assert metric.meaning
 
 
 def test_names_that_dashboards_rely_on_are_there() -> None:
-    assert {each.prometheus for each in EVERYTHING} >= CATALOGUE
+    assert {item.prometheus for item in EVERYTHING} >= CATALOGUE
 
 
 def test_the_grafana_dashboard_asks_for_metrics_that_are_exported() -> None:
     histogram = STEP_DURATION.prometheus
-    exported = {each.prometheus for each in EVERYTHING} | {f"{histogram}_{end}" for end in ("bucket", "sum", "count")}
+    exported = {item.prometheus for item in EVERYTHING} | {f"{histogram}_{end}" for end in ("bucket", "sum", "count")}
     text = DASHBOARD.read_text()
     asked = set(_METRIC.findall(text))
     assert asked <= exported
-    assert {each["title"] for each in panels()} >= {"Loss", "Gradient norm", "Step time", "Device memory"}
+    assert {panel["title"] for panel in panels()} >= {"Loss", "Gradient norm", "Step time", "Device memory"}
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap_and_have_a_unit_and_a_source() -> None:
     taken: set[tuple[int, int]] = set()
-    ids = [each["id"] for each in panels()]
+    ids = [panel["id"] for panel in panels()]
     assert len(set(ids)) == len(ids)
-    for each in panels():
-        place = each["gridPos"]
+    for panel in panels():
+        place = panel["gridPos"]
         cells = {
             (x, y)
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not cells & taken, each["title"]
+        assert not cells & taken, panel["title"]
         assert max(x for x, _ in cells) < 24
         taken |= cells
-        assert each["datasource"]["uid"] == "${datasource}"
-        assert each["fieldConfig"]["defaults"]["unit"]
-        assert all("$run" in target["expr"] for target in each["targets"])
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert all("$run" in target["expr"] for target in panel["targets"])

@@ -75,7 +75,9 @@ def test_with_a_condition_no_events_are_sent_but_those_of_rules() -> None:
     alerts.see(reading(20, mfu=0.2))
     wait_until(lambda: got)
     alerts.close(30)
-    assert [(each.kind, each.severity, each.message) for each in got] == [("low_mfu", Severity.CRITICAL, "MFU is 0.20")]
+    assert [(finding.kind, finding.severity, finding.message) for finding in got] == [
+        ("low_mfu", Severity.CRITICAL, "MFU is 0.20")
+    ]
 
 
 def test_an_alert_with_a_condition_is_sent_by_the_training_itself(capsys: pytest.CaptureFixture[str]) -> None:

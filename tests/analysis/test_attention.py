@@ -151,7 +151,7 @@ def test_a_run_of_a_store_is_drawn_and_compared_and_its_entropy_too(tmp_path: Pa
         folder = run_folder(tmp_path / f"maps_of_{run}", seed=seed)
         client.log_artifacts(run, str(folder / "artifacts" / MAPS_FOLDER), MAPS_FOLDER)
         signals = [Signal("attention_entropy", f"h.{layer}.attn.head_{head}") for layer in (0, 3) for head in (1, 0)]
-        metrics = [Metric(metric_key(each), 0.5, step, step) for each in signals for step in (10, 500)]
+        metrics = [Metric(metric_key(signal), 0.5, step, step) for signal in signals for step in (10, 500)]
         client.log_batch(run, metrics)
     assert "baseline" in said(attention_heatmap(runs[0], tracking_uri=sqlite_uri))
     words = said(compare_attention(runs[0], runs[1], tracking_uri=sqlite_uri))

@@ -22,7 +22,7 @@ def weights_of(*shape: int, seed: int = 0) -> Tensor:
 
 
 def texts(picture: Figure) -> str:
-    return " ".join(each.get_text() for each in picture.findobj(Text) if isinstance(each, Text))
+    return " ".join(item.get_text() for item in picture.findobj(Text) if isinstance(item, Text))
 
 
 @pytest.mark.slow
@@ -42,11 +42,11 @@ def test_a_tensor_of_weights_is_drawn_and_saved_with_its_title(shape: tuple[int,
 
 @pytest.mark.slow
 def test_a_list_has_a_tensor_for_each_layer() -> None:
-    layers = tuple(weights_of(2, 4, 6, 6, seed=each) for each in range(3))
+    layers = tuple(weights_of(2, 4, 6, 6, seed=number) for number in range(3))
     assert "layer 2" in texts(attention_heatmap(layers, layer=2))
     assert "layer 1" in texts(compare_attention(layers, layers[::-1], layer=1))
     panels = texts(attention_entropy_plot(layers))
-    assert all(f"layer {each}" in panels for each in range(3))
+    assert all(f"layer {number}" in panels for number in range(3))
     with pytest.raises(SettingsError, match="There is no layer 7"):
         attention_heatmap(layers, layer=7)
 

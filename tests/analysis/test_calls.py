@@ -19,18 +19,18 @@ NO_SUCH_RUN = "0123456789abcdef" * 2
 FUNCTIONS = [name for name in mlflow_stability.__all__ if isinstance(getattr(mlflow_stability, name), FunctionType)]
 READING: dict[str, Callable[[Any], Any]] = {
     "diagnose": mlflow_stability.diagnose,
-    "diagnose_all": lambda each: list(mlflow_stability.diagnose_all(each)),
+    "diagnose_all": lambda item: list(mlflow_stability.diagnose_all(item)),
     "compare": mlflow_stability.compare,
     "load_run": mlflow_stability.load_run,
     "dashboard": mlflow_stability.dashboard,
     "attention_heatmap": mlflow_stability.attention_heatmap,
     "attention_entropy_plot": mlflow_stability.attention_entropy_plot,
-    "compare_attention": lambda each: mlflow_stability.compare_attention(each, each),
-    "compare_layers": lambda each: mlflow_stability.compare_layers(each, each),
+    "compare_attention": lambda item: mlflow_stability.compare_attention(item, item),
+    "compare_layers": lambda item: mlflow_stability.compare_layers(item, item),
 }
 
 
-@pytest.mark.parametrize("name", [each for each in FUNCTIONS if each not in ("attach", "current_session")])
+@pytest.mark.parametrize("name", [function for function in FUNCTIONS if function not in ("attach", "current_session")])
 def test_the_error_for_a_misspelt_argument_of_a_public_call_suggests_the_right_name(name: str) -> None:
     call = getattr(mlflow_stability, name)
     known = list(call.__wrapped__.__annotations__)[-2]

@@ -46,9 +46,9 @@ def test_a_process_that_dies_loses_only_the_run_that_it_was_reading(logs: list[s
     for number, cards in cards_from_processes(logs, 1, None, None):
         found[number] = cards
         if len(found) == 1:
-            for each in set(psutil.Process().children()) - mine:
-                each.kill()
-                each.wait()
+            for child in set(psutil.Process().children()) - mine:
+                child.kill()
+                child.wait()
     assert sorted(found) == list(range(6))
     errors = [card.error for cards in found.values() for card in cards if card.error]
     assert errors == [DIED]
@@ -106,7 +106,7 @@ def test_files_fetched_by_a_process_are_removed_when_it_is_ended_in_the_middle_o
     reading = cards_from_processes([logs[0], run_id], 1, troubled_server.url, None)
     assert next(reading)[0] == 0
     wait_until(lambda: any(path.endswith(".parquet") for path in troubled_server.requests))
-    assert [each for each in room.rglob("*") if each.is_dir()]
+    assert [item for item in room.rglob("*") if item.is_dir()]
     reading.close()
     assert list(room.iterdir()) == []
 

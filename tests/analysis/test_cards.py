@@ -46,7 +46,7 @@ def test_what_was_not_asked_for_in_months_goes_and_so_does_what_was_never_finish
         os.utime(tmp_path / name, (old, old))
     (tmp_path / "in-the-making.new").write_text("{}")
     cache.tidy()
-    assert {each.name for each in tmp_path.iterdir()} == {kept.name, "in-the-making.new", "somebody-elses.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {kept.name, "in-the-making.new", "somebody-elses.txt"}
     assert cache.find(HEAD) == CARD
 
 

@@ -212,8 +212,8 @@ def test_a_process_that_dies_loses_the_runs_that_it_held(sqlite_uri: str, monkey
     mine = set(psutil.Process().children())
 
     def kill(done: int, total: int, failed: int) -> None:
-        for each in set(psutil.Process().children()) - mine:
-            each.kill()
+        for child in set(psutil.Process().children()) - mine:
+            child.kill()
 
     found = compare(runs, tracking_uri=sqlite_uri, remember=False, progress=kill)
     assert len(found.runs) + len(found.unread) == count
@@ -259,7 +259,7 @@ def test_a_run_that_is_asked_for_in_two_ways_counts_once(sqlite_uri: str) -> Non
     found = compare(["logs", "./logs/good.jsonl"], baseline=str(Path("logs/good.jsonl").absolute()))
     assert sorted(card.source for card in found.cards) == ["logs/bad.jsonl", "logs/good.jsonl"]
     assert found.gate is not None
-    assert [each.source for each in found.gate.verdicts] == ["logs/bad.jsonl"]
+    assert [verdict.source for verdict in found.gate.verdicts] == ["logs/bad.jsonl"]
     run_id = store_run(sqlite_uri, falling())
     assert [card.source for card in compare([run_id, run_id.upper()], tracking_uri=sqlite_uri).cards] == [run_id]
 

@@ -22,7 +22,7 @@ RECORDED = ROOT / "mlruns_fixtures" / "0"
 def test_a_recorded_run_is_drawn_with_what_its_diagnosis_says(name: str) -> None:
     figure, said = dashboard(RECORDED / name), diagnose(RECORDED / name)
     written = texts(figure)
-    assert said.verdict in [each.replace("\n", " ") for each in written]
+    assert said.verdict in [text.replace("\n", " ") for text in written]
     assert {episode.kind.replace("_", " ") for episode in said.findings} <= set(written)
     assert cut_off(figure) == []
 
@@ -58,7 +58,7 @@ def test_layers_and_duplicates_are_left_to_other_pictures_and_groups_are_counted
     )
     history = RunHistory("x", "x", "recorded", "", metrics)
     board = board_of(history, Diagnosis("x", "x", "recorded", "", "healthy", "Healthy."))
-    assert [len(board.of(each)) for each in ("loss", "grad_norm", "learning_rate")] == [1, 1, 5]
+    assert [len(board.of(name)) for name in ("loss", "grad_norm", "learning_rate")] == [1, 1, 5]
     assert board.left_out["learning_rate"] == 3
 
 

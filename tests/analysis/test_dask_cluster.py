@@ -98,8 +98,8 @@ def test_a_cluster_that_dies_loses_only_the_runs_it_had_not_read(
         for place, cards in cards_from_dask([log, "0" * 32, log], address, troubled_server.url, None):
             found[place] = [card.error for card in cards]
             if len(found) == 1:
-                for each in set(psutil.Process().children()) - mine:
-                    for process in (*each.children(recursive=True), each):
+                for child in set(psutil.Process().children()) - mine:
+                    for process in (*child.children(recursive=True), child):
                         process.kill()
     assert found == {0: [""], 1: [GONE], 2: [GONE]}
 

@@ -54,7 +54,7 @@ def test_a_healthy_log_is_healthy() -> None:
 def test_a_log_that_ends_in_nan_is_broken_from_there_on() -> None:
     diagnosis = diagnose(str(write_log(Path("nan.jsonl"), ending_in_nan())))
     assert diagnosis.outcome == "broken"
-    assert [(each.kind, each.start) for each in diagnosis.findings] == [("nan_detected", 400)]
+    assert [(finding.kind, finding.start) for finding in diagnosis.findings] == [("nan_detected", 400)]
 
 
 @pytest.mark.parametrize("given", ["logs/a.jsonl", "./logs/a.jsonl", "logs//a.jsonl"])
@@ -67,7 +67,7 @@ def test_the_source_is_what_was_given(given: str) -> None:
 def test_the_source_of_a_log_in_a_folder_is_the_path_of_its_file(given: str) -> None:
     write_log(Path("logs/a.jsonl"), falling())
     write_log(Path("logs/deeper/b.jsonl"), falling(1))
-    sources = [each.source for each in diagnose_all([given])]
+    sources = [item.source for item in diagnose_all([given])]
     assert sorted(sources) == [os.path.join(given, "a.jsonl"), os.path.join(given, "deeper/b.jsonl")]  # noqa: PTH118
 
 
@@ -76,7 +76,7 @@ def test_several_runs_at_one_path_have_to_be_asked_for_as_such() -> None:
     write_log(Path("logs/b.jsonl"), diverging())
     with pytest.raises(SettingsError, match="logs holds 2 runs"):
         diagnose("logs")
-    outcomes = {each.name: each.outcome for each in diagnose_all(["logs"]) if isinstance(each, Diagnosis)}
+    outcomes = {entry.name: entry.outcome for entry in diagnose_all(["logs"]) if isinstance(entry, Diagnosis)}
     assert outcomes == {"a.jsonl": "healthy", "b.jsonl": "diverged"}
 
 
@@ -86,7 +86,7 @@ def test_one_of_the_trainings_in_a_notebook_is_asked_for_as_its_source_says(tmp_
     (tmp_path / "train.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
     with pytest.raises(SettingsError, match="holds 2 runs"):
         diagnose(tmp_path / "train.ipynb")
-    sources = [each.source for each in diagnose_all([tmp_path / "train.ipynb"]) if isinstance(each, Diagnosis)]
+    sources = [item.source for item in diagnose_all([tmp_path / "train.ipynb"]) if isinstance(item, Diagnosis)]
     assert sources == [str(tmp_path / "train.ipynb" / f"cell {n}") for n in (1, 2)]
     assert diagnose(sources[1]).source == sources[1]
 
@@ -95,7 +95,7 @@ def test_an_unreadable_log_does_not_stop_the_others() -> None:
     write_log(Path("a.jsonl"), falling())
     Path("empty.csv").touch()
     found = list(diagnose_all(["empty.csv", "a.jsonl", "gone.csv"]))
-    assert [type(each) for each in found] == [Failure, Diagnosis, Failure]
+    assert [type(item) for item in found] == [Failure, Diagnosis, Failure]
     assert "empty" in found[0].message if isinstance(found[0], Failure) else False
 
 
@@ -159,7 +159,7 @@ def test_the_kept_findings_have_the_verdict_that_they_would_have_alone() -> None
     losses = diverging()
     losses[100] = float("nan")
     whole = diagnose(write_log(Path("a.jsonl"), losses))
-    assert {"divergence", "nan_detected"} <= {each.kind for each in whole.findings}
+    assert {"divergence", "nan_detected"} <= {finding.kind for finding in whole.findings}
     narrowed = filter_kinds(whole, ("divergence",))
     assert narrowed.outcome == "diverged"
     assert "nan_detected" not in narrowed.verdict
@@ -181,9 +181,9 @@ def test_the_verdict_mentions_a_requested_kind_that_was_found_only_at_info_level
 
 def test_checks_that_could_not_be_made_are_listed_for_the_requested_kinds_only() -> None:
     whole = diagnose(write_log(Path("a.jsonl"), falling()))
-    assert {str(each) for each in whole.cannot_tell} > {"Gradients: no gradient norm was logged."}
+    assert {str(value) for value in whole.cannot_tell} > {"Gradients: no gradient norm was logged."}
     narrowed = filter_kinds(whole, ("gradient_explosion",))
-    assert [str(each) for each in narrowed.cannot_tell] == ["Gradients: no gradient norm was logged."]
+    assert [str(value) for value in narrowed.cannot_tell] == ["Gradients: no gradient norm was logged."]
     assert filter_kinds(whole, ("loss_spike",)).cannot_tell == ()
 
 

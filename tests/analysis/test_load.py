@@ -24,8 +24,8 @@ def writer(sqlite_uri):
 
 def write_part(writer, folder, recording, offset, readings):
     buffer = PartBuffer()
-    for each in readings:
-        buffer.add(each, each.step)
+    for reading in readings:
+        buffer.add(reading, reading.step)
     file = folder / part_name(recording, offset)
     buffer.write(file, recording)
     writer.upload(file, RECORD_FOLDER)

@@ -72,7 +72,7 @@ def test_runs_that_were_deleted_are_not_found_by_their_names(uri: str) -> None:
 def test_every_public_function_takes_a_name(sqlite_uri: str) -> None:
     one, other = (store_run(sqlite_uri, falling(), name=name) for name in ("one", "two"))
     assert mlflow_stability.diagnose("one", sqlite_uri).source == one
-    assert [each.source for each in mlflow_stability.diagnose_all(["two", one[:8]], sqlite_uri)] == [other, one]
+    assert [item.source for item in mlflow_stability.diagnose_all(["two", one[:8]], sqlite_uri)] == [other, one]
     compared = mlflow_stability.compare(["one", other[:8]], baseline="two", tracking_uri=sqlite_uri, remember=False)
     assert {card.source for card in compared.cards} == {one, other}
     assert compared.gate is not None

@@ -82,7 +82,7 @@ def test_a_note_names_the_run_without_attention_heads(sqlite_uri: str, tmp_path:
     one = recorded(sqlite_uri, tmp_path / "one", "one")
     other = recorded(sqlite_uri, tmp_path / "other", "other", heads=False)
     found = compare([one, other], tracking_uri=sqlite_uri)
-    assert [each.quantity for each in found.layers] == ["grad_norm"]
+    assert [layer.quantity for layer in found.layers] == ["grad_norm"]
     assert found.notes == ("other has no attention entropy by head to compare with one.",)
 
 

@@ -64,7 +64,7 @@ def test_a_threshold_of_three_finds_a_loss_that_is_four_deviations_up(count: int
     def found(threshold: float | None) -> list[int]:
         own = () if threshold is None else (alone("loss_spike", threshold),)
         episodes = diagnosis_of(history, detectors=beside_default(*own)).findings
-        return [each.peak for each in episodes if each.kind == "loss_spike"]
+        return [episode.peak for episode in episodes if episode.kind == "loss_spike"]
 
     assert found(None) == found(8.0) == []
     assert count // 2 in found(3.0)
@@ -112,34 +112,34 @@ def walk(count: int = 600) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 def starts(kind: str, history: RunHistory, *own: Detector) -> list[int]:
     episodes = diagnosis_of(history, detectors=beside_default(*own)).findings
-    return [each.start for each in episodes if each.kind == kind]
+    return [episode.start for episode in episodes if episode.kind == kind]
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_lower_threshold_finds_all_that_a_higher_one_finds_and_more(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
-    found = {each: starts(kind, history, alone(kind, each)) for each in (3.0, 5.0, 12.0)}
+    found = {number: starts(kind, history, alone(kind, number)) for number in (3.0, 5.0, 12.0)}
     assert starts(kind, history) == found[12.0] == []
     assert len(found[3.0]) > len(found[5.0]) > 0
     wide = diagnosis_of(history, detectors=beside_default(alone(kind, 3.0))).findings
-    assert all(any(each.start <= step <= each.end for each in wide) for step in found[5.0])
+    assert all(any(process.start <= step <= process.end for process in wide) for step in found[5.0])
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
     found = diagnosis_of(history, detectors=beside_default(alone(kind, 4.0))).findings
-    own = [each for each in found if each.kind == kind]
+    own = [finding for finding in found if finding.kind == kind]
     assert own
-    for each in own:
-        assert each.severity is Severity.WARNING
-        assert each.metrics["z"] >= 4.0
-        assert "threshold 4σ" in each.message
+    for finding in own:
+        assert finding.severity is Severity.WARNING
+        assert finding.metrics["z"] >= 4.0
+        assert "threshold 4σ" in finding.message
 
 
 def test_a_classic_rule_takes_the_place_of_every_detector_of_its_kind_and_of_no_other() -> None:
-    names = {name_of(each) for each in beside_default(*CLASSIC)}
-    usual = {name_of(each) for each in default_detectors()}
+    names = {name_of(item) for item in beside_default(*CLASSIC)}
+    usual = {name_of(detector) for detector in default_detectors()}
     assert names - usual == set(CLASSIC)
     assert usual - names == {"loss_spike", "divergence", "divergence:start", "gradient_explosion"}
 
@@ -149,8 +149,10 @@ def test_a_classic_divergence_that_recovered_stays_critical_on_a_log() -> None:
     losses[300:306] *= 3
     history = run_named(loss=losses)
     found = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
-    assert [(each.kind, each.severity, each.start) for each in found] == [("divergence", Severity.CRITICAL, 302)]
-    assert [each.kind for each in diagnosis_of(history).findings] == ["loss_spike"]
+    assert [(finding.kind, finding.severity, finding.start) for finding in found] == [
+        ("divergence", Severity.CRITICAL, 302)
+    ]
+    assert [finding.kind for finding in diagnosis_of(history).findings] == ["loss_spike"]
 
 
 def test_a_classic_explosion_stays_a_warning_where_the_loss_did_not_answer() -> None:
@@ -158,5 +160,5 @@ def test_a_classic_explosion_stays_a_warning_where_the_loss_did_not_answer() -> 
     norms[400] = 130.0
     history = run_named(loss=walk(), grad_norm=norms)
     found = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
-    (explosion,) = (each for each in found if each.start == 400)
+    (explosion,) = (process for process in found if process.start == 400)
     assert (explosion.kind, explosion.severity) == ("gradient_explosion", Severity.WARNING)

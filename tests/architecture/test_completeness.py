@@ -27,20 +27,20 @@ def words_in(*folders: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_finding_has_words_for_one_and_for_several(kind: str) -> None:
-    nouns = {each.noun for each in TYPES if each.kind == kind and each.noun}
+    nouns = {finding.noun for finding in TYPES if finding.kind == kind and finding.noun}
     assert len(nouns) == 1, f"give {kind} one `noun`, such as 'a loss spike'; it has {nouns or 'none'}"
     (noun,) = nouns
     assert noun_of(kind) == noun
     assert noun_of(kind, 3) == noun or noun_of(kind, 3).startswith("3 ")
 
 
-@pytest.mark.parametrize("one", [*TYPES, *RULES], ids=lambda each: str(each.__name__))
+@pytest.mark.parametrize("one", [*TYPES, *RULES], ids=lambda letter: str(letter.__name__))
 def test_every_finding_and_rule_has_documentation_and_remedies(one: type[FindingType]) -> None:
     name = one.__name__
     assert one.remedies, f"give {name} `remedies`"
     assert one.severities, f"give {name} `severities`"
     assert "__dataclass_params__" in vars(one), f"{name} needs @dataclass(frozen=True, slots=True) for its thresholds"
-    paragraphs = [each.strip().partition(":")[0] for each in (one.__doc__ or "").split("\n\n")[1:3]]
+    paragraphs = [word.strip().partition(":")[0] for word in (one.__doc__ or "").split("\n\n")[1:3]]
     expected = ["What it sees", "When it is wrong" if issubclass(one, Rule) else "Why it matters"]
     assert paragraphs == expected, f"the docstring of {name} needs these two paragraphs"
 
@@ -52,13 +52,15 @@ def test_every_detector_is_tested_by_its_name(one: type[Detector]) -> None:
     assert documentation(name_of(one)).thresholds or not one.by_sensitivity
 
 
-@pytest.mark.parametrize("one", [each for each in TYPES if not issubclass(each, Detector)], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "one", [item for item in TYPES if not issubclass(item, Detector)], ids=lambda letter: letter.kind
+)
 def test_everything_that_is_reported_is_tested_by_its_name(one: type[FindingType]) -> None:
     names = words_in("session", "courier", "recovery", "probes", "diagnosis", "scenarios")
     assert {one.__name__, one.kind} & names, f"write a test that reports {one.kind} and names it"
 
 
-@pytest.mark.parametrize("one", RULES, ids=lambda each: str(each.__name__))
+@pytest.mark.parametrize("one", RULES, ids=lambda letter: str(letter.__name__))
 def test_every_rule_is_tested_by_its_name_and_judges_a_finding_that_there_is(one: type[FindingType]) -> None:
     assert one.__name__ in words_in("kinds"), f"write a test in tests/kinds that names {one.__name__}"
     assert one.kind in KINDS

@@ -30,7 +30,7 @@ assert not any(each.startswith("mlflow_stability") for each in sys.modules)
 @pytest.mark.slow
 def test_every_sub_package_can_be_imported_first() -> None:
     folders = sorted(path.parent.relative_to(ROOT) for path in PACKAGE.rglob("__init__.py"))
-    names = [".".join(each.parts) for each in folders]
+    names = [".".join(folder.parts) for folder in folders]
     assert "mlflow_stability.courier.sinks" in names
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *names], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False

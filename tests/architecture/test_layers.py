@@ -78,7 +78,7 @@ def test_only_rules_for_whole_curves_know_another_file_the_detector_of_their_kin
 
 
 def test_every_detector_of_the_catalog_is_a_stranger_to_the_others() -> None:
-    (strangers,) = (each for each in contracts() if each["type"] == "independence")
+    (strangers,) = (contract for contract in contracts() if contract["type"] == "independence")
     packages = {modules.removesuffix(".*") for modules in strangers["modules"].split()}
     assert packages == {detector.__module__.rpartition(".")[0] for detector in (*DETECTORS, *ON_REQUEST)}
 

@@ -61,7 +61,7 @@ def test_reading_a_run_back_and_delivering_it_never_load_torch() -> None:
         "import mlflow_stability.cli.commands.demo",
         "import mlflow_stability.courier.deliver",
     )
-    code = "".join(f"{each}\nassert 'torch' not in sys.modules, {each!r}\n" for each in imports)
+    code = "".join(f"{value}\nassert 'torch' not in sys.modules, {value!r}\n" for value in imports)
     assert "mlflow" in loaded_by(code)
 
 

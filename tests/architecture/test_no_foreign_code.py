@@ -37,9 +37,9 @@ def unsafe(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield name
         elif isinstance(node, ast.ImportFrom):
             loaders = {"pickle": {"load", "loads", "Unpickler"}, "torch": {"load"}, "numpy": {"load"}}
-            for each in node.names:
-                if each.name in loaders.get(node.module or "", ()):
-                    yield f"{node.module}.{each.name} by another name"
+            for entry in node.names:
+                if entry.name in loaders.get(node.module or "", ()):
+                    yield f"{node.module}.{entry.name} by another name"
         elif isinstance(node, ast.Attribute) and dotted(node) in {"pickle.load", "pickle.loads"}:
             yield dotted(node)
         elif isinstance(node, ast.ClassDef) and "pickle.Unpickler" in map(dotted, node.bases):

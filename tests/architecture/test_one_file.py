@@ -393,7 +393,7 @@ def test_a_signal_is_measured_and_sent_into_its_section_with_its_layers(package:
     shutil.copy(template_database, package / "toy.db")
     done = run_in(package, "-c", TRAINING)
     charts = ("layers/toy_peak/0", "layers/toy_peak/1", "optimizer/toy_peak", "optimizer/toy_peak_max")
-    assert " ".join(f"stability/{each}" for each in charts) in done.out.splitlines(), done.out
+    assert " ".join(f"stability/{chart}" for chart in charts) in done.out.splitlines(), done.out
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ BANNED_IN_CODE = (
 """What private docstrings, comments and names of tests have none of either."""
 BANNED_NAMES = frozenset({"each", "said", "told", "found", "known", "one"})
 """Names of variables and arguments that do not say what they hold."""
-BANNED_IN_TESTS: frozenset[str] = frozenset()
+BANNED_IN_TESTS = frozenset({"each"})
 UNCLEAN_TESTS: frozenset[str] = frozenset()
 """Folders in which the names of tests are not yet plain."""
 ONE_WORD = re.compile(r"[A-Za-z]+[.:!?]?")
@@ -121,8 +121,8 @@ DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def rooms() -> list[str]:
-    folders = [each.name for each in PACKAGE.iterdir() if (each / "__init__.py").exists()]
-    return [*sorted(folders), *(each.name for each in sorted(PACKAGE.glob("*.py"))), "README.md"]
+    folders = [path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    return [*sorted(folders), *(path.name for path in sorted(PACKAGE.glob("*.py"))), "README.md"]
 
 
 def documents_of(room: str) -> list[Path]:
@@ -140,12 +140,12 @@ def shown_docstrings(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in tree.body:
         if not isinstance(node, DOCUMENTED):
             continue
-        is_command = any(ast.unparse(each).startswith("click.command(") for each in node.decorator_list)
+        is_command = any(ast.unparse(item).startswith("click.command(") for item in node.decorator_list)
         if node.name in public or is_command or (explained and isinstance(node, ast.ClassDef)):
             members = node.body if isinstance(node, ast.ClassDef) and node.name in public else []
-            for each in (node, *members):
-                if isinstance(each, DOCUMENTED) and (each is node or not each.name.startswith("_")):
-                    yield each.lineno, EXAMPLE.sub("", ast.get_docstring(each) or "")
+            for entry in (node, *members):
+                if isinstance(entry, DOCUMENTED) and (entry is node or not entry.name.startswith("_")):
+                    yield entry.lineno, EXAMPLE.sub("", ast.get_docstring(entry) or "")
 
 
 def are_words(value: object) -> bool:
@@ -156,10 +156,10 @@ def are_words(value: object) -> bool:
 def literals(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """String literals that are words, without docstrings; of f-strings also the whole, with … for its values."""
     silent = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    silent |= {id(each) for node in nodes if isinstance(node, ast.JoinedStr) for each in node.values}
+    silent |= {id(value) for node in nodes if isinstance(node, ast.JoinedStr) for value in node.values}
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            parts = (str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values)
+            parts = (str(value.value) if isinstance(value, ast.Constant) else "…" for value in node.values)
             yield node.lineno, "".join(parts)
         elif isinstance(node, ast.Constant) and id(node) not in silent and are_words(node.value):
             yield node.lineno, str(node.value)
@@ -285,11 +285,11 @@ def test_text_is_read_from_literals_docstrings_templates_and_pages() -> None:
     said = {room: [text for _, _, text in texts_of(room)] for room in rooms()}
     assert "log scale" in " ".join(said["reports"])
     assert "<h1>" in " ".join(said["reports"])
-    assert any(each.startswith("Explain a finding") for each in said["cli"])
-    assert any("What it sees: a loss at least" in each for each in said["kinds"])
-    assert any(each.startswith("Record every step") for each in said["session"])
-    assert any(each.startswith("# mlflow-stability") for each in said["README.md"])
-    assert any(each.startswith("needs PyTorch") for each in said["errors.py"])
+    assert any(item.startswith("Explain a finding") for item in said["cli"])
+    assert any("What it sees: a loss at least" in kind for kind in said["kinds"])
+    assert any(item.startswith("Record every step") for item in said["session"])
+    assert any(item.startswith("# mlflow-stability") for item in said["README.md"])
+    assert any(item.startswith("needs PyTorch") for item in said["errors.py"])
 
 
 @pytest.mark.parametrize("room", rooms())
@@ -301,6 +301,6 @@ def test_what_people_read_has_plain_words(room: str) -> None:
 @pytest.mark.parametrize("room", IN_SHORT_SENTENCES)
 def test_sentences_have_at_most_25_words(room: str) -> None:
     texts = [(path, line, text) for path, line, text in texts_of(room) if path.endswith(".py") and "\\" not in text]
-    sentences = [(path, line, each) for path, line, text in texts for each in re.split(r"[.!?;:](?:\s+|$)", text)]
+    sentences = [(path, line, word) for path, line, text in texts for word in re.split(r"[.!?;:](?:\s+|$)", text)]
     assert len(sentences) > 5
-    assert [each for each in sentences if len(re.findall(r"[^\W\d_]{2,}", each[2])) > MOST_WORDS] == []
+    assert [sentence for sentence in sentences if len(re.findall(r"[^\W\d_]{2,}", sentence[2])) > MOST_WORDS] == []

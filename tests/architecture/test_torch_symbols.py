@@ -21,9 +21,9 @@ def private_symbols(nodes: Iterable[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Attribute):
             names = [dotted(node)]
         elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{each.name}" for each in node.names]
+            names = [f"{node.module}.{entry.name}" for entry in node.names]
         elif isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
+            names = [entry.name for entry in node.names]
         elif isinstance(node, ast.Call) and dotted(node.func) in OF_OBJECTS:
             names = [f"{dotted(node.args[0])}.{string(node.args[1])}"]
         elif isinstance(node, ast.Call) and dotted(node.func).endswith(OF_MODULES):

@@ -36,7 +36,7 @@ def test_thinning_keeps_every_extreme_and_where_values_are_not_finite(values: li
     assert (len(finite) < len(known)) == (not np.isfinite(known[kept]).all())
 
 
-@pytest.mark.parametrize("run", sorted(each.name for each in FIXTURES.iterdir() if each.is_dir()))
+@pytest.mark.parametrize("run", sorted(item.name for item in FIXTURES.iterdir() if item.is_dir()))
 def test_every_answer_about_a_recorded_run_is_small(run: str, tools: RunTools) -> None:
     path = str(FIXTURES / run)
     answers = (
@@ -57,7 +57,7 @@ def test_findings_are_listed_page_by_page(tools: RunTools) -> None:
     second = tools.list_findings(path, severity="info", limit=1, offset=1)
     assert second["findings"] == every["findings"][1:2]
     only = tools.list_findings(path, "nan_detected", "critical")
-    assert [each["issue_type"] for each in only["findings"]] == ["nan_detected"]
+    assert [finding["issue_type"] for finding in only["findings"]] == ["nan_detected"]
     assert only["findings"][0]["metrics"]
     with pytest.raises(SettingsError, match="severity must be info, warning or critical; got 'bad'"):
         tools.list_findings(path, severity="bad")
@@ -80,7 +80,7 @@ def test_runs_are_compared_by_name_and_as_the_last(sqlite_uri: str) -> None:
     lost, well = store_run(sqlite_uri, diverging(), name="lost", lr=0.1), store_run(sqlite_uri, falling(), name="well")
     for found in (tools.compare_runs(["lost", "well"], baseline="well"), tools.compare_runs(last=2, baseline="well")):
         assert found["summary"] == "2 runs: 1 lost, 1 stable."
-        assert [each["source"] for each in found["runs_most_stable_first"]] == [well, lost]
+        assert [row["source"] for row in found["runs_most_stable_first"]] == [well, lost]
         assert found["baseline"]["passed"] is False
         assert found["differences"]["lr"] == [None, "0.1"]
     assert tools.diagnose_run()["source"] == well

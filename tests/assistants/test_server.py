@@ -49,7 +49,7 @@ async def session(uri: str, transcript: Path) -> dict[str, Any]:
         found["page"] = (await client.read_resource("manual://diagnosis")).contents[0].text
         for name, arguments in QUESTIONS:
             answer = await client.call_tool(name, arguments)
-            text = "\n".join(each.text for each in answer.content)
+            text = "\n".join(message.text for message in answer.content)
             found.setdefault("answers", []).append((answer.is_error, text))
             lines += ["", f"-> {name} {json.dumps(arguments)}", f"<- {'ERROR ' if answer.is_error else ''}{text}"]
     transcript.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -65,12 +65,12 @@ def answered(sqlite_uri: str, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_official_client_is_answered_over_stdio(answered: dict[str, Any], sqlite_uri: str) -> None:
-    assert {each.name for each in answered["tools"]} == TOOLS
+    assert {entry.name for entry in answered["tools"]} == TOOLS
     assert answered["connections"] == []  # it listens to its own stdin alone
     for tool in answered["tools"]:
         assert tool.annotations.read_only_hint is True
         assert tool.description
-    pages = {str(each.uri) for each in answered["resources"]}
+    pages = {str(resource.uri) for resource in answered["resources"]}
     assert {"manual://diagnosis", "manual://command_line", "manual://findings"} <= pages
     assert answered["page"].startswith("# Reading a diagnosis")
     errors = [is_error for is_error, _ in answered["answers"]]

@@ -157,7 +157,7 @@ def main() -> None:
     file = options.json and options.json.resolve()
     results = [run(name, function, settings[name]) for name, function in functions.items()]
     if options.write:
-        tables = {each["name"]: [Table(**table) for table in each["tables"]] for each in results}
+        tables = {result["name"]: [Table(**table) for table in result["tables"]] for result in results}
         print("\n".join(f"written: {page}" for page in write(tables, measured())) or "No page has a place for them.")
     if file:
         report = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **environment(), "results": results}
@@ -167,14 +167,14 @@ def main() -> None:
 def settings_of(name: str, function: Callable[..., object], given: list[str], names: list[str]) -> dict[str, Any]:
     """Return the options of one benchmark; an option that none of the benchmarks has is an error."""
     types = typing.get_type_hints(function)
-    known = {each: inspect.signature(BENCHMARKS[each].function(each)).parameters for each in names}
+    known = {item: inspect.signature(BENCHMARKS[item].function(item)).parameters for item in names}
     settings = {}
     for text in given:
         option, _, value = text.partition("=")
         if option in known[name]:
             settings[option] = parsed(value, types[option])
         elif not any(option in parameters for parameters in known.values()):
-            choices = ", ".join(f"{each}={parameter.default}" for each, parameter in known[name].items())
+            choices = ", ".join(f"{item}={parameter.default}" for item, parameter in known[name].items())
             raise SystemExit(f"{name} has no option {option!r}. Its options: {choices}")
     return settings
 

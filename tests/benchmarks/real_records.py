@@ -79,7 +79,7 @@ class Record:
     def named(self) -> bool:
         """Whether a finding says what the label says, near its place."""
         wanted = NAMED_BY.get(self.label, ())
-        return any(each.kind in wanted and self._near(each.step) for each in self.findings)
+        return any(finding.kind in wanted and self._near(finding.step) for finding in self.findings)
 
     @property
     def right(self) -> bool:
@@ -97,8 +97,10 @@ def places_in(text: str) -> tuple[tuple[float, float], ...]:
     """The step ranges of a label; a number in brackets is a remark, and ordinals name no step."""
     if "ordinal" in text:
         return ()
-    numbers = [[float(each) for each in re.findall(r"\d+", part)] for part in re.split("[;,]", text.partition("(")[0])]
-    return tuple((each[0], each[-1]) for each in numbers if each)
+    numbers = [
+        [float(match) for match in re.findall(r"\d+", part)] for part in re.split("[;,]", text.partition("(")[0])
+    ]
+    return tuple((number[0], number[-1]) for number in numbers if number)
 
 
 class Findings:
@@ -125,19 +127,19 @@ class Findings:
 
 def _stamp(path: Path) -> list[int]:
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    return [sum(each.stat().st_size for each in files), max((each.stat().st_mtime_ns for each in files), default=0)]
+    return [sum(file.stat().st_size for file in files), max((file.stat().st_mtime_ns for file in files), default=0)]
 
 
 def _diagnosed(path: Path) -> dict[str, object]:
     found: list[Diagnosis | Failure] = list(diagnose_all([path]))
-    read = [each for each in found if isinstance(each, Diagnosis)]
-    serious = [one for each in read for one in each.findings if one.severity >= Severity.WARNING]
+    read = [item for item in found if isinstance(item, Diagnosis)]
+    serious = [one for item in read for one in item.findings if one.severity >= Severity.WARNING]
     findings = [asdict(FoundAt(one.kind, one.severity >= Severity.CRITICAL, int(one.start))) for one in serious]
     return {
         "read": len(read) == len(found),
         "findings": findings,
-        "judged": [name for each in read for name in each.judged.losses],
-        "validations": [name for each in read for name in each.judged.validations],
+        "judged": [name for item in read for name in item.judged.losses],
+        "validations": [name for item in read for name in item.judged.validations],
     }
 
 
@@ -153,7 +155,7 @@ def records_of(rows: Sequence[dict[str, str]], findings: Findings) -> list[Recor
                 row["label"],
                 places_in(row["label_steps"]) if placed else (),
                 bool(known["read"]),
-                tuple(FoundAt(**each) for each in known["findings"]),  # type: ignore[attr-defined]
+                tuple(FoundAt(**finding) for finding in known["findings"]),  # type: ignore[attr-defined]
                 tuple(known["judged"]),  # type: ignore[arg-type]
                 tuple(known["validations"]),  # type: ignore[arg-type]
                 row.get("loss") or "",
@@ -170,40 +172,40 @@ Measure = Callable[[Sequence[Record]], tuple[int, int]]
 
 def recall_of(*labels: str) -> Measure:
     def measure(records: Sequence[Record]) -> tuple[int, int]:
-        asked = [each for each in records if each.label in labels]
-        return sum(each.named for each in asked), len(asked)
+        asked = [record for record in records if record.label in labels]
+        return sum(item.named for item in asked), len(asked)
 
     return measure
 
 
 def precision(records: Sequence[Record]) -> tuple[int, int]:
     """Of the kinds that were found in a record, those that its label names; a spike may be part of any trouble."""
-    flagged = [(each, kind) for each in records for kind in {one.kind for one in each.findings}]
-    flagged = [(each, kind) for each, kind in flagged if each.label not in UNSURE]
-    return sum(kind in NAMED_BY.get(each.label, ()) for each, kind in flagged), len(flagged)
+    flagged = [(record, kind) for record in records for kind in {one.kind for one in record.findings}]
+    flagged = [(item, kind) for item, kind in flagged if item.label not in UNSURE]
+    return sum(kind in NAMED_BY.get(item.label, ()) for item, kind in flagged), len(flagged)
 
 
 def quiet(critical_only: bool) -> Measure:
     def measure(records: Sequence[Record]) -> tuple[int, int]:
-        asked = [each for each in records if each.label == HEALTHY]
-        bad = [each for each in asked if any(one.critical or not critical_only for one in each.findings)]
+        asked = [record for record in records if record.label == HEALTHY]
+        bad = [item for item in asked if any(one.critical or not critical_only for one in item.findings)]
         return len(asked) - len(bad), len(asked)
 
     return measure
 
 
 def main_curve(records: Sequence[Record]) -> tuple[int, int]:
-    asked = [each for each in records if each.main]
-    return sum(each.judged[:1] == (each.main,) for each in asked), len(asked)
+    asked = [record for record in records if record.main]
+    return sum(item.judged[:1] == (item.main,) for item in asked), len(asked)
 
 
 def validation_curve(records: Sequence[Record]) -> tuple[int, int]:
-    asked = [each for each in records if each.validation]
-    return sum(each.validations[:1] == (each.validation,) for each in asked), len(asked)
+    asked = [record for record in records if record.validation]
+    return sum(item.validations[:1] == (item.validation,) for item in asked), len(asked)
 
 
 def read_at_all(records: Sequence[Record]) -> tuple[int, int]:
-    return sum(each.read for each in records), len(records)
+    return sum(record.read for record in records), len(records)
 
 
 MEASURES: dict[str, Measure] = {
@@ -222,7 +224,7 @@ MEASURES: dict[str, Measure] = {
 def gaps(records: Sequence[Record], splits: int, seed: int = 0) -> dict[str, list[float]]:
     """Of each measure the difference between two halves, for many splits by project."""
     rng = np.random.default_rng(seed)
-    projects = sorted({each.project for each in records})
+    projects = sorted({record.project for record in records})
     found: dict[str, list[float]] = {name: [] for name in MEASURES}
     for _ in range(splits):
         one_half = set(rng.permutation(projects)[: len(projects) // 2].tolist())

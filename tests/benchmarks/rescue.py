@@ -95,7 +95,7 @@ def row_of(
 
 def twin_of(failure: Failure, zoo: Sequence[Failure]) -> Failure:
     """Return the first failure with this healthy twin: the twin is trained once for all of them."""
-    return next(each for each in zoo if each.twin == failure.twin)
+    return next(item for item in zoo if item.twin == failure.twin)
 
 
 def trial_of(name: str, ill: bool, seed: int, mode: str) -> Trial:
@@ -183,7 +183,7 @@ def healthy_twins(results: dict[Trial, Result]) -> list[dict[str, Cell]]:
         result.notes.losses != results[Trial(trial.failure, False, trial.seed)].notes.losses
         for trial, result in twins.items()
     )
-    acts = sum(len(of_kind(each, "rollback")) + len(of_kind(each, "step_skipped")) for each in twins.values())
+    acts = sum(len(of_kind(item, "rollback")) + len(of_kind(item, "step_skipped")) for item in twins.values())
     events = [
         f"{trial.failure}: {event.kind} at {event.step}" for trial, twin in twins.items() for event in twin.events
     ]

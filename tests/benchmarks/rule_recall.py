@@ -82,11 +82,11 @@ class How:
     @property
     def detectors(self) -> tuple[Detector, ...]:
         if self.classic:
-            return choose_detectors(["default", *(name_of(each) for each in ON_REQUEST if each.rule == CLASSIC)])
+            return choose_detectors(["default", *(name_of(item) for item in ON_REQUEST if item.rule == CLASSIC)])
         if self.threshold is not None:
             alone = {"threshold": self.threshold, "threshold_alone": True}
             return choose_detectors(["default", LossSpike(**alone), GradientExplosion(**alone)])
-        return tuple(scale_thresholds(each, self.factor) for each in default_detectors())
+        return tuple(scale_thresholds(detector, self.factor) for detector in default_detectors())
 
 
 def findings_of(run: DrawnRun, how: How) -> Sequence[Finding]:

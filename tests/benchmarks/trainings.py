@@ -193,11 +193,11 @@ def false_alarms(
     if records:
         measured.append(in_records(records))
     rows = [
-        {"runs": each.runs, "what": each.what, "flagged": words(Counter(each.flagged)) or "none"} for each in measured
+        {"runs": item.runs, "what": item.what, "flagged": words(Counter(item.flagged)) or "none"} for item in measured
     ]
     yield table_of("", rows)
     if write:
-        text = json.dumps([asdict(each) for each in measured], indent=2, ensure_ascii=False)
+        text = json.dumps([asdict(item) for item in measured], indent=2, ensure_ascii=False)
         FALSE_ALARMS.write_text(text + "\n", encoding="utf-8")
 
 

@@ -89,7 +89,7 @@ class Chromium:
     def ask_frame(self, expression: str) -> Any:
         """The same of the only frame of the page; one that is sandboxed has a process of its own."""
         page, self._session = self._session, None
-        (frame,) = [each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "iframe"]
+        (frame,) = [info for info in self.call("Target.getTargets")["targetInfos"] if info["type"] == "iframe"]
         try:
             self._session = self.call("Target.attachToTarget", targetId=frame["targetId"], flatten=True)["sessionId"]
             return self.ask(expression)

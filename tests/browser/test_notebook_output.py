@@ -51,5 +51,5 @@ def test_the_output_of_a_cell_is_the_page_of_the_report(
     assert expected in said
     assert browser.ask_frame("getComputedStyle(document.body).color") != "rgb(1, 2, 3)", "the page has its own styles"
     assert browser.ask_frame("document.scrollingElement.scrollWidth <= window.innerWidth")
-    assert [each for each in browser.requests if each.startswith("http")] == []
+    assert [request for request in browser.requests if request.startswith("http")] == []
     assert browser.complaints == []

@@ -72,5 +72,5 @@ def test_the_browser_fixture_records_script_errors_and_requests(browser: Chromiu
     browser.complaints.clear()
     browser.requests.clear()
     browser.open(page, 800, "light")
-    assert any("ill" in each for each in browser.complaints)
-    assert any(each.endswith("gone.png") for each in browser.requests)
+    assert any("ill" in complaint for complaint in browser.complaints)
+    assert any(request.endswith("gone.png") for request in browser.requests)

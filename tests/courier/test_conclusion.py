@@ -166,8 +166,8 @@ def test_a_killed_process_does_not_hide_the_verdict_on_its_training(root: Path, 
     tags = RunReader(run_id, sqlite_uri).tags
     assert (tags["stability.ended"], tags["stability.verdict"]) == ("killed", "broken")
     assert "The process was killed" in tags["mlflow.note.content"]
-    said = [each for _, each in RunReader(run_id, sqlite_uri).event_lines() if isinstance(each, Closing)]
-    assert [each.outcome for each in said] == ["killed"]
+    said = [item for _, item in RunReader(run_id, sqlite_uri).event_lines() if isinstance(item, Closing)]
+    assert [item.outcome for item in said] == ["killed"]
 
 
 def test_a_run_with_mistakes_in_its_set_up_alone_is_not_headed_unstable(root: Path, sqlite_uri: str) -> None:

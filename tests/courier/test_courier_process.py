@@ -44,8 +44,8 @@ def test_everything_is_in_the_run_ten_seconds_after_a_kill(training, sqlite_uri)
 def test_ctrl_c_and_a_hang_up_are_not_for_the_courier(training, sqlite_uri):
     courier = training.start_courier()
     wait_until(lambda: (training.folder / "status.json").exists())
-    for each in (signal.SIGINT, signal.SIGHUP):
-        courier.send_signal(each)
+    for item in (signal.SIGINT, signal.SIGHUP):
+        courier.send_signal(item)
     time.sleep(0.5)
     assert courier.poll() is None
     training.train(1, 10)
@@ -113,7 +113,7 @@ def test_the_courier_never_loads_torch(training):
     courier = training.start_courier()
     training.train(1, 10)
     wait_until(lambda: read_page(training.folder / "status.json").get("state") == "idle")
-    loaded = [each.path for each in psutil.Process(courier.pid).memory_maps()]
+    loaded = [item.path for item in psutil.Process(courier.pid).memory_maps()]
     assert not any("libtorch" in path for path in loaded)
     training.end(Closing("finished", "", 10))
     wait_until(lambda: courier.poll() is not None)

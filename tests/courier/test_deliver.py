@@ -123,13 +123,13 @@ def test_events_notes_and_gaps_are_stored_in_the_run(root, sqlite_uri):
     training.train(1, 55)
     event = at_step(55, "inf_detected", Severity.CRITICAL, "grad_norm is inf", evidence={"grad_norm": float("inf")})
     said = [event, Reset(56, 1, "rolled back"), Note("degraded", "layer probe"), Gap(60, 69, "No space left on device")]
-    for each in said:
-        training.journal.append(each)
+    for item in said:
+        training.journal.append(item)
     training.train(70, 75)
     training.end(Closing("finished", "", 75))
     (run_id,) = deliver_session(training.folder).run_ids
     reader = RunReader(run_id, sqlite_uri)
-    assert [each for _, each in reader.event_lines()][1:-1] == said
+    assert [item for _, item in reader.event_lines()][1:-1] == said
     assert reader.tags["stability.findings"] == "2 critical"  # and a loss that has risen all the time
     kept = bookkeeping(run_id, sqlite_uri)
     assert kept["last_finding"] == "inf_detected at step 55: grad_norm is inf"
@@ -238,7 +238,7 @@ def test_only_the_owner_may_read_a_journal(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 5)
     deliver_session(training.folder)
-    for path in (each for each in [root, *root.rglob("*")] if not each.is_symlink()):
+    for path in (item for item in [root, *root.rglob("*")] if not item.is_symlink()):
         mode = stat.S_IMODE(os.lstat(path).st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
     training.end()

@@ -44,7 +44,7 @@ def test_a_courier_killed_at_twenty_random_moments_delivers_everything_once(tmp_
     assert run.data.tags["mlflow.stability.last_step"] == str(step)
 
     table = load_run(run.info.run_id, sqlite_uri, layout="long")
-    expected = [value for each in range(1, step + 1) for value in reading(each).values]
+    expected = [value for number in range(1, step + 1) for value in reading(number).values]
     assert table["value"].tolist() == expected
 
     points = Counter(point.step for point in client.get_metric_history(run.info.run_id, "stability/loss"))

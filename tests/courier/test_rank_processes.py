@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nobody else is 
 
 def started(folder: Path, count: int) -> list[subprocess.Popen[bytes]]:
     ranks = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(count)]
-    write_ranks(folder, [RankProcess(f"rank {at} (here)", identity_of(each.pid)) for at, each in enumerate(ranks)])
+    write_ranks(
+        folder, [RankProcess(f"rank {at} (here)", identity_of(process.pid)) for at, process in enumerate(ranks)]
+    )
     return ranks
 
 
@@ -39,8 +41,8 @@ def test_the_first_that_ended_is_named_with_how_long_before(tmp_path: Path) -> N
     (alone,) = watched.first_end()
     assert (alone.name, alone.before) == ("rank 2 (here)", 0.0)
     time.sleep(0.05)
-    for each in ranks:
-        end(each)
+    for rank in ranks:
+        end(rank)
     wait_until(lambda: watched.first_end()[0].before, 10)
     (first,) = watched.first_end()
     assert first.name == "rank 2 (here)"
@@ -50,8 +52,8 @@ def test_the_first_that_ended_is_named_with_how_long_before(tmp_path: Path) -> N
 def test_no_other_rank_is_named_where_rank_0_ended_first(tmp_path: Path) -> None:
     ranks, watched = started(tmp_path, 2), RankProcesses(tmp_path)
     watched.look()
-    for each in ranks:
-        end(each)
+    for rank in ranks:
+        end(rank)
         time.sleep(0.1)
     assert watched.first_end() == []
 

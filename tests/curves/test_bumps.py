@@ -44,8 +44,8 @@ def test_a_raised_stretch_is_found_from_its_first_point_to_its_last(count: int, 
 def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: int, length: int, by: float) -> None:
     curve = np.array(x)
     curve[at : at + length] += by
-    bumps = sorted(find_bumps(curve, 3.0, 0.1), key=lambda each: each.first)
-    assert all(0 < each.first <= each.last < len(curve) and each.height >= 0.1 for each in bumps)
+    bumps = sorted(find_bumps(curve, 3.0, 0.1), key=lambda bump: bump.first)
+    assert all(0 < bump.first <= bump.last < len(curve) and bump.height >= 0.1 for bump in bumps)
     assert all(one.last < other.first for one, other in pairwise(bumps))
 
 
@@ -144,7 +144,7 @@ def test_a_spike_is_measured_against_the_noise_that_the_curve_has_there() -> Non
     assert spikes(run_named(loss=losses)) == []
     quiet = np.exp(np.concatenate([calm, calm[:60]]))
     quiet[330] = 6.0
-    assert [each.start for each in spikes(run_named(loss=quiet))] == [330]
+    assert [spike.start for spike in spikes(run_named(loss=quiet))] == [330]
 
 
 def test_one_high_validation_loss_out_of_six_is_a_spike_and_noise_is_not() -> None:
@@ -161,4 +161,4 @@ def test_one_high_validation_loss_out_of_six_is_a_spike_and_noise_is_not() -> No
 def test_several_spikes_of_a_short_smooth_curve_do_not_hide_each_other(count: int, places: list[int]) -> None:
     losses = 3 * np.exp(-np.arange(count) / 40) * np.exp(noise(count, 0.01))
     losses[places] *= np.linspace(2.0, 4.0, len(places))
-    assert [each.start for each in spikes(run_named(loss=losses))] == places
+    assert [spike.start for spike in spikes(run_named(loss=losses))] == places

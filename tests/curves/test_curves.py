@@ -21,7 +21,7 @@ def test_parts_without_a_whole_are_added_up() -> None:
     history = run_of(*(metric_of(name, [2.0, 1.0, 0.5], meaning=meanings[name]) for name in names))
     whole, *parts = curves_of(history, "loss")
     assert whole.values.tolist() == [4.0, 2.0, 1.0]
-    assert (whole.place, whole.part, [each.part for each in parts]) == ("", False, [True, True])
+    assert (whole.place, whole.part, [part.part for part in parts]) == ("", False, [True, True])
 
 
 def test_the_sides_of_a_game_are_not_added_up() -> None:

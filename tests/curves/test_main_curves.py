@@ -116,7 +116,7 @@ def test_the_parts_of_a_sum_are_no_other_curves() -> None:
 def test_the_layers_of_a_recorded_run_are_no_other_curves() -> None:
     names = {"loss": falling(40), "grad_norm": falling(40), "grad_norm@encoder": falling(40)}
     recorded = replace(run_named(**names), format="recorded")
-    assert [each.meaning.place for each in recorded.metrics] == ["", "", "encoder"]
+    assert [metric.meaning.place for metric in recorded.metrics] == ["", "", "encoder"]
     assert diagnosis_of(recorded).judged.others == 1
 
 

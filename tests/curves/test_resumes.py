@@ -53,8 +53,8 @@ def test_a_divergence_before_a_resume_is_not_the_outcome_of_the_run() -> None:
     steps, attempts = np.r_[np.arange(1000), np.arange(500, 2000)], np.repeat([0, 1], [1000, 1500])
     diagnosis = diagnosis_of(run_of(metric_of("loss", np.r_[broken, again], steps=steps, attempts=attempts)))
     assert diagnosis.outcome == "unstable"
-    loud = [each for each in diagnosis.findings if each.severity > Severity.INFO]
-    assert [(each.kind, each.attempt) for each in loud] == [("divergence", 0)]
+    loud = [finding for finding in diagnosis.findings if finding.severity > Severity.INFO]
+    assert [(finding.kind, finding.attempt) for finding in loud] == [("divergence", 0)]
 
 
 @pytest.mark.parametrize("worst", [0, 1])

@@ -30,7 +30,7 @@ def test_the_diagnosis_of_a_simulation_names_a_right_cause(sqlite_uri: str, monk
     assert done.found, f"{done.cause}: {done.diagnosis.verdict}"
     assert done.healthy_run_id != done.run_id
     assert diagnose(done.healthy_run_id, sqlite_uri).outcome in HEALTHY_ENDS
-    assert {each.source for each in done.comparison.cards} == {done.healthy_run_id, done.run_id}
+    assert {card.source for card in done.comparison.cards} == {done.healthy_run_id, done.run_id}
     onset = failure_of(name, None).onset
     assert done.losses[: onset - 1] == done.healthy_losses[: onset - 1]
 

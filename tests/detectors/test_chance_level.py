@@ -17,7 +17,7 @@ def test_the_chance_level_of_common_numbers_of_classes_is_recognized(classes: in
 
 def test_most_other_levels_are_not_taken_for_a_chance_level() -> None:
     levels = np.linspace(math.log(25.5), math.log(1e5), 4000)
-    assert np.mean([classes_at_chance(float(each)) > 0 for each in levels]) < 0.25
+    assert np.mean([classes_at_chance(float(level)) > 0 for level in levels]) < 0.25
 
 
 @pytest.mark.parametrize("classes", range(11, 24))

@@ -32,8 +32,8 @@ def test_an_episode_ends_with_normal_values_in_a_row(normal: int, is_new: bool) 
 @given(st.lists(st.integers(1, 6), max_size=40), st.integers(1, 4), st.integers(0, 12))
 def test_a_series_is_that_of_the_outliers_in_the_last_steps(apart: list[int], needed: int, within: int) -> None:
     recent, seen = RecentOutliers(), list[int]()
-    for each in apart:
-        seen.append(each + (seen[-1] if seen else 0))
+    for value in apart:
+        seen.append(value + (seen[-1] if seen else 0))
         last = [step for step in seen if seen[-1] - step <= within]
         expected = OutlierSeries(len(last), last[0]) if len(last) >= needed else None
         assert recent.take(seen[-1], needed, within) == expected

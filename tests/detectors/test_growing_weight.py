@@ -34,35 +34,37 @@ def schedule(weights: Floats) -> Sparse:
 def test_a_loss_with_another_term_has_a_level_of_its_own() -> None:
     losses = np.r_[FIRST_PHASE, decaying(STEPS - SECOND, 0.4, 0.8, 60.0)]
     assert found_in(losses, loss_terms=changes((0, 1.0), (SECOND, 2.0))) == []
-    assert "divergence" in {each.kind for each in found_in(losses, loss_terms=changes((0, 1.0)))}
+    assert "divergence" in {finding.kind for finding in found_in(losses, loss_terms=changes((0, 1.0)))}
     batches = changes(*((step, 1.0 + step % 3) for step in range(SECOND + 1)))
-    assert "divergence" in {each.kind for each in found_in(losses, loss_terms=batches)}
+    assert "divergence" in {finding.kind for finding in found_in(losses, loss_terms=batches)}
 
 
 def test_a_loss_with_another_term_that_diverges_is_found() -> None:
     losses = np.r_[FIRST_PHASE, decaying(150, 0.4, 0.8, 60.0), np.full(150, 4.0)]
     found = found_in(losses, loss_terms=changes((0, 1.0), (SECOND, 2.0)))
-    assert [450 < each.step < 470 for each in found if each.kind == "divergence"] == [True]
+    assert [450 < finding.step < 470 for finding in found if finding.kind == "divergence"] == [True]
 
 
 def test_a_loss_that_rises_with_the_weight_of_a_term_has_not_diverged() -> None:
     assert found_in(RISING, loss_weight=schedule(np.linspace(0.0, 1.0, STEPS))) == []
-    assert "divergence" in {each.kind for each in found_in(RISING, loss_weight=changes())}
+    assert "divergence" in {finding.kind for finding in found_in(RISING, loss_weight=changes())}
     of_batches = schedule(np.where(np.arange(STEPS) // 10 % 2, 1.0, 0.5))
-    assert "divergence" in {each.kind for each in found_in(RISING, loss_weight=of_batches)}
+    assert "divergence" in {finding.kind for finding in found_in(RISING, loss_weight=of_batches)}
 
 
 @pytest.mark.parametrize("weights", [np.linspace(1.0, 1.5, STEPS), np.linspace(1.0, 0.1, STEPS)], ids=["up", "down"])
 def test_a_loss_that_rises_by_a_larger_factor_than_a_weight_has_diverged(weights: Floats) -> None:
     losses = np.r_[decaying(400, 0.4, 2.3, 40.0), np.full(200, 4.0)]
     found = found_in(losses, loss_weight=schedule(weights))
-    assert [400 < each.step < 430 for each in found if each.kind == "divergence"][:1] == [True]
+    assert [400 < finding.step < 430 for finding in found if finding.kind == "divergence"][:1] == [True]
     assert diagnosis_of(recorded(losses, "loss_weight", schedule(weights))).outcome == "diverged"
 
 
 def test_a_loss_that_explodes_beside_a_growing_weight_is_found() -> None:
     losses = np.r_[RISING[:500], np.full(100, 1e4)]
-    assert "divergence" in {each.kind for each in found_in(losses, loss_weight=schedule(np.linspace(0.0, 1.0, STEPS)))}
+    assert "divergence" in {
+        finding.kind for finding in found_in(losses, loss_weight=schedule(np.linspace(0.0, 1.0, STEPS)))
+    }
 
 
 def recorded(losses: Floats, name: str, values: Sparse) -> RunHistory:

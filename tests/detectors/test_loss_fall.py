@@ -67,7 +67,7 @@ def test_layers_of_a_model_with_almost_zero_loss_are_neither_dead_nor_starved() 
     seen = {"learning_rate": [0.1] * 3000, **layers, "update_ratio@a": of(1e-12)}
     names = "dead_layer update_ratio_low gradient_imbalance gradient_vanishing:layers"
     assert judged(names, loss=losses, **seen) == []
-    kinds = {each.kind for each in judged(names, loss=[2.3] * 3000, **seen)}
+    kinds = {finding.kind for finding in judged(names, loss=[2.3] * 3000, **seen)}
     assert kinds == {"dead_layer", "update_ratio_low", "gradient_imbalance", "gradient_vanishing"}
 
 

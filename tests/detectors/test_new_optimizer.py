@@ -26,25 +26,25 @@ def found_in(losses: Floats, *, optimizers: int) -> list[Finding]:
 def test_a_second_optimizer_with_another_objective_has_a_level_of_its_own() -> None:
     losses = np.r_[FIRST_PHASE, decaying(STEPS - SECOND, 0.4, 0.8, 60.0)]
     assert found_in(losses, optimizers=2) == []
-    assert "divergence" in {each.kind for each in found_in(losses, optimizers=1)}
+    assert "divergence" in {finding.kind for finding in found_in(losses, optimizers=1)}
 
 
 def test_a_second_phase_that_diverges_is_found() -> None:
     losses = np.r_[FIRST_PHASE, decaying(150, 0.4, 0.8, 60.0), np.full(150, 4.0)]
-    (found,) = (each for each in found_in(losses, optimizers=2) if each.kind == "divergence")
+    (found,) = (finding for finding in found_in(losses, optimizers=2) if finding.kind == "divergence")
     assert 450 < found.step < 470
 
 
 @pytest.mark.parametrize("normal", [1, 3])
 def test_a_second_optimizer_that_makes_the_loss_of_the_first_rise_is_found(normal: int) -> None:
     losses = np.r_[FIRST_PHASE, FIRST_PHASE[-normal:], np.full(STEPS - SECOND - normal, 0.8)]
-    assert "divergence" in {each.kind for each in found_in(losses, optimizers=2)}
+    assert "divergence" in {finding.kind for finding in found_in(losses, optimizers=2)}
 
 
 def test_a_loss_that_had_diverged_before_stays_so_under_a_second_optimizer() -> None:
     losses = np.r_[FIRST_PHASE[:-40], np.full(STEPS - SECOND + 40, 0.8)]
-    found = [each for each in found_in(losses, optimizers=2) if each.kind == "divergence"]
-    assert [each.step < SECOND for each in found] == [True]
+    found = [finding for finding in found_in(losses, optimizers=2) if finding.kind == "divergence"]
+    assert [point.step < SECOND for point in found] == [True]
 
 
 def test_an_optimizer_takes_over_where_none_steps_that_did_before() -> None:

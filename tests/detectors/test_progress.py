@@ -25,7 +25,7 @@ INSIDE = {
 @pytest.mark.parametrize("kind", INSIDE)
 def test_it_is_information_while_the_loss_falls(kind: str) -> None:
     found = judged(kind, loss=FALLS, **INSIDE[kind])
-    assert [each.severity for each in found] == [Severity.INFO]
+    assert [finding.severity for finding in found] == [Severity.INFO]
 
 
 @pytest.mark.parametrize("kind", INSIDE)
@@ -56,7 +56,7 @@ def test_a_loss_below_zero_has_risen_where_half_of_its_fall_is_lost(back: float,
 @pytest.mark.parametrize("kind", INSIDE)
 def test_noise_of_a_falling_loss_is_no_rise(kind: str) -> None:
     losses = FALLS * np.exp(np.random.default_rng(0).normal(0, 0.3, STEPS))
-    assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
+    assert [finding.severity for finding in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
 
 
 @pytest.mark.parametrize("kind", INSIDE)
@@ -83,13 +83,13 @@ def test_noise_of_a_loss_that_is_negative_at_times_is_as_large_at_its_lowest_lev
 @pytest.mark.parametrize("kind", INSIDE)
 def test_a_rise_near_zero_is_no_trouble(kind: str) -> None:
     losses = np.r_[np.geomspace(7.5, 0.2, 150), np.full(150, 0.5)]
-    assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
+    assert [finding.severity for finding in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
 
 
 @pytest.mark.parametrize("kind", INSIDE)
 def test_a_short_rise_of_a_loss_that_fell_within_few_steps_is_no_trouble(kind: str) -> None:
     losses = np.r_[np.geomspace(2.4, 0.02, 10), np.geomspace(0.02, 1e-4, 140), np.full(4, 0.3), np.full(146, 1e-4)]
-    assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
+    assert [finding.severity for finding in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
 
 
 @pytest.mark.parametrize("kind", [*INSIDE, "gradient_explosion"])
@@ -98,4 +98,4 @@ def test_single_hard_examples_of_a_loss_that_is_nearly_always_zero_are_no_troubl
     hard = rng.random(STEPS) < 0.1
     losses = np.r_[np.geomspace(2.4, 0.02, 10), np.where(hard, 2.5, 1e-9)[10:]]
     series = INSIDE.get(kind, {"grad_norm": np.where(hard, 10.0, 1e-7) * np.exp(rng.normal(0, 1.0, STEPS))})
-    assert {each.severity for each in judged(kind, loss=losses, **series)} <= {Severity.INFO}
+    assert {finding.severity for finding in judged(kind, loss=losses, **series)} <= {Severity.INFO}

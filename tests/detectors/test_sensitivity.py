@@ -20,7 +20,7 @@ def test_normal_leaves_every_threshold_as_it_is() -> None:
     assert at_sensitivity(default_detectors(), "normal") == default_detectors()
 
 
-@pytest.mark.parametrize("detector", [each for each in DETECTORS if each.by_sensitivity])
+@pytest.mark.parametrize("detector", [item for item in DETECTORS if item.by_sensitivity])
 @pytest.mark.parametrize("sensitivity", ["low", "high"])
 def test_the_factor_of_a_detector_can_be_read_off_it(detector: type[Detector], sensitivity: str) -> None:
     other = scale_thresholds(detector(), FACTORS[sensitivity])
@@ -48,6 +48,6 @@ def spikes(size: float, sensitivity: str) -> int:
 
 
 def test_a_live_detector_needs_more_at_low_and_less_at_high_sensitivity() -> None:
-    assert [spikes(7.0, each) for each in FACTORS] == [0, 0, 1]
-    assert [spikes(11.0, each) for each in FACTORS] == [0, 1, 1]
-    assert [spikes(30.0, each) for each in FACTORS] == [1, 1, 1]
+    assert [spikes(7.0, factor) for factor in FACTORS] == [0, 0, 1]
+    assert [spikes(11.0, factor) for factor in FACTORS] == [0, 1, 1]
+    assert [spikes(30.0, factor) for factor in FACTORS] == [1, 1, 1]

@@ -39,16 +39,16 @@ def test_a_single_odd_loss_before_or_within_a_divergence_is_judged(place: int, v
 def test_a_huge_last_loss_of_any_size_is_a_spike(value: float) -> None:
     losses = falling(60)
     losses[-1] = value
-    assert {each.kind for each in diagnosis_of(run_named(loss=losses)).findings} == {"loss_spike"}
+    assert {finding.kind for finding in diagnosis_of(run_named(loss=losses)).findings} == {"loss_spike"}
 
 
 def test_a_gradient_norm_that_grew_from_the_smallest_float_is_an_explosion() -> None:
     norms = np.exp(np.r_[np.full(30, -744.0), np.linspace(-744, 2, 70)])
     losses = np.r_[np.linspace(3, 1, 30), np.linspace(1, 2, 70)]
-    kinds = {each.kind for each in diagnosis_of(run_named(loss=losses, grad_norm=norms)).findings}
+    kinds = {finding.kind for finding in diagnosis_of(run_named(loss=losses, grad_norm=norms)).findings}
     assert "gradient_explosion" in kinds
 
 
 def test_values_too_large_to_be_compared_are_not_a_divergence() -> None:
     losses = np.where(np.arange(100) % 3 == 0, 1e308, -1e308)
-    assert "divergence" not in {each.kind for each in diagnosis_of(run_named(loss=losses)).findings}
+    assert "divergence" not in {finding.kind for finding in diagnosis_of(run_named(loss=losses)).findings}

@@ -51,7 +51,7 @@ def test_parameters_that_always_change_together_are_named_together_with_a_warnin
         for card in caused_by_rate()
     ]
     found = associations_of(cards)
-    assert [each.params for each in found.associations] == [("lr", "warmup")]
+    assert [association.params for association in found.associations] == [("lr", "warmup")]
     assert "change together" in found.warnings[0]
 
 
@@ -62,7 +62,7 @@ def test_parameters_that_name_the_same_choices_are_named_together_in_whatever_or
         for n, (lr, width, model) in enumerate(choices * 12)
     ]
     found = associations_of(cards)
-    assert [each.params for each in found.associations] == [("lr", "model", "width")]
+    assert [association.params for association in found.associations] == [("lr", "model", "width")]
     assert found.warnings[0].startswith("lr and model and width change together")
 
 
@@ -73,7 +73,7 @@ def test_numbers_that_no_two_settings_share_do_not_change_together_for_having_re
         for n, (lr, decay) in enumerate(dice.uniform(size=(40, 2)))
         for seed in range(3)
     ]
-    assert [each.params for each in associations_of(cards).associations] == [("lr",)]
+    assert [association.params for association in associations_of(cards).associations] == [("lr",)]
 
 
 def test_a_parameter_that_merely_moves_with_the_cause_is_explained_away() -> None:
@@ -85,9 +85,10 @@ def test_a_parameter_that_merely_moves_with_the_cause_is_explained_away() -> Non
         for card in caused_by_rate(200)
     ]
     found = associations_of(cards)
-    assert [each.params for each in found.associations] == [("lr",)]
+    assert [association.params for association in found.associations] == [("lr",)]
     assert any(
-        each.startswith("width is associated with instability as well, but not among runs") for each in found.warnings
+        warning.startswith("width is associated with instability as well, but not among runs")
+        for warning in found.warnings
     )
 
 
@@ -97,7 +98,7 @@ def test_a_missing_parameter_can_be_what_matters() -> None:
         for n in range(40)
     ]
     found = associations_of(cards)
-    assert "clip" in {name for each in found.associations for name in each.params}
+    assert "clip" in {name for association in found.associations for name in association.params}
 
 
 @pytest.mark.parametrize(("runs", "lost"), [(4, 2), (9, 4), (40, 2), (40, 39)])
@@ -171,9 +172,9 @@ def test_log_rank_needs_three_runs_a_side() -> None:
     lost = [made(f"x{n}", {"lr": 1}, lost=10 + n) for n in range(8)]
     well = [made(f"y{n}", {"lr": 2}) for n in range(8)]
     _, *tested = survival_of([*lost, *well], {"lr 1": lost, "lr 2": well})
-    assert all(each.p_value is not None and each.p_value < 0.001 for each in tested)
+    assert all(item.p_value is not None and item.p_value < 0.001 for item in tested)
     _, *few = survival_of([*lost, *well[:2]], {"lr 1": lost, "lr 2": well[:2]})
-    assert all(each.p_value is None for each in few)
+    assert all(item.p_value is None for item in few)
 
 
 def test_sensitivity_is_how_far_the_losses_lie_above_the_best_and_a_lost_run_counts_with_its_first() -> None:

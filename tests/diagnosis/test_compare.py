@@ -60,7 +60,7 @@ def test_a_spike_that_became_a_divergence_is_counted_as_a_spike() -> None:
     (found,) = comparison_of([spiked]).runs
     assert found.spike_rate is not None
     assert (found.spike_rate.count, found.card.spike_steps) == (1, (500,))
-    assert [each.kind for each in found.card.troubles] == ["divergence"]
+    assert [trouble.kind for trouble in found.card.troubles] == ["divergence"]
 
 
 def test_only_parameters_that_differ_and_do_not_just_name_a_run_are_listed() -> None:
@@ -68,7 +68,7 @@ def test_only_parameters_that_differ_and_do_not_just_name_a_run_are_listed() -> 
     one = RunCard("a", params={"lr": "1", "width": "8", "output_dir": "/a", "run_name": "a"}, tags=tags)
     other = RunCard("b", params={"lr": "2", "width": "8", "output_dir": "/b", "depth": "3"}, tags={"team": "blue"})
     found = differences_of([one, other])
-    assert [(each.name, each.is_tag) for each in found] == [
+    assert [(entry.name, entry.is_tag) for entry in found] == [
         ("lr", False),
         ("depth", False),
         ("mlflow.source.git.commit", True),

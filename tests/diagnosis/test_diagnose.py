@@ -42,7 +42,7 @@ def test_a_run_without_a_loss_is_never_called_healthy() -> None:
 def test_a_run_of_a_game_is_not_called_healthy_by_its_losses() -> None:
     diagnosis = diagnosis_of(run_named(generator_loss=falling(100), discriminator_loss=falling(100)))
     assert diagnosis.outcome == "cannot_tell"
-    assert any("was not judged" in str(each) for each in diagnosis.cannot_tell)
+    assert any("was not judged" in str(value) for value in diagnosis.cannot_tell)
 
 
 def test_a_very_short_run_that_broke_is_still_called_broken() -> None:
@@ -89,8 +89,8 @@ def test_findings_recorded_during_training_are_not_judged_again() -> None:
     losses = falling(400)
     losses[200] *= 3  # without an event while it trained
     recorded = run_of(metric_of("loss", losses), events=[event])
-    assert [each.kind for each in diagnosis_of(recorded).findings] == ["gradient_explosion"]
-    assert [each.kind for each in diagnosis_of(run_of(metric_of("loss", losses))).findings] == ["loss_spike"]
+    assert [finding.kind for finding in diagnosis_of(recorded).findings] == ["gradient_explosion"]
+    assert [finding.kind for finding in diagnosis_of(run_of(metric_of("loss", losses))).findings] == ["loss_spike"]
 
 
 def test_findings_on_whole_curves_are_added_to_those_recorded_during_training() -> None:
@@ -107,14 +107,14 @@ def test_a_validation_that_no_detector_saw_is_judged_afterwards() -> None:
         metric_of("val_loss", broken, meaning=meanings["val_loss"], steps=10 * np.arange(32)),
         events=[],
     )
-    assert [(each.kind, each.start) for each in diagnosis_of(history).findings] == [("nan_detected", 300)]
+    assert [(finding.kind, finding.start) for finding in diagnosis_of(history).findings] == [("nan_detected", 300)]
 
 
 def test_for_thinned_points_only_whole_curves_are_judged_and_a_note_says_so() -> None:
     losses = falling(200)
     losses[100] *= 3
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), complete=False))
-    assert [each.kind for each in diagnosis.findings] == ["loss_spike"]
+    assert [finding.kind for finding in diagnosis.findings] == ["loss_spike"]
     assert any("sparse curves" in note for note in diagnosis.notes)
 
 
@@ -123,14 +123,14 @@ def test_neighbouring_spikes_are_one_episode_and_distant_ones_are_two() -> None:
     near[[400, 401, 403]] *= 3
     far[[300, 500]] *= 3
     assert len(diagnosis_of(run_named(loss=near)).findings) == 1
-    assert [each.start for each in diagnosis_of(run_named(loss=far)).findings] == [300, 500]
+    assert [finding.start for finding in diagnosis_of(run_named(loss=far)).findings] == [300, 500]
 
 
 def test_the_parts_of_a_loss_do_not_repeat_what_its_whole_says() -> None:
     whole = falling(400)
     whole[200] *= 3
     diagnosis = diagnosis_of(run_named(total_loss=whole, loss_cls=whole * 0.6, loss_box=whole * 0.4))
-    assert [(each.kind, each.metric) for each in diagnosis.findings] == [("loss_spike", "total_loss")]
+    assert [(finding.kind, finding.metric) for finding in diagnosis.findings] == [("loss_spike", "total_loss")]
 
 
 def test_several_runs_in_one_file_are_judged_separately() -> None:
@@ -161,10 +161,10 @@ def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
     assert repr(first) == repr(diagnosis_of(history))
     assert first.outcome
     assert first.verdict.endswith(".")
-    for each in first.findings:
-        assert each.start <= each.peak <= each.end
-        assert each.kind
-        assert each.message
+    for finding in first.findings:
+        assert finding.start <= finding.peak <= finding.end
+        assert finding.kind
+        assert finding.message
 
 
 def test_the_verdict_on_a_noisy_loss_uses_its_trend_and_not_its_first_and_last_value() -> None:

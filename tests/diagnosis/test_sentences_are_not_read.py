@@ -90,9 +90,9 @@ def test_no_conclusion_about_a_log_depends_on_wording(form: str, monkeypatch: py
 def test_sentences_are_replaced_in_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_sentences(monkeypatch)
     rescued = diagnosis_of(reworded(history_of(EXPERIMENT / "rescue")))
-    assert [each.message[:3] for each in rescued.findings if each.kind == "rollback"] == ["Fep"]
+    assert [finding.message[:3] for finding in rescued.findings if finding.kind == "rollback"] == ["Fep"]
     ill = diagnosis_of(ill_run("spike of several points", 0).history())
-    assert any("Wug" in each.message for each in ill.findings)
+    assert any("Wug" in finding.message for finding in ill.findings)
 
 
 def test_a_training_that_the_autopilot_ended_says_so_in_any_wording(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,5 +50,5 @@ def test_an_example_runs_and_leaves_only_the_store_and_batches_of_spikes(
 def left_in(folder: Path) -> set[str]:
     """What lies there, and what lies in our own folder there."""
     ours = folder / ".mlflow-stability"
-    kept = {f"{ours.name}/{each.name}" for each in ours.iterdir()} if ours.is_dir() else set()
-    return {each.name for each in folder.iterdir() if each != ours} | kept
+    kept = {f"{ours.name}/{path.name}" for path in ours.iterdir()} if ours.is_dir() else set()
+    return {path.name for path in folder.iterdir() if path != ours} | kept

@@ -81,7 +81,7 @@ class Training:
         assert self.record()["step"].tolist() == list(range(1, self.steps + 1))
         client = MlflowClient(tracking_uri=self.uri)
         history = client.get_metric_history(self.run().info.run_id, "stability/loss")
-        steps = [each.step for each in history]
+        steps = [point.step for point in history]
         assert sorted(set(steps)) == sorted(steps)
         assert max(steps) == self.steps
 

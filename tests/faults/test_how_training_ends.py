@@ -157,6 +157,6 @@ def kill_all_of(training: Training) -> None:
     process = psutil.Process(training.process.pid)
     couriers = couriers_of(process.pid)
     assert couriers
-    for each in [process, *process.children(recursive=True), *couriers]:
-        each.kill()
+    for item in [process, *process.children(recursive=True), *couriers]:
+        item.kill()
     training.end()

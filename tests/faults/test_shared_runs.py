@@ -25,7 +25,7 @@ def test_two_processes_at_once_in_one_run_are_recorded_separately(sqlite_uri: st
         trainings.append(Training(folder, sqlite_uri, "normal", 60, 0.05, environment={"MLFLOW_RUN_ID": run_id}))
     for training in trainings:
         training.end()
-    assert all(wait_until(lambda each=each: not each.journal.exists(), 15) for each in trainings)
+    assert all(wait_until(lambda item=item: not item.journal.exists(), 15) for item in trainings)
     frame = mlflow_stability.load_run(run_id, tracking_uri=sqlite_uri)
     assert sorted(frame["recording"].unique()) == [0, 1]
     for _, recording in frame.groupby("recording"):

@@ -33,7 +33,7 @@ def pixels(figure: Figure) -> NDArray[np.uint8]:
 
 def texts(figure: Figure) -> list[str]:
     """Everything that is written in it."""
-    return [each.get_text() for each, _ in placed(figure)]
+    return [item.get_text() for item, _ in placed(figure)]
 
 
 def placed(figure: Figure) -> list[tuple[Text, Bbox]]:
@@ -61,10 +61,10 @@ def overlapping_labels(figure: Figure) -> list[tuple[str, str]]:
     found = []
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            labels = [each for each in axis.get_ticklabels() if id(each) in boxes]
-            labels.sort(key=lambda each: (boxes[id(each)].x0, boxes[id(each)].y0))
+            labels = [ticklabel for ticklabel in axis.get_ticklabels() if id(ticklabel) in boxes]
+            labels.sort(key=lambda item: (boxes[id(item)].x0, boxes[id(item)].y0))
             if axis is axes.yaxis:
-                labels.sort(key=lambda each: boxes[id(each)].y0)
+                labels.sort(key=lambda item: boxes[id(item)].y0)
             for one, other in pairwise(labels):
                 if Bbox.intersection(boxes[id(one)], boxes[id(other)]) is not None:
                     found.append((one.get_text(), other.get_text()))

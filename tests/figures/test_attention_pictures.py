@@ -28,7 +28,7 @@ LONG = "model.module.text_model.encoder.layers.11.self_attn.a_name_that_goes_on.
 
 
 def in_picture(figure: Figure, colour: str) -> int:
-    bytes_of = [round(each * 255) for each in matplotlib.colors.to_rgb(colour)]
+    bytes_of = [round(value * 255) for value in matplotlib.colors.to_rgb(colour)]
     return int((pixels(figure) == bytes_of).all(axis=-1).sum())
 
 

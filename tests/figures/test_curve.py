@@ -17,7 +17,7 @@ VALUES = st.lists(st.floats(width=32), min_size=1, max_size=60)
 @given(VALUES, st.integers(1, 50))
 def test_no_extreme_and_no_broken_value_is_ever_lost(values: list[float], width: int) -> None:
     found = condensed(curve("loss", values), width)
-    finite = [each for each in values if math.isfinite(each)]
+    finite = [value for value in values if math.isfinite(value)]
     assert found.nonfinite.sum() == len(values) - len(finite)
     assert found.counts.sum() == len(finite)
     if finite:

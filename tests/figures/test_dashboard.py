@@ -33,7 +33,7 @@ def board_of_steps(count: int) -> DashboardData:
 
 
 def colour(name: str) -> list[int]:
-    return [round(each * 255) for each in matplotlib.colors.to_rgb(name)]
+    return [round(value * 255) for value in matplotlib.colors.to_rgb(name)]
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_lines_are_interrupted_where_the_training_was_rolled_back() -> None:
     loss, attempts = np.linspace(3, 2, 90), np.repeat([0, 1, 2], 30)
     marks = tuple(Mark("rollback", Severity.INFO, at, at, target=at - 10) for at in (30, 60))
     figure = dashboard(DashboardData("Training health", "", (curve("loss", loss, attempts=attempts),), marks))
-    line = max(figure.axes[1].lines, key=lambda each: len(each.get_xdata()))
+    line = max(figure.axes[1].lines, key=lambda item: len(item.get_xdata()))
     gaps = np.flatnonzero(np.isnan(line.get_ydata()))
     assert [int(line.get_xdata()[gap]) for gap in gaps] == [31, 61]
     assert "rollback" in texts(figure)
@@ -142,7 +142,7 @@ def test_two_validation_losses_are_distinguished_by_their_names() -> None:
         losses = [curve("val_loss", [2.0, 1.0], place=place) for place in places]
         figure = dashboard(DashboardData("", "", (curve("loss", [1.0, 2.0]), *losses)))
         assert cut_off(figure) == []
-        return [each.get_text() for each in figure.axes[1].get_legend().get_texts()]  # type: ignore[union-attr]
+        return [text.get_text() for text in figure.axes[1].get_legend().get_texts()]  # type: ignore[union-attr]
 
     assert named("", "mask") == ["loss", "val_loss", "val_loss mask"]
     assert named("boxes", "mask") == ["loss", "val_loss boxes", "val_loss mask"]
@@ -153,7 +153,7 @@ def test_two_validation_losses_are_distinguished_by_their_names() -> None:
 def test_the_halves_of_a_gan_have_names_of_their_own() -> None:
     norms = [curve(quantity, [1.0, 2.0], place=place) for quantity in NORMS for place in ("", "track_1")]
     axes = dashboard(DashboardData("", "", tuple(norms))).axes[2]
-    names = [each.get_text() for each in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+    names = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
     assert names[:2] == ["grad_norm", "track_1"]
     assert len(set(names)) == 4
 

@@ -35,7 +35,7 @@ def test_each_shape_is_named_beside_its_ridge_and_counted() -> None:
 def test_abnormal_layers_are_drawn_when_there_are_too_many_layers() -> None:
     draws = [normal()] * 50 + [two_bumps] + [normal()]
     figure = histogram_ridges([table(1000, gpt_layers(100), draws)])
-    labels = [each.get_text() for each in figure.axes[0].get_yticklabels()]
+    labels = [yticklabel.get_text() for yticklabel in figure.axes[0].get_yticklabels()]
     assert len(labels) == MAX_RIDGES
     assert gpt_layers(100)[50] in labels
     assert "multi-modal" in texts(figure)
@@ -55,7 +55,7 @@ def test_the_layer_that_changed_most_is_followed_over_the_steps() -> None:
     ]
     figure = histogram_ridges(tables)
     assert "Layer with the largest change in width: shrinking" in texts(figure)
-    labels = [each.get_text() for each in figure.axes[1].get_yticklabels()]
+    labels = [yticklabel.get_text() for yticklabel in figure.axes[1].get_yticklabels()]
     assert len(labels) == MAX_STEPS
     assert (labels[0], labels[-1]) == ("step 1,000", "step 30,000")
 

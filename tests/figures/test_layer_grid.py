@@ -67,7 +67,7 @@ def test_more_layers_than_there_is_room_for_are_counted() -> None:
 def test_few_layers_all_have_their_names() -> None:
     common, labels = labels_of(("net.0", "net.2"), 10)
     assert common == "net."
-    assert [each.name for each in labels] == ["0", "2"]
+    assert [label.name for label in labels] == ["0", "2"]
 
 
 def test_many_layers_have_the_names_of_their_blocks_and_no_two_touch() -> None:
@@ -75,7 +75,7 @@ def test_many_layers_have_the_names_of_their_blocks_and_no_two_touch() -> None:
     common, labels = labels_of(tuple(layers), 40)
     assert common == ""
     assert 30 <= len(labels) <= 40
-    assert all("h." in each.name for each in labels[1:-1])
-    middles = [each.middle for each in labels]
+    assert all("h." in label.name for label in labels[1:-1])
+    middles = [label.middle for label in labels]
     assert min(np.diff(middles)) >= 1000 / 40
-    assert all(layers[each.first].startswith(each.name) for each in labels)
+    assert all(layers[label.first].startswith(label.name) for label in labels)

@@ -24,7 +24,7 @@ def grid_of(values: NDArray[np.float64], quantity: str = "grad_norm", every: int
 
 
 def in_picture(figure: Figure, colour: str) -> int:
-    bytes_of = [round(each * 255) for each in matplotlib.colors.to_rgb(colour)]
+    bytes_of = [round(value * 255) for value in matplotlib.colors.to_rgb(colour)]
     return int((pixels(figure) == bytes_of).all(axis=-1).sum())
 
 

@@ -15,7 +15,7 @@ def drawn(number: int) -> Figure:
 
 
 def words(figure: Figure) -> list[str]:
-    return [each.get_text() for axes in figure.axes for each in (axes.title, axes._left_title, axes.xaxis.label)]  # type: ignore[attr-defined]
+    return [item.get_text() for axes in figure.axes for item in (axes.title, axes._left_title, axes.xaxis.label)]  # type: ignore[attr-defined]
 
 
 def test_both_runs_have_the_same_rows_and_one_scale() -> None:
@@ -42,7 +42,7 @@ def test_absent_layers_and_steps_outside_of_the_run_have_their_own_colours_and_n
     figure = layers_beside(lacking, ("calm", "wild"))
     legend = figure.axes[1].get_legend()
     assert legend is not None
-    said = [each.get_text() for each in legend.get_texts()]
+    said = [text.get_text() for text in legend.get_texts()]
     assert said == ["not finite", "zero", "absent layer", "not measured", "outside of the run"]
     cells = figure.axes[0].images[0].get_array()
     assert cells is not None
@@ -57,10 +57,10 @@ def test_equal_values_have_equal_colours_and_missing_values_have_colours_of_thei
     assert other is not None
     assert (one[7, :30] == other[7, :30]).all()
     broken, zero, missing = other[10, 55], other[0, 20], other[5, 5]
-    assert len({tuple(each) for each in (broken, zero, missing, other[7, 20])}) == 4
+    assert len({tuple(item) for item in (broken, zero, missing, other[7, 20])}) == 4
     legend = drawn(0).axes[1].get_legend()
     assert legend is not None
-    assert [each.get_text() for each in legend.get_texts()] == ["not finite", "zero", "not measured"]
+    assert [text.get_text() for text in legend.get_texts()] == ["not finite", "zero", "not measured"]
 
 
 def test_nothing_is_cut_off_and_heads_need_no_legend() -> None:

@@ -18,8 +18,8 @@ def test_many_events_become_few_marks_and_none_is_lost() -> None:
         sketch.add_event(at_step(step, "loss_spike", severity, "spike"), step)
     marks = sketch.marks()
     assert len(marks) <= MAX_MARKS
-    assert sum(each.count for each in marks) == 10_000
-    assert sum(each.severity == Severity.CRITICAL for each in marks) == 1
+    assert sum(mark.count for mark in marks) == 10_000
+    assert sum(mark.severity == Severity.CRITICAL for mark in marks) == 1
     assert (marks[0].start, marks[-1].end) == (0, 19_998)
 
 
@@ -31,7 +31,7 @@ def test_a_rollback_knows_where_it_led_back_to_as_the_run_counts() -> None:
 
 def test_neighbours_are_one_mark_and_others_are_not() -> None:
     marks = [Mark("x", Severity.INFO, step, step) for step in (1, 2, 3, 50)]
-    assert [(each.start, each.end, each.count) for each in grouped(marks, 5)] == [(1, 3, 3), (50, 50, 1)]
+    assert [(process.start, process.end, process.count) for process in grouped(marks, 5)] == [(1, 3, 3), (50, 50, 1)]
 
 
 def test_positive_values_get_a_logarithmic_scale_and_others_do_not() -> None:

@@ -27,23 +27,23 @@ def run(python: str, addresses: list[str], variables: dict[str, str]) -> None:
     """Be `python` with the command line of this process: forward signals to the fork, and end as it ends."""
     command = sys.argv[1:]
     early: list[int] = []
-    for each in FORWARDED:
-        signal.signal(each, lambda number, _: early.append(number))
+    for item in FORWARDED:
+        signal.signal(item, lambda number, _: early.append(number))
     # Ranks of a training have different hash seeds, as outside.
     address = addresses[int(os.environ.get("RANK") or os.getpid()) % len(addresses)]
     can_fork = command[:1] in (["-c"], ["-m"]) or (command and command[0][0] != "-")
     connection, pid = ask(address, command, {**variables, **os.environ}) if can_fork else (None, 0)
     if connection is None or not pid:
-        for each in FORWARDED:
-            signal.signal(each, signal.SIG_DFL)
+        for item in FORWARDED:
+            signal.signal(item, signal.SIG_DFL)
         os.execv(python, [python, *command])
-    for each in FORWARDED:
-        signal.signal(each, lambda number, _: os.kill(pid, number))
+    for item in FORWARDED:
+        signal.signal(item, lambda number, _: os.kill(pid, number))
     for number in early:
         os.kill(pid, number)
-    for each in open_files():
-        if each not in (2, connection.fileno()):
-            os.close(each)  # whoever reads what the fork writes sees the end of it
+    for file in open_files():
+        if file not in (2, connection.fileno()):
+            os.close(file)  # whoever reads what the fork writes sees the end of it
     reply = connection.recv(1 << 12)
     code = json.loads(reply)["code"] if reply else -signal.SIGKILL
     if code < 0:
@@ -71,7 +71,7 @@ def ask(
 
 def open_files() -> list[int]:
     """The numbers of the files that this process has open."""
-    return [each for each in map(int, os.listdir("/proc/self/fd")) if is_open(each)]  # noqa: PTH208
+    return [item for item in map(int, os.listdir("/proc/self/fd")) if is_open(item)]  # noqa: PTH208
 
 
 def is_open(number: int) -> bool:

@@ -85,14 +85,14 @@ def serve() -> CodeType:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     processes: dict[int, socket.socket | None] = {}
     while True:
-        asking = {each.fileno(): (pid, each) for pid, each in processes.items() if each is not None}
+        asking = {value.fileno(): (pid, value) for pid, value in processes.items() if value is not None}
         ready, _, _ = select.select([listener, ended, 0, *asking], [], [])
         if 0 in ready:
             for pid in processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
             os._exit(0)
-        for pid, connection in (asking[each] for each in ready if each in asking):
+        for pid, connection in (asking[value] for value in ready if value in asking):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # nothing is sent after a request: the connection was closed
             connection.close()
@@ -111,14 +111,14 @@ def serve() -> CodeType:
             if other := _other_settings(request["environment"], began):
                 connection.send(json.dumps({"refused": other}).encode())
                 connection.close()
-                for each in files:
-                    os.close(each)
+                for file in files:
+                    os.close(file)
                 continue
             pid = os.fork()
             if pid == 0:
-                return _become(request, files, [listener, connection, *(each for _, each in asking.values())])
-            for each in files:
-                os.close(each)
+                return _become(request, files, [listener, connection, *(item for _, item in asking.values())])
+            for file in files:
+                os.close(file)
             with contextlib.suppress(OSError):
                 connection.send(json.dumps({"pid": pid}).encode())
             if request["detached"]:
@@ -134,7 +134,7 @@ def _other_settings(wanted: dict[str, str], given: dict[str, str]) -> list[str]:
         if name.startswith(AT_START) and not name.startswith(LATER) and wanted.get(name, "") != given.get(name, "")
     ]
     paths = filter(None, wanted.get("PYTHONPATH", "").split(os.pathsep))
-    return others + [each for each in paths if Path(each, "sitecustomize.py").exists()]  # Python runs it at its start
+    return others + [path for path in paths if Path(path, "sitecustomize.py").exists()]  # Python runs it at its start
 
 
 def _report_ended(processes: dict[int, socket.socket | None]) -> None:
@@ -152,11 +152,11 @@ def _become(request: dict[str, Any], files: list[int], sockets: Iterable[socket.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    for each in sockets:
-        each.close()
+    for process in sockets:
+        process.close()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     above = max([100, *request["numbers"]]) + 1
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in files]
+    moved = [fcntl.fcntl(item, fcntl.F_DUPFD_CLOEXEC, above) for item in files]
     os.closerange(3, above)
     for file, number in zip(moved, request["numbers"], strict=True):
         os.dup2(file, number)
@@ -197,7 +197,7 @@ def _code_of(command: list[str]) -> CodeType:
     sys.executable = os.environ.get(PYTHON, sys.executable)
     sys.orig_argv = [sys.executable, *command]
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    installed = [each for each in sys.path if each not in _OWN_PATHS]
+    installed = [value for value in sys.path if value not in _OWN_PATHS]
     main: Any = sys.modules["__main__"]
     if command[0] in ("-c", "-m"):
         sys.argv = ["-c", *command[2:]] if command[0] == "-c" else command[1:]

@@ -198,7 +198,7 @@ class ForkServers:
             count = SERVERS_OF_TRAININGS if "torch" in base else 1
             self._bases[base] = [self._opened(base) for _ in range(count)]
         if base + more not in self._turns:
-            servers = [self._opened(more, each) if more else each for each in self._bases[base]]
+            servers = [self._opened(more, item) if more else item for item in self._bases[base]]
             self._turns[base + more] = itertools.cycle(servers)
         return next(self._turns[base + more])
 
@@ -279,8 +279,8 @@ def start(
         try:
             return server.start([str(script), *arguments], around, place, files, own)
         except RefusedError:
-            for each in own:
-                each.close()
+            for process in own:
+                process.close()
     return subprocess.Popen(
         [python, str(script), *arguments],
         env=dict(environment),
@@ -298,7 +298,7 @@ def large_modules(text: str) -> list[str]:
     found: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
-            found += [each.name for each in node.names]
+            found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found.append(node.module)
-    return [each for each in dict.fromkeys(found) if each.split(".")[0] in LARGE]
+    return [fromkey for fromkey in dict.fromkeys(found) if fromkey.split(".")[0] in LARGE]

@@ -144,8 +144,8 @@ def test_the_process_of_a_caller_that_has_gone_is_ended(tmp_path: Path) -> None:
     wait_until(lambda: lives.cmdline()[1:] == ["-c", "import", "time;", "time.sleep(600)"])
     assert isinstance(process, ForkedProcess)
     process.connection.close()
-    for each in process.files:
-        each.close()
+    for file in process.files:
+        file.close()
     psutil.wait_procs([lives], timeout=10)
     assert not lives.is_running()
 

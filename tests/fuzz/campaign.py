@@ -76,7 +76,7 @@ class Campaign:
         while True:
             with tempfile.TemporaryDirectory(prefix="fuzz-") as place, _Worker(self, place) as worker:
                 ranges = self._left(worker.shares, done)
-                if not ranges or sum(len(each.faults) for each in outcomes.values()) >= MOST_FAULTS:
+                if not ranges or sum(len(item.faults) for item in outcomes.values()) >= MOST_FAULTS:
                     return outcomes
                 for name in ranges:
                     outcomes.setdefault(name, Outcome())

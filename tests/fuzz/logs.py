@@ -35,7 +35,7 @@ NAMES = ("log.txt", "metrics.csv", "a.jsonl", "trainer_state.json", "history.pkl
 def log_targets(folder: Path | None, place: Path) -> dict[str, Target]:
     """Return the targets; `folder` holds further real logs, `place` is free for copies."""
     seeds = list(BYTES.items())
-    endings = {ending for each in formats() for ending in each.endings}
+    endings = {ending for item in formats() for ending in item.endings}
     seeds += [
         (file.name if "tfevents" in file.name else f"a{file.suffix}", file.read_bytes())
         for file in files_of(folder, LARGEST_SEED)
@@ -95,9 +95,10 @@ def _shortened(content: bytes, rng: Random) -> bytes:
 def _events(rng: Random) -> bytes:
     """Return an event file whose records have right checksums around damaged messages."""
     good = [event(n, simple("loss", 9 / n)) for n in range(1, 9)] + [event(3, tensor("loss", 1, b"\0\0\0\0"))]
-    messages = [each[12:-4] for each in good]  # behind length and checksum
+    messages = [row[12:-4] for row in good]  # behind length and checksum
     return b"".join(
-        record(damaged(each, messages, rng)[:5000]) if rng.random() < 0.3 else record(each) for each in messages
+        record(damaged(message, messages, rng)[:5000]) if rng.random() < 0.3 else record(message)
+        for message in messages
     )
 
 
@@ -107,7 +108,7 @@ def _wandb(rng: Random) -> bytes:
         for n in range(1, 9)
     ]
     return wandb_file(
-        [damaged(each, records, rng)[:9000] if rng.random() < 0.3 else each for each in [*records, field(1, b"x")]]
+        [damaged(item, records, rng)[:9000] if rng.random() < 0.3 else item for item in [*records, field(1, b"x")]]
     )
 
 

@@ -51,12 +51,12 @@ def with_hostile_texts(value: Any, rng: Random) -> Any:
     if isinstance(value, str):
         return hostile_text(rng) if rng.random() < 0.8 else value
     if isinstance(value, tuple):
-        return tuple(with_hostile_texts(each, rng) for each in value)
+        return tuple(with_hostile_texts(item, rng) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         changed = {
-            each.name: with_hostile_texts(getattr(value, each.name), rng)
-            for each in fields(value)
-            if each.init and each.name not in _OURS
+            field.name: with_hostile_texts(getattr(value, field.name), rng)
+            for field in fields(value)
+            if field.init and field.name not in _OURS
         }
         return replace(value, **changed)
     return value

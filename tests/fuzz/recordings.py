@@ -105,7 +105,7 @@ def _journal(lines: list[str]) -> list[bytes]:
     """Return the lines of a journal with every kind of record."""
     signals = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate"), Signal("grad_norm", "layer.0"))
     read = [read_line(line) for line in lines]
-    findings = [each for each in read if isinstance(each, Finding)]
+    findings = [finding for finding in read if isinstance(finding, Finding)]
     others = [
         *(
             Note("a", "b", 3, 1.0),
@@ -161,9 +161,9 @@ def _follow(drawn: Drawn, folder: Path) -> bool:
 def _array_files(place: Path) -> list[tuple[str, bytes]]:
     """Return a table of layers and an attention map, as a training writes them beside its journal."""
     tables = [table for file in sorted(FIXTURES.rglob("layers/part-*.parquet"))[:2] for table in read_layer_part(file)]
-    maps = [each for file in sorted(FIXTURES.rglob("maps/part-*.npz"))[:2] for each in read_attention_part(file)]
+    maps = [item for file in sorted(FIXTURES.rglob("maps/part-*.npz"))[:2] for item in read_attention_part(file)]
     files = [write_layer_table(place, table) for table in tables[:4]] + [
-        write_attention_map(place, each) for each in maps[:2]
+        write_attention_map(place, item) for item in maps[:2]
     ]
     return [
         ("map.arrays" if file.parent.name == "attention" else "table.arrays", file.read_bytes())

@@ -169,7 +169,7 @@ def _read_link(file: Path, text: str) -> object:
 
 
 def _read_listing(file: Path, _text: str) -> object:
-    return [damage_of(each) or each.is_good for each in listing(file.parent.parent)] and listing(file.parent.parent)[
+    return [damage_of(item) or item.is_good for item in listing(file.parent.parent)] and listing(file.parent.parent)[
         0
     ].meta
 

@@ -76,7 +76,7 @@ def diagnosis_shape(diagnosis: Diagnosis) -> Shape:
             "cause": cause_shape(diagnosis.cause),
             "what_to_do": list(map(str, diagnosis.remedies)),
             "curves": [curve_shape(reading) for reading in diagnosis.curves],
-            "not_judged": [str(each) for each in diagnosis.cannot_tell],
+            "not_judged": [str(value) for value in diagnosis.cannot_tell],
             "notes": diagnosis.notes,
             "text": lines(run_terminal.render(Report((named,)), width=WIDTH)),
         }
@@ -169,16 +169,16 @@ def comparison_shape(comparison: Comparison) -> Shape:
             "unread": [f"{card.source}: {card.error}" for card in comparison.unread],
             "unstable_runs": [card.name for card in comparison.cards if card.unstable],
             "lost_runs": [card.name for card in comparison.cards if card.lost],
-            "differing_parameters": [each.name for each in comparison.differences if not each.is_tag],
+            "differing_parameters": [difference.name for difference in comparison.differences if not difference.is_tag],
             "first_difference": None if first_difference is None else first_difference.sentence,
-            "layers": [each.quantity for each in comparison.layers],
+            "layers": [layer.quantity for layer in comparison.layers],
             "baseline": None
             if gate is None
             else {
                 "run": gate.name,
                 "verdicts": [
-                    f"{each.name} {'passed' if each.passed else 'worse'}: {' '.join(each.reasons)}"
-                    for each in gate.verdicts
+                    f"{verdict.name} {'passed' if verdict.passed else 'worse'}: {' '.join(verdict.reasons)}"
+                    for verdict in gate.verdicts
                 ],
                 "not_judged": gate.cannot_tell,
             },
@@ -186,8 +186,13 @@ def comparison_shape(comparison: Comparison) -> Shape:
             if cohort is None
             else {
                 "associations": [
-                    {"parameters": each.params, "message": each.statement, "p": each.p_value, "given": each.given}
-                    for each in cohort.associations
+                    {
+                        "parameters": association.params,
+                        "message": association.statement,
+                        "p": association.p_value,
+                        "given": association.given,
+                    }
+                    for association in cohort.associations
                 ],
                 "seed_groups": [seed_group_shape(group) for group in cohort.groups],
                 "survival": [f"{curve.label}: {curve.lost} of {curve.runs} lost" for curve in cohort.survival],

@@ -56,7 +56,7 @@ def main() -> int:
     results: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for number, check in enumerate(each for each in CHECKS if asked.only in each.name):
+        for number, check in enumerate(entry for entry in CHECKS if asked.only in entry.name):
             result, figure = row_of(check, Bench(device, Path(folder, str(number)), asked.quick))
             results[result] += 1
             print(f"| {check.name} | {result} | {figure} |", flush=True)

@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (len(x), LENGTH, HEADS, WIDTH // HEADS)
-        query, key, value = (each.reshape(shape).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        query, key, value = (item.reshape(shape).transpose(1, 2) for item in self.qkv(x).chunk(3, -1))
         if self.attend is not None:
             mixed = self.attend(query, key, value, block_mask=self.mask)
         else:
@@ -74,7 +74,7 @@ def _compared(bench: Bench, flexible: bool) -> Outcome:
     measured = _entropies(flown.records)
     differ = sum(one != other for one, other in zip(bare, watched, strict=True))
     figure = f"{len(measured)} entropies measured, {differ} of {STEPS} losses differ"
-    return Outcome(figure, bool(measured) and not differ and all(0 <= each <= 1 for each in measured))
+    return Outcome(figure, bool(measured) and not differ and all(0 <= value <= 1 for value in measured))
 
 
 def _train(bench: Bench, flexible: bool) -> list[float]:
@@ -91,15 +91,15 @@ def _train(bench: Bench, flexible: bool) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    return [float(each) for each in losses]
+    return [float(value) for value in losses]
 
 
 def _entropies(records: list[Record]) -> list[float]:
     return [
         value
-        for each in records
-        if isinstance(each, StepReading)
-        for signal, value in zip(each.signals, each.values, strict=True)
+        for record in records
+        if isinstance(record, StepReading)
+        for signal, value in zip(record.signals, record.values, strict=True)
         if signal.quantity == "attention_entropy"
     ]
 

@@ -59,7 +59,7 @@ def skipping_of(name: str) -> Check:
                         torch.cuda.set_sync_debug_mode("default")
                 if not differences(before, picture(model, optimizer)):
                     unchanged.append(step)
-        skipped = [each.step for each in flown.events("step_skipped")]
+        skipped = [event.step for event in flown.events("step_skipped")]
         return Outcome(f"unchanged by steps {unchanged}, reported {skipped}", unchanged == [BROKEN] and bool(skipped))
 
     return Check(f"a broken step is skipped: {name}", run, needs_cuda="capturable" in name)
@@ -96,7 +96,7 @@ def a_snapshot_is_taken_beside_the_training(bench: Bench) -> Outcome:
     copy.wait()
     bench.wait()
     (kept,) = copy.tensors.values()
-    whole, held_up = bool((kept == 1).all()), sum(each.device_seconds() for each in copy.copies) * 1e3
+    whole, held_up = bool((kept == 1).all()), sum(item.device_seconds() for item in copy.copies) * 1e3
     return Outcome(
         f"{'whole' if whole else 'torn'}; training held up {held_up:.2f} ms", whole and held_up < SNAPSHOT_WAITS
     )
@@ -132,7 +132,7 @@ def a_rollback_saves_the_training(bench: Bench) -> Outcome:
             optimizer.step()
             optimizer.zero_grad()
             last = float(loss.detach())
-    rollbacks = [each.step for each in flown.events("rollback")]
+    rollbacks = [event.step for event in flown.events("rollback")]
     return Outcome(f"rolled back at {rollbacks}; last loss {last:.3g}", bool(rollbacks) and last < 1)
 
 

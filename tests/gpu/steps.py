@@ -52,7 +52,7 @@ def no_wait_is_profiled(bench: Bench) -> Outcome:
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
                 for _ in range(20):
                     training.step()
-            counts.append(Counter(each.name for each in seen.events() if each.name in WAITS))
+            counts.append(Counter(event.name for event in seen.events() if event.name in WAITS))
     more = counts[1] - counts[0]
     return Outcome(f"20 steps: {counts[0].total()} waits bare, {counts[1].total()} watched", not more)
 
@@ -130,11 +130,13 @@ def readings_come_late_and_complete(bench: Bench) -> Outcome:
                 torch.cuda._sleep(20_000_000)  # about ten milliseconds in which nothing arrives
             losses.append(training.step())
     recorded = {
-        each.step: next(value for signal, value in zip(each.signals, each.values, strict=True) if str(signal) == "loss")
-        for each in flown.records
-        if isinstance(each, StepReading) and any(str(signal) == "loss" for signal in each.signals)
+        record.step: next(
+            value for signal, value in zip(record.signals, record.values, strict=True) if str(signal) == "loss"
+        )
+        for record in flown.records
+        if isinstance(record, StepReading) and any(str(signal) == "loss" for signal in record.signals)
     }
-    true = [float(each) for each in losses]
+    true = [float(loss) for loss in losses]
     return Outcome(f"{len(recorded)} of 40 steps", [recorded[step] for step in sorted(recorded)] == true)
 
 

@@ -14,10 +14,12 @@ pytestmark = pytest.mark.slow
 HAS_CUDA = torch.cuda.is_available()
 LONG = "overhead, "
 """Elsewhere one row of this name will do: they differ by what a GPU does."""
-SHOWN = [each for each in CHECKS if HAS_CUDA or not each.name.startswith(LONG) or each.name == "overhead, eager, 10 ms"]
+SHOWN = [
+    check for check in CHECKS if HAS_CUDA or not check.name.startswith(LONG) or check.name == "overhead, eager, 10 ms"
+]
 
 
-@pytest.mark.parametrize("check", SHOWN, ids=lambda each: each.name)
+@pytest.mark.parametrize("check", SHOWN, ids=lambda letter: letter.name)
 def test_what_a_gpu_shows(check: Check, tmp_path: Path) -> None:
     if check.needs_cuda and not HAS_CUDA:
         pytest.skip("needs CUDA")

@@ -16,7 +16,7 @@ def history(folder: Path, content: str | bytes, name: str = "some.file") -> RunH
 
 
 def metric(run: RunHistory, name: str) -> Metric:
-    return next(each for each in run.metrics if each.name == name)
+    return next(entry for entry in run.metrics if entry.name == name)
 
 
 def curve(run: RunHistory, name: str) -> list[tuple[int, float]]:

@@ -53,7 +53,7 @@ def read_or_refused(path: Path) -> list[RunHistory]:
 def test_every_sample_is_read_whatever_its_file_is_called(tmp_path: Path, name: str) -> None:
     for called in (name, "data"):
         (tmp_path / called).write_bytes(BYTES[name])
-        assert max(len(each.series) for each in read(tmp_path / called)[0].metrics) >= len(N)
+        assert max(len(metric.series) for metric in read(tmp_path / called)[0].metrics) >= len(N)
 
 
 def test_unreadable_files_cost_the_others_nothing(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_unreadable_files_cost_the_others_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         (tmp_path / f"cut {name}").write_bytes(content[: len(content) // 9])
         (tmp_path / f"odd {name}").write_bytes(bytes(reversed(content)))
-    whole = {Path(each.source).relative_to(tmp_path).parts[0] for each in read(tmp_path)}
+    whole = {Path(item.source).relative_to(tmp_path).parts[0] for item in read(tmp_path)}
     assert whole >= set(BYTES)
 
 
 def test_every_format_says_what_it_is_and_how_its_files_end() -> None:
-    names = [each.name for each in formats()]
+    names = [entry.name for entry in formats()]
     assert len(names) == len(set(names)) == 7
-    endings = [ending for each in formats() for ending in each.endings]
+    endings = [ending for item in formats() for ending in item.endings]
     assert len(endings) == len(set(endings))
 
 

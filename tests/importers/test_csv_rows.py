@@ -28,7 +28,7 @@ def table(separator: str = ",", samples: list[str] = SAMPLES) -> str:
 def test_a_quoted_cell_may_hold_line_ends(tmp_path: Path, separator: str) -> None:
     run = history(tmp_path, table(separator), "log.csv")
     assert curve(run, "loss") == [(n, 2.5 - n / 50) for n in range(60)]
-    assert [each.name for each in run.metrics] == ["loss"]
+    assert [entry.name for entry in run.metrics] == ["loss"]
     lines = metric(run, "loss").lines
     assert lines is not None
     assert [table(separator).splitlines()[at - 1].split(separator)[0] for at in lines.tolist()] == list(

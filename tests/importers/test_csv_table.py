@@ -41,7 +41,7 @@ def test_rows_of_batches_within_epochs_are_put_in_a_row(tmp_path: Path) -> None:
         tmp_path, "Epoch,Batch,Gen Loss,Disc Loss\n" + "".join(f"{e},{b},0.7,1.3\n" for e in range(4) for b in range(5))
     )
     assert steps(run, "Gen Loss") == list(range(20))
-    assert {each.meaning.place for each in run.of("loss")} == {"Gen", "Disc"}
+    assert {item.meaning.place for item in run.of("loss")} == {"Gen", "Disc"}
 
 
 def test_counted_steps_are_taken_before_counted_rounds(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_separators_and_decimal_commas_are_distinguished(tmp_path: Path, separat
 def test_the_encoding_is_detected(tmp_path: Path, encoding: str) -> None:
     table = "step,loss,größe\r\n" + "".join(f"{n},{5 / n},1\r\n" for n in range(1, 9))
     run = history(tmp_path, table.encode(encoding))
-    assert [each.name for each in run.metrics] == ["loss", "größe"]
+    assert [entry.name for entry in run.metrics] == ["loss", "größe"]
 
 
 def test_a_packed_table_is_unpacked(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_packed_table_is_unpacked(tmp_path: Path) -> None:
 
 def test_texts_and_half_a_last_line_do_no_harm(tmp_path: Path) -> None:
     run = history(tmp_path, "step,loss,phase\n1,3,warmup\n2,2,main\n3,1,main\n4,")
-    assert [each.name for each in run.metrics] == ["loss"]
+    assert [entry.name for entry in run.metrics] == ["loss"]
     assert curve(run, "loss") == [(1, 3), (2, 2), (3, 1)]
 
 
@@ -117,7 +117,7 @@ def test_columns_with_duplicate_or_missing_names_get_distinct_names(tmp_path: Pa
     run = history(tmp_path, ",,step,loss,loss\n" + "".join(f"7,{n},{n * 10},{1 / n},{2 / n}\n" for n in range(1, 5)))
     assert curve(run, "loss")[1] == (20, 0.5)
     assert curve(run, "loss (2)")[1] == (20, 1.0)
-    assert {"unnamed 1", "unnamed 2"} <= {each.name for each in run.metrics}
+    assert {"unnamed 1", "unnamed 2"} <= {entry.name for entry in run.metrics}
 
 
 def test_a_quoted_name_may_hold_the_separator(tmp_path: Path) -> None:

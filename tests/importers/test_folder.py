@@ -26,5 +26,5 @@ def test_a_log_with_a_column_called_source_or_rank_is_read() -> None:
     for name, first in (("sources.csv", "source"), ("ranks.csv", "rank")):
         (folder / name).write_text(f"{first},name,loss\n{rows}")
     rounds = [{"step": step, "summary": {"loss": 4 / (1 + step)}, "schema_version": 1} for step in range(20)]
-    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rounds))
-    assert {each.name for each in read(folder)} >= {"sources.csv", "ranks.csv", "rounds.jsonl"}
+    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in rounds))
+    assert {entry.name for entry in read(folder)} >= {"sources.csv", "ranks.csv", "rounds.jsonl"}

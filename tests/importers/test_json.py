@@ -35,7 +35,7 @@ def test_a_trainers_state_gives_its_curves_without_its_summary(tmp_path: Path) -
     assert run.format == "trainer_state"
     assert steps(run, "loss") == [10, 20, 30, 40, 50, 60, 70, 80]
     assert curve(run, "eval_loss") == [(40, 1.1), (80, 0.9)]
-    assert "train_loss" not in {each.name for each in run.metrics}
+    assert "train_loss" not in {entry.name for entry in run.metrics}
     assert math.isnan(curve(run, "grad_norm")[2][1])
     assert run.params["max_steps"] == "80"
 
@@ -76,7 +76,7 @@ def test_a_resume_with_overlap_is_an_attempt_too(tmp_path: Path) -> None:
 
 def test_objects_in_objects_become_names_with_slashes(tmp_path: Path) -> None:
     run = history(tmp_path, lines([{"step": n, "train": {"loss": 1 / n, "deep": {"lr": 0.1}}} for n in (1, 2)]))
-    assert {each.name for each in run.metrics} == {"train/loss", "train/deep/lr"}
+    assert {entry.name for entry in run.metrics} == {"train/loss", "train/deep/lr"}
 
 
 def test_a_split_named_in_a_field_says_what_was_measured(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_split_named_in_a_field_says_what_was_measured(tmp_path: Path) -> None
         {"step": n, "split": split, "loss": 1 / n} for n in (1, 2, 3) for split in ("train", "valid")
     ]
     run = history(tmp_path, lines(rows))
-    assert {each.meaning.quantity for each in run.metrics} == {"loss", "val_loss"}
+    assert {item.meaning.quantity for item in run.metrics} == {"loss", "val_loss"}
 
 
 def test_a_list_of_rows_and_names_with_lists_are_runs_too(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_numbers_as_text_and_as_tensors_are_numbers(text: str) -> None:
 def test_no_line_makes_it_fail(text: str) -> None:
     for line in ("{" + text + "}", text + '{"loss": 1}', '{"a": ' + text + "}"):
         read = json_line(line)
-        assert read is None or all(isinstance(each, float) for each in read.values.values())
+        assert read is None or all(isinstance(value, float) for value in read.values.values())
 
 
 def test_a_number_too_large_for_a_float_is_infinite() -> None:
@@ -157,6 +157,6 @@ def test_a_list_of_numbers_is_the_loss_that_its_file_is_named_after(tmp_path: Pa
 
 def test_splits_in_a_file_of_losses_are_losses_and_in_another_file_they_are_not(tmp_path: Path) -> None:
     both = json.dumps({"train": [3, 2, 1], "val": [3, 3, 2], "seed": [1, 2]})
-    kinds = {each.name: each.meaning.quantity for each in history(tmp_path, both, "losses.json").metrics}
+    kinds = {item.name: item.meaning.quantity for item in history(tmp_path, both, "losses.json").metrics}
     assert (kinds["train_loss"], kinds["val_loss"]) == ("loss", "val_loss")
-    assert {each.name for each in history(tmp_path, both, "accuracy.json").metrics} == {"train", "val", "seed"}
+    assert {entry.name for entry in history(tmp_path, both, "accuracy.json").metrics} == {"train", "val", "seed"}

@@ -21,7 +21,7 @@ def test_full_width_marks_and_chinese_names_are_read_in_every_encoding(
     tmp_path: Path, text: str, encoding: str
 ) -> None:
     run = history(tmp_path, text.encode(encoding))
-    found = {each.meaning.quantity: each.name for each in run.metrics}
+    found = {item.meaning.quantity: item.name for item in run.metrics}
     assert curve(run, found["loss"]) == [(n, round(9 / n, 4)) for n in range(1, 9)]
     assert curve(run, found["val_loss"]) == [(n, round(10 / n, 4)) for n in range(1, 9)]
 

@@ -43,7 +43,7 @@ def one(path: Path) -> RunHistory:
 def test_a_run_is_read_with_its_names_and_words(tmp_path: Path) -> None:
     run = one(write_run(tmp_path / RUN, {"loss": LOSS, "train/decode.loss_seg": LOSS, "Discriminator loss": LOSS}))
     assert (run.format, run.name, run.outcome) == ("mlflow_files", "brave owl", "finished")
-    assert {each.name for each in run.metrics} == {"loss", "train/decode.loss_seg", "Discriminator loss"}
+    assert {entry.name for entry in run.metrics} == {"loss", "train/decode.loss_seg", "Discriminator loss"}
     assert curve(run, "train/decode.loss_seg") == [(1, 3.0), (2, 2.0), (3, 1.5)]
     assert (run.params, run.tags["mlflow.note"]) == ({"lr": "0.1"}, "two\nlines")
     assert metric(run, "loss").series.times.tolist() == [1_600_000_000.0, 1_600_000_001.0, 1_600_000_002.0]
@@ -102,7 +102,7 @@ def test_points_of_old_mlflow_without_steps_are_read(tmp_path: Path) -> None:
 def test_the_same_quantity_logged_per_step_and_per_epoch_counts_once(tmp_path: Path) -> None:
     run = one(write_run(tmp_path / RUN, {"train_loss_step": LOSS, "train_loss_epoch": LOSS, "valid_loss": LOSS}))
     assert metric(run, "train_loss_epoch").meaning.duplicate_of == "train_loss_step"
-    assert [each.name for each in run.of("loss") if not each.meaning.duplicate_of] == ["train_loss_step"]
+    assert [item.name for item in run.of("loss") if not item.meaning.duplicate_of] == ["train_loss_step"]
 
 
 def test_a_whole_store_gives_every_run_that_was_not_deleted(tmp_path: Path) -> None:

@@ -224,11 +224,11 @@ def test_a_log_that_a_reader_was_not_written_for_does_not_take_the_folder_with_i
 
 def test_a_bar_that_is_drawn_before_the_value_of_its_step_is_known_is_read_once(tmp_path: Path) -> None:
     losses = [9.0, 7.0, 8.0, 5.0, 6.0]
-    pairs = [f"Epoch 0: 5%|#| {n + 1}/99 [00:01<00:10, 4it/s, loss={each}]\n" for n, each in enumerate(losses)]
+    pairs = [f"Epoch 0: 5%|#| {n + 1}/99 [00:01<00:10, 4it/s, loss={item}]\n" for n, item in enumerate(losses)]
     stale = [line.replace(f" {n + 1}/", f" {n + 2}/") for n, line in enumerate(pairs)]
     drawn = "".join(own + old for own, old in zip(pairs, stale, strict=True))
-    assert curve(history(tmp_path, drawn), "loss")[:5] == [(n + 1, each) for n, each in enumerate(losses)]
+    assert curve(history(tmp_path, drawn), "loss")[:5] == [(n + 1, item) for n, item in enumerate(losses)]
     by_two_loggers = "".join(f"step {n} loss 5.54\nINFO step {n} loss 5.54\n" for n in range(4))
     assert curve(history(tmp_path, by_two_loggers), "loss") == [(n, 5.54) for n in range(4)]
-    repeated = "".join(f"step {n} loss {each}\n" for n, each in enumerate([2.0, 2.0, 1.0, 1.0, 3.0]))
+    repeated = "".join(f"step {n} loss {item}\n" for n, item in enumerate([2.0, 2.0, 1.0, 1.0, 3.0]))
     assert [value for _, value in curve(history(tmp_path, repeated), "loss")] == [2.0, 2.0, 1.0, 1.0, 3.0]

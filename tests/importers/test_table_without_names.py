@@ -14,7 +14,7 @@ FALLING = [2.5, 2.3, 2.1, 2.0, 1.9, 1.85, 1.8]
 
 
 def table(*columns: list[float], mark: str = ",") -> str:
-    return "".join(mark.join(f"{each:g}" for each in row) + "\n" for row in zip(*columns, strict=True))
+    return "".join(mark.join(f"{value:g}" for value in row) + "\n" for row in zip(*columns, strict=True))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|", " ", ":"])
@@ -26,12 +26,12 @@ def test_the_only_column_besides_the_steps_is_the_loss(tmp_path: Path, mark: str
 
 def test_a_score_that_rises_is_not_taken_for_a_loss(tmp_path: Path) -> None:
     run = history(tmp_path, table([*range(7)], [0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8]), "log.csv")
-    assert [each.name for each in run.metrics] == ["column 2"]
+    assert [metric.name for metric in run.metrics] == ["column 2"]
 
 
 def test_several_columns_are_numbered_and_the_note_says_how_to_choose(tmp_path: Path) -> None:
     run = history(tmp_path, table([*range(1, 8)], FALLING, [0.1] * 7), "log.csv")
-    assert [each.name for each in run.metrics] == ["column 2", "column 3"]
+    assert [metric.name for metric in run.metrics] == ["column 2", "column 3"]
     assert any("--loss 'column 2'" in note for note in run.notes)
 
 
@@ -61,7 +61,7 @@ def test_lists_of_numbers_of_one_line_each_are_no_table(tmp_path: Path) -> None:
 def test_one_number_a_line_is_the_loss_that_the_name_of_the_file_says(tmp_path: Path, file: str, name: str) -> None:
     run = history(tmp_path, "".join(f"{value}\n" for value in FALLING), file)
     assert curve(run, name) == list(enumerate(FALLING))
-    assert [each.name for each in run.of("loss")] == [name]
+    assert [entry.name for entry in run.of("loss")] == [name]
 
 
 def test_the_header_of_pandas_for_columns_without_names_is_no_row(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_comment_above_the_first_row_names_the_columns(tmp_path: Path, mark: s
     rows = table([0.1 * n for n in range(7)], [10 * n for n in range(7)], FALLING, mark=mark)
     run = history(tmp_path, above + mark.join(["time", "step", "val_loss"]) + "\n" + rows)
     assert curve(run, "val_loss") == [(10 * n, value) for n, value in enumerate(FALLING)]
-    assert [each.name for each in run.of("val_loss")] == ["val_loss"]
+    assert [entry.name for entry in run.of("val_loss")] == ["val_loss"]
     assert not any("no header" in note for note in run.notes)
 
 

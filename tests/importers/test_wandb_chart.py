@@ -28,18 +28,21 @@ def test_each_run_of_a_chart_is_a_run(tmp_path: Path) -> None:
     one, two = read(file)
     assert curve(one, "train/loss") == [(10 * n, LOSSES[n]) for n in range(0, 60, 2)]
     assert curve(two, "train/loss") == [(10 * n, LOSSES[n] + 1) for n in range(1, 60, 2)]
-    assert [each.name for each in (*one.metrics, *two.metrics)] == ["train/loss", "train/loss"]
-    assert [(each.name, each.source) for each in (one, two)] == [
+    assert [metric.name for metric in (*one.metrics, *two.metrics)] == ["train/loss", "train/loss"]
+    assert [(entry.name, entry.source) for entry in (one, two)] == [
         ("seed1", str(file / "seed1")),
         ("seed2", str(file / "seed2")),
     ]
-    assert all("chart of 2 runs" in note for each in (one, two) for note in each.notes)
-    assert [each.name for each in read(file / "seed2")] == ["seed2"]
+    assert all("chart of 2 runs" in note for item in (one, two) for note in item.notes)
+    assert [entry.name for entry in read(file / "seed2")] == ["seed2"]
 
 
 def test_metrics_of_one_run_stay_together(tmp_path: Path) -> None:
     run = history(tmp_path, chart("eval - 3 - train/loss", "eval - 3 - val/loss"))
-    assert {each.name: each.meaning.quantity for each in run.metrics} == {"train/loss": "loss", "val/loss": "val_loss"}
+    assert {metric.name: metric.meaning.quantity for metric in run.metrics} == {
+        "train/loss": "loss",
+        "val/loss": "val_loss",
+    }
     assert not run.notes
 
 
@@ -54,8 +57,8 @@ def test_runs_with_the_same_name_or_with_slashes_in_their_names_stay_separate(tm
     file = tmp_path / "chart.csv"
     file.write_text(chart("a/b - loss", "a/b - loss", "a_b - loss"))
     runs = read(file)
-    assert len({each.source for each in runs}) == 3
-    assert [read(Path(each.source))[0].of("loss")[0].series.values[0] for each in runs] == [
+    assert len({run.source for run in runs}) == 3
+    assert [read(Path(run.source))[0].of("loss")[0].series.values[0] for run in runs] == [
         LOSSES[0],
         LOSSES[1] + 1,
         LOSSES[0] + 2,
@@ -65,4 +68,4 @@ def test_runs_with_the_same_name_or_with_slashes_in_their_names_stay_separate(tm
 def test_names_with_a_dash_but_without_bounds_are_no_runs(tmp_path: Path) -> None:
     rows = "".join(f"{n},{loss},{loss + 1}\n" for n, loss in enumerate(LOSSES))
     run = history(tmp_path, f"step,Loss - train,Loss - val\n{rows}")
-    assert [each.name for each in run.metrics] == ["Loss - train", "Loss - val"]
+    assert [metric.name for metric in run.metrics] == ["Loss - train", "Loss - val"]

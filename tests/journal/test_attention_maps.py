@@ -18,10 +18,10 @@ from mlflow_stability.journal.array_files import attention_map_files, read_atten
 
 def test_a_map_is_read_back_unchanged(tmp_path: Path) -> None:
     broken = replace(attention(), weights=np.full((4, 8, 8), np.nan, np.float16))
-    for each in (attention(32, 64, 64, causal=True, tokens=(512, 512)), broken):
-        file = write_attention_map(tmp_path, each)
+    for item in (attention(32, 64, 64, causal=True, tokens=(512, 512)), broken):
+        file = write_attention_map(tmp_path, item)
         assert file is not None
-        assert same(read_attention_map(file), each)
+        assert same(read_attention_map(file), item)
 
 
 @settings(max_examples=30)
@@ -44,7 +44,7 @@ def test_any_name_step_and_shape_is_read_back(
         file = write_attention_map(Path(room), told)
         assert file is not None
         assert same(read_attention_map(file), told)
-        assert [(each.step, each.layer_number) for each in attention_map_files(Path(room))] == [(step, number)]
+        assert [(point.step, point.layer_number) for point in attention_map_files(Path(room))] == [(step, number)]
 
 
 def test_the_files_are_found_in_the_order_of_measuring_and_nothing_else_is(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_files_are_found_in_the_order_of_measuring_and_nothing_else_is(tmp_p
     for step, attempt, number in ((1000, 0, 1), (500, 1, 0), (1000, 0, 0), (500, 0, 0)):
         write_attention_map(tmp_path, attention(step=step, attempt=attempt, number=number))
     (tmp_path / "attention" / "notes.arrays").write_bytes(b"")
-    found = [(each.attempt, each.step, each.layer_number) for each in attention_map_files(tmp_path)]
+    found = [(file.attempt, file.step, file.layer_number) for file in attention_map_files(tmp_path)]
     assert found == [(0, 500, 0), (0, 1000, 0), (0, 1000, 1), (1, 500, 0)]
 
 

@@ -34,10 +34,10 @@ def bare(step: int, what: str = "gradient") -> LayerTable:
 
 
 def test_a_table_is_read_back_unchanged(tmp_path: Path) -> None:
-    for each in (bare(7), table(1000, gpt_layers(12), [not_finite, normal()], "weight")):
-        file = write_layer_table(tmp_path, each)
+    for item in (bare(7), table(1000, gpt_layers(12), [not_finite, normal()], "weight")):
+        file = write_layer_table(tmp_path, item)
         assert file is not None
-        assert equal(read_layer_table(file), each)
+        assert equal(read_layer_table(file), item)
 
 
 @settings(max_examples=30)
@@ -58,7 +58,7 @@ def test_the_files_are_found_in_the_order_of_steps_and_nothing_else_is(tmp_path:
         write_layer_table(tmp_path, bare(step, what))
     write_layer_table(tmp_path, table(1000, ["a"], [normal()]))
     (tmp_path / "layers" / "notes.arrays").write_bytes(b"")
-    found = [(each.step, each.what, each.has_histograms) for each in layer_table_files(tmp_path)]
+    found = [(file.step, file.what, file.has_histograms) for file in layer_table_files(tmp_path)]
     assert found == [
         (300, "gradient", False),
         (300, "weight", False),

@@ -52,9 +52,9 @@ def test_an_empty_root_is_deleted_with_its_gitignore_and_one_in_use_stays(tmp_pa
     root = tmp_path / "j"
     folder = new_session_folder(root)
     remove_empty_root(root)
-    assert {each.name for each in root.iterdir()} == {".gitignore", folder.name}
-    for each in folder.iterdir():
-        each.unlink()
+    assert {path.name for path in root.iterdir()} == {".gitignore", folder.name}
+    for path in folder.iterdir():
+        path.unlink()
     folder.rmdir()
     remove_empty_root(root)
     assert not root.exists()

@@ -79,7 +79,7 @@ def test_every_record_is_read_back_unchanged(record: object) -> None:
 
 @given(st.lists(st.tuples(signals, values), max_size=30), steps, times)
 def test_every_reading_is_read_back_bit_for_bit(pairs: list[tuple[Signal, float]], step: int, time: float) -> None:
-    reading = StepReading(step, tuple(each for each, _ in pairs), tuple(value for _, value in pairs), 3, time)
+    reading = StepReading(step, tuple(item for item, _ in pairs), tuple(value for _, value in pairs), 3, time)
     number, names = decode_layout(unframe(body(encode_layout(7, reading.signals))))
     back = decode_step(unframe(body(encode_step(reading, 7))), {number: names})
     assert (back.step, back.signals, back.attempt, back.time) == (step, reading.signals, 3, time)

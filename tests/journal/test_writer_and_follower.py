@@ -52,7 +52,7 @@ def test_what_was_appended_is_what_is_read(tmp_path: Path) -> None:
 
 def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
     path, _ = a_journal(tmp_path / "r")
-    modes = [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path, path.parent / "last_words.json")]
+    modes = [stat.S_IMODE(item.stat().st_mode) for item in (path.parent, path, path.parent / "last_words.json")]
     assert modes == [0o700, 0o600, 0o600]
 
 
@@ -63,7 +63,7 @@ def test_reading_can_stop_at_any_place_and_a_fork_continues_from_there(tmp_path:
         follower = JournalFollower(path)
         before = follower.read(until=end)
         after = follower.fork().read()
-        assert ([each.record for each in before], [each.record for each in after]) == (said[:number], said[number:])
+        assert ([item.record for item in before], [item.record for item in after]) == (said[:number], said[number:])
 
 
 def test_reading_in_small_portions_gives_the_same(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_foreign_bytes_between_the_lines_are_counted_and_skipped(tmp_path: Path)
     path, said = a_journal(tmp_path / "r")
     lines = path.read_bytes().splitlines(keepends=True)
     rubbish = [b"\x00\xff\n", b"\n", b"deadbeef []\n", b"x" * 5000 + b"\n"]
-    path.write_bytes(b"".join(each for line in lines for each in (line, rubbish[len(line) % 4])))
+    path.write_bytes(b"".join(item for line in lines for item in (line, rubbish[len(line) % 4])))
     follower = JournalFollower(path)
     assert [entry.record for entry in follower.read()] == said
     assert follower.broken_lines > 0
@@ -197,14 +197,14 @@ def test_ctrl_c_while_a_line_is_written_loses_that_line_at_most(tmp_path: Path) 
         except KeyboardInterrupt:
             pass
         kept += [reading(3 * at + 1, Signal(f"loss_{at}")), reading(3 * at + 2, Signal(f"loss_{at}"))]
-        assert all(writer.append(each) for each in kept[-2:])
+        assert all(writer.append(item) for item in kept[-2:])
         if not interrupted:
             break
     follower = JournalFollower(tmp_path / "r" / "journal")
-    found = [each.record for each in follower.read()]
+    found = [item.record for item in follower.read()]
     assert at > 10
     assert follower.broken_lines == 0
-    assert [each for each in found if each in kept] == kept
+    assert [value for value in found if value in kept] == kept
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from architecture.repository import ROOT
 
 from mlflow_stability.kinds.catalog import RULES, TYPES
 
-CLASSES: dict[str, type[Any]] = {each.__name__: each for each in (*TYPES, *RULES) if fields(each)}
+CLASSES: dict[str, type[Any]] = {item.__name__: item for item in (*TYPES, *RULES) if fields(item)}
 NOT_ASKED = {
     "test_documented_thresholds.py",
     "test_catalog.py",
@@ -42,7 +42,7 @@ def changed(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, tuple):
-        return [tuple(1.25 * each for each in value), tuple(0.75 * each for each in value)]
+        return [tuple(1.25 * item for item in value), tuple(0.75 * item for item in value)]
     if isinstance(value, int):
         return [max(value + 1, round(1.25 * value)), min(value - 1, round(0.75 * value))]
     return [1.25 * value, 0.75 * value]
@@ -118,13 +118,13 @@ def main(arguments: list[str]) -> None:
         from kinds.test_documented_thresholds import unmentioned
 
         arguments = unmentioned()
-    if len({each.partition(".")[0] for each in arguments}) > 1:
-        for name in dict.fromkeys(each.partition(".")[0] for each in arguments):
-            mine = [each for each in arguments if each.partition(".")[0] == name]
+    if len({argument.partition(".")[0] for argument in arguments}) > 1:
+        for name in dict.fromkeys(argument.partition(".")[0] for argument in arguments):
+            mine = [argument for argument in arguments if argument.partition(".")[0] == name]
             subprocess.run([sys.executable, __file__, *mine], check=True)
         return
-    for each in arguments:
-        field, _, node = each.partition("=")
+    for argument in arguments:
+        field, _, node = argument.partition("=")
         cls = CLASSES[field.partition(".")[0]]
         found = noticed_by(cls, field.partition(".")[2], [node] if node else tests_of(cls))
         print(f"{field}\t{found}", flush=True)

@@ -30,7 +30,7 @@ from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary.result import Severity
 
 EVERY = (*DETECTORS, *ON_REQUEST)
-DOCUMENTED = [*(name_of(each) for each in EVERY), *(each.kind for each in SEEN_FROM_OUTSIDE)]
+DOCUMENTED = [*(name_of(item) for item in EVERY), *(finding.kind for finding in SEEN_FROM_OUTSIDE)]
 
 
 def test_every_name_is_there_once() -> None:
@@ -60,19 +60,19 @@ def test_every_kind_is_documented_in_full(name: str) -> None:
 @pytest.mark.parametrize("judgement", [*EVERY, *SEEN_FROM_OUTSIDE], ids=DOCUMENTED)
 def test_a_docstring_has_exactly_these_paragraphs(judgement: type) -> None:
     paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
-    paragraphs = [each.partition(":")[0] for each in paragraphs[1:]]
+    paragraphs = [paragraph.partition(":")[0] for paragraph in paragraphs[1:]]
     assert paragraphs == list(PARAGRAPHS), f"the docstring of {judgement.__name__} needs these paragraphs"
 
 
-@pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])
+@pytest.mark.parametrize("detector", EVERY, ids=[name_of(item) for item in EVERY])
 def test_a_detector_is_frozen_and_has_numbers_for_thresholds(detector: type) -> None:
     made: Any = detector()
     assert is_dataclass(detector)
-    assert all(isinstance(getattr(made, each.name), (int, float)) for each in fields(detector))
+    assert all(isinstance(getattr(made, field.name), (int, float)) for field in fields(detector))
     assert set(made.compared) <= set(made.quantities)
 
 
-@pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])
+@pytest.mark.parametrize("detector", EVERY, ids=[name_of(item) for item in EVERY])
 def test_a_bare_point_can_be_shown_to_every_detector(detector: Any) -> None:
     made = detector()
     for value in (0.0, -1.0, 1e308, math.nan, math.inf):
@@ -85,11 +85,11 @@ def test_a_bare_point_can_be_shown_to_every_detector(detector: Any) -> None:
 
 def test_default_detectors_can_be_asked_for_without_the_experimental_ones() -> None:
     assert len(default_detectors()) == len(DETECTORS)
-    assert {each.experimental for each in default_detectors(experimental=False)} == {False}
+    assert {detector.experimental for detector in default_detectors(experimental=False)} == {False}
 
 
 def test_detectors_are_built_by_name_in_the_order_of_the_names() -> None:
-    assert [name_of(each) for each in detectors_named(("loss_spike:classic", "nan_detected"))] == [
+    assert [name_of(item) for item in detectors_named(("loss_spike:classic", "nan_detected"))] == [
         "loss_spike:classic",
         "nan_detected",
     ]
@@ -134,8 +134,8 @@ def test_a_way_to_end_can_be_explained_but_not_built() -> None:
 @given(st.data())
 def test_what_is_described_is_built_again(data: st.DataObject) -> None:
     chosen = []
-    for each in data.draw(st.lists(st.sampled_from(EVERY), max_size=6)):
-        made: Any = each()
+    for function in data.draw(st.lists(st.sampled_from(EVERY), max_size=6)):
+        made: Any = function()
         changed = {}
         for threshold in data.draw(st.lists(st.sampled_from(fields(made)), max_size=3)) if fields(made) else []:
             usual = getattr(made, threshold.name)
@@ -153,8 +153,8 @@ def test_a_description_of_an_earlier_version_is_built() -> None:
 
 def test_the_description_names_every_threshold() -> None:
     (loss_spike,) = detectors_named(["loss_spike"])
-    for each in fields(loss_spike):  # type: ignore[arg-type]
-        assert f'"{each.name}":' in describe([loss_spike])
+    for field in fields(loss_spike):  # type: ignore[arg-type]
+        assert f'"{field.name}":' in describe([loss_spike])
 
 
 @pytest.mark.parametrize(

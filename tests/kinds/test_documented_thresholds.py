@@ -34,7 +34,7 @@ MEASURED = re.compile(r"[^.]*\b(?:healthy|measured|drawn|examples|\d+ of \d+)\b[
 
 def template(cls: type[Any]) -> ast.ClassDef:
     """The class as it is written, with the names of thresholds in braces."""
-    (node,) = (each for each in ast.parse(inspect.getsource(cls)).body if isinstance(each, ast.ClassDef))
+    (node,) = (item for item in ast.parse(inspect.getsource(cls)).body if isinstance(item, ast.ClassDef))
     return node
 
 
@@ -43,7 +43,7 @@ def texts(cls: type[Any]) -> Iterator[str]:
     node = template(cls)
     first, *paragraphs = (ast.get_docstring(node) or "").split("\n\n")
     yield first
-    yield from (each for each in paragraphs if each.startswith(SEEN))
+    yield from (paragraph for paragraph in paragraphs if paragraph.startswith(SEEN))
     lines = inspect.getsource(cls).splitlines()
     for field, under in pairwise([*node.body, ast.Pass()]):
         if isinstance(field, ast.AnnAssign):

@@ -105,7 +105,7 @@ def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(
     writer.close()
     kept = read_journal(folder / "r" / "journal")
     assert repr(replay(kept)) == repr(live)  # repr, for NaN equals nothing
-    assert repr([each for each in kept if isinstance(each, Finding)]) == repr(live)
+    assert repr([finding for finding in kept if isinstance(finding, Finding)]) == repr(live)
     assert repr(replay(through_parquet(kept, folder))) == repr(live)
 
 

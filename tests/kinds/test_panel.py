@@ -93,7 +93,7 @@ def test_a_judgement_that_ctrl_c_has_ended_half_way_tears_no_detector() -> None:
             assert panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)])) == []
     assert interrupted > 50
     found = panel.judge(StepReading(step + 1, one, (nan, 2.0)))
-    assert [each.kind for each in found] == ["nan_detected"]
+    assert [finding.kind for finding in found] == ["nan_detected"]
 
 
 def rates(values: list[float], first: int) -> list[StepReading]:
@@ -104,16 +104,16 @@ def test_a_learning_rate_that_was_rolled_back_from_is_a_jump_again() -> None:
     cycle = [2e-3, 1e-3, 1e-7]
     jump, later = rates([*cycle, 0.2, 0.2], 0), rates([0.19, 0.1, 1e-7, 0.2], 5)
     found = replay([*jump, Reset(5, 1, "rolled back"), *later], detectors_named(("learning_rate_jump",)))
-    assert [each.step for each in found] == [3, 8]
+    assert [point.step for point in found] == [3, 8]
     assert replay([*jump, *later], detectors_named(("learning_rate_jump",)))[1:] == []
 
 
 def test_another_start_of_the_training_knows_nothing_of_the_rates_before_it() -> None:
     panel = Panel(detectors_named(("learning_rate_jump",)))
-    for each in rates([2e-3, 1e-3], 0):
-        panel.judge(each)
+    for rate in rates([2e-3, 1e-3], 0):
+        panel.judge(rate)
     panel.restart()
-    assert [event for each in rates([1.0, 1.0], 2) for event in panel.judge(each)] == []
+    assert [event for rate in rates([1.0, 1.0], 2) for event in panel.judge(rate)] == []
 
 
 def test_layers_of_a_training_are_not_compared_with_those_of_one_before() -> None:

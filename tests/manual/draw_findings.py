@@ -41,7 +41,7 @@ class Example:
 def examples() -> dict[str, Example]:
     """For each finding that a curve of a recorded run shows: the run that is named after it, else the first."""
     found: dict[str, Example] = {}
-    for run in sorted(each.parent for each in RUNS.glob("*/meta.yaml")):
+    for run in sorted(path.parent for path in RUNS.glob("*/meta.yaml")):
         history = history_of(run)
         for episode in diagnose(run).findings:
             metric = _metric_of(episode, history)
@@ -52,11 +52,11 @@ def examples() -> dict[str, Example]:
 
 def _metric_of(episode: Finding, history: RunHistory) -> Metric | None:
     """The curve that the episode is about: the one it names, else the first that its finding judges, at its place."""
-    named = [each for each in history.metrics if each.name == episode.metric]
+    named = [metric for metric in history.metrics if metric.name == episode.metric]
     if named:
         return named[0]
     for quantity in documentation(episode.kind).quantities:
-        here = [each for each in history.of(quantity) if each.series.signal.place.startswith(episode.place)]
+        here = [metric for metric in history.of(quantity) if metric.series.signal.place.startswith(episode.place)]
         if here:
             return here[0]
     return None

@@ -29,7 +29,7 @@ SECONDS_TO_DRAW = 5.0
 
 def take_picture(folder: Path, url: str, file: Path) -> None:
     client = mlflow.MlflowClient(url)
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     run = max(runs, key=lambda run: int(run.data.tags.get("stability.rollbacks", 0)))
     program = find_chromium()
     assert program, "no Chromium here: apt-get install chromium"

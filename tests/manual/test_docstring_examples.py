@@ -95,18 +95,18 @@ def test_a_call_in_a_sentence_has_arguments_that_there_are() -> None:
 
 def _check_arguments(snippet: str, call: ast.Call) -> None:
     called = called_names()[_name(call)]
-    names = [each.arg for each in call.keywords if each.arg is not None]
+    names = [keyword.arg for keyword in call.keywords if keyword.arg is not None]
     signature = inspect.signature(called)
     taken = set(signature.parameters)
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         taken |= set(inspect.signature(mlflow_stability.autolog).parameters)
     assert set(names) <= taken, snippet
-    if ... in [each.value for each in ast.walk(call) if isinstance(each, ast.Constant)]:
+    if ... in [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]:
         return
     if _name(call) in kinds.__all__ or _name(call) in ("RollbackPolicy", "Options"):
         eval(compile(ast.Expression(call), snippet, "eval"), called_names())
     elif _name(call) == "autolog" and "disable" not in names:
-        given = {each.arg or "": _evaluated(each.value) for each in call.keywords}
+        given = {keyword.arg or "": _evaluated(keyword.value) for keyword in call.keywords}
         options = given.pop("options", Options()).given
         chosen_detectors(Settings(**given, **options))
 

@@ -93,7 +93,7 @@ def test_every_argument_of_autolog_is_described_with_its_default() -> None:
 
 
 def test_the_defaults_of_autolog_are_those_of_the_settings() -> None:
-    settings = {each.name: each for each in fields(Settings)}
+    settings = {field.name: field for field in fields(Settings)}
     for name, parameter in inspect.signature(mlflow_stability.autolog).parameters.items():
         if name not in ("options", "disable", "extra_tags"):
             assert settings[name].default == parameter.default, name
@@ -126,7 +126,7 @@ def test_every_field_of_a_public_type_is_described() -> None:
         assert not [line for line in table.splitlines() if line.endswith("|  |")], name
         if is_dataclass(getattr(mlflow_stability, name)):
             there = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
-            assert there == {each.name for each in fields(getattr(mlflow_stability, name))}
+            assert there == {field.name for field in fields(getattr(mlflow_stability, name))}
 
 
 def test_findings_of_every_source_are_findings_and_say_what_they_are() -> None:
@@ -138,8 +138,8 @@ def test_findings_of_every_source_are_findings_and_say_what_they_are() -> None:
     (frozen,) = mlflow_stability.check(torch.nn.Linear(4, 4).requires_grad_(requires_grad=False)).findings[:1]
     assert isinstance(frozen, mlflow_stability.ModelFinding)
     assert repr(frozen) == f"<ModelFinding {frozen.severity.name} {frozen.kind}: {frozen.message}>"
-    for each in (spike, frozen):
-        assert isinstance(each.severity, mlflow_stability.Severity)
+    for finding in (spike, frozen):
+        assert isinstance(finding.severity, mlflow_stability.Severity)
 
 
 def test_the_signature_of_autolog_has_every_argument_with_its_default() -> None:

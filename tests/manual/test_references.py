@@ -24,18 +24,18 @@ def test_every_finding_that_can_be_a_false_alarm_says_how_often_it_was_one() -> 
 
 
 def test_what_was_measured_names_findings_that_there_are_and_no_more_runs_than_were_judged() -> None:
-    for each in measured():
-        assert set(each.flagged) <= set(KINDS)
-        assert all(0 < count <= each.runs for count in each.flagged.values())
-        assert each.runs >= 100
+    for item in measured():
+        assert set(item.flagged) <= set(KINDS)
+        assert all(0 < count <= item.runs for count in item.flagged.values())
+        assert item.runs >= 100
 
 
 def test_what_loss_curves_cannot_show_has_no_figure_from_them() -> None:
     of_loss, of_layers = false_alarms_of("loss_spike", ["loss"]), false_alarms_of("dead_units", ["activation_dead"])
-    alone = [each.what for each in measured() if each.loss_alone]
+    alone = [item.what for item in measured() if item.loss_alone]
     assert alone
     assert all(what in of_loss and what not in of_layers for what in alone)
-    assert all(each.what in of_layers for each in measured() if not each.loss_alone)
+    assert all(item.what in of_layers for item in measured() if not item.loss_alone)
 
 
 def test_a_kind_that_was_not_looked_for_has_no_figure() -> None:

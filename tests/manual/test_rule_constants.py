@@ -12,7 +12,7 @@ from mlflow_stability.cli.main import run
 
 def values_of(module: ModuleType, name: str) -> list[object]:
     """The constant, or the defaults of the fields of that name."""
-    configs = [each for each in vars(module).values() if isinstance(each, type) and each.__name__.endswith(CONFIGS)]
+    configs = [var for var in vars(module).values() if isinstance(var, type) and var.__name__.endswith(CONFIGS)]
     defaults = [field.default for config in configs for field in fields(config) if field.name == name]
     return defaults or [getattr(module, name)]
 
@@ -34,5 +34,5 @@ def test_causes_curves_and_recovery_have_theirs_printed(
     said = " ".join(capsys.readouterr().out.split())
     for file, constants in rule_constants():
         assert file in said
-        assert all(f"{each.name} = {each.text}" in said for each in constants)
+        assert all(f"{constant.name} = {constant.text}" in said for constant in constants)
     assert "high_for_adam = 0.01" in said

@@ -29,13 +29,13 @@ HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- 
 
 def table() -> str:
     rows = []
-    for each in EVERYTHING:
-        is_sent = each.quantity and each.quantity not in LOGGED_BY_THE_SCRIPT
-        signal = f"`{metric_key(Signal(each.quantity))}`" if is_sent else ""
-        kind = " (histogram)" if each is STEP_DURATION else " (labels `type`, `severity`)" if each is EVENTS else ""
-        if each.by_device:
-            kind = f" (labels `gpu_id`, `type`: `{each.type}`)" if each.type else " (label `gpu_id`)"
-        rows.append(f"| {signal} | `{each.prometheus}`{kind} | `{each.otel}` | {each.meaning} |\n")
+    for metric in EVERYTHING:
+        is_sent = metric.quantity and metric.quantity not in LOGGED_BY_THE_SCRIPT
+        signal = f"`{metric_key(Signal(metric.quantity))}`" if is_sent else ""
+        kind = " (histogram)" if metric is STEP_DURATION else " (labels `type`, `severity`)" if metric is EVENTS else ""
+        if metric.by_device:
+            kind = f" (labels `gpu_id`, `type`: `{metric.type}`)" if metric.type else " (label `gpu_id`)"
+        rows.append(f"| {signal} | `{metric.prometheus}`{kind} | `{metric.otel}` | {metric.meaning} |\n")
     return HEAD + "".join(rows)
 
 

@@ -45,7 +45,7 @@ def workers() -> int:
 
 
 def _only_folders(named: Sequence[str]) -> bool:
-    return all(Path(each).is_dir() for each in named)
+    return all(Path(item).is_dir() for item in named)
 
 
 def _keep_temporary_directories_in_memory() -> None:

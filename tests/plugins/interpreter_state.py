@@ -48,7 +48,7 @@ def _put_environment_back(before: Mapping[str, str]) -> None:
 
 def _search_path() -> tuple[str, ...]:
     """Setuptools adds what it brings along at its import."""
-    return tuple(each for each in sys.path if not each.endswith("setuptools/_vendor"))
+    return tuple(text for text in sys.path if not text.endswith("setuptools/_vendor"))
 
 
 def _put_search_path_back(before: Iterable[str]) -> None:
@@ -56,7 +56,7 @@ def _put_search_path_back(before: Iterable[str]) -> None:
 
 
 def _signal_handlers() -> dict[str, Any]:
-    return {each.name: signal.getsignal(each) for each in SIGNALS}
+    return {entry.name: signal.getsignal(entry) for entry in SIGNALS}
 
 
 def _put_signal_handlers_back(before: Mapping[str, Any]) -> None:
@@ -77,14 +77,14 @@ def _loggers() -> dict[str, Logger]:
     """
     known = {"root": logging.root, **logging.root.manager.loggerDict}
     return {
-        name: _logger(each) if each.handlers or each.level or each.disabled or not each.propagate else AS_MADE
-        for name, each in known.items()
-        if type(each) is not logging.PlaceHolder
+        name: _logger(item) if item.handlers or item.level or item.disabled or not item.propagate else AS_MADE
+        for name, item in known.items()
+        if type(item) is not logging.PlaceHolder
     }
 
 
 def _logger(logger: logging.Logger) -> Logger:
-    handlers = tuple(each for each in logger.handlers if not _comes_and_goes(each))
+    handlers = tuple(handler for handler in logger.handlers if not _comes_and_goes(handler))
     return logger.level, logger.propagate, logger.disabled, handlers
 
 
@@ -108,12 +108,12 @@ def _threads() -> frozenset[threading.Thread]:
     """
     kept = _threads_of_the_compiler()
     return frozenset(
-        each
-        for each in threading.enumerate()
-        if each not in kept
-        and type(each).__name__ not in ("_DummyThread", "TMonitor")
-        and not each.name.startswith(("Mlflow", "IO loop"))
-        and "(process_request_thread)" not in each.name
+        thread
+        for thread in threading.enumerate()
+        if thread not in kept
+        and type(thread).__name__ not in ("_DummyThread", "TMonitor")
+        and not thread.name.startswith(("Mlflow", "IO loop"))
+        and "(process_request_thread)" not in thread.name
     )
 
 
@@ -128,8 +128,8 @@ def wait_for_threads(before: Snapshot) -> None:
     """Give threads that were asked to end the time for it."""
     (old,) = (value for part, value in before.items() if part.read is _threads)
     until = time.monotonic() + PATIENCE
-    for each in _threads() - old:
-        each.join(max(0.0, until - time.monotonic()))
+    for thread in _threads() - old:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _hooks() -> dict[str, Any]:

@@ -55,8 +55,8 @@ def _torch(*names: str) -> Callable[[], dict[str, Any]]:
         found = {}
         for name in names:
             value: Any = sys.modules["torch"]
-            for each in name.split("."):
-                value = getattr(value, each)
+            for word in name.split("."):
+                value = getattr(value, word)
             found[name] = value() if callable(value) else value
         return found
 
@@ -114,7 +114,7 @@ MODES = (
 
 def _autocast() -> dict[str, Any]:
     torch: Any = sys.modules["torch"]
-    return {each: (torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in ("cpu", "cuda")}
+    return {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cpu", "cuda")}
 
 
 def _put_autocast_back(before: dict[str, Any]) -> None:
@@ -152,8 +152,8 @@ def _functions() -> dict[str, Any]:
 def _owner(module: str, name: str) -> tuple[Any, str]:
     *path, last = name.split(".")
     owner: Any = sys.modules[module]
-    for each in path:
-        owner = getattr(owner, each)
+    for item in path:
+        owner = getattr(owner, item)
     return owner, last
 
 
@@ -168,7 +168,7 @@ def _mlflow() -> dict[str, Any]:
     service = sys.modules["mlflow.tracking._tracking_service.utils"]
     return {
         "tracking URI": vars(service)["_tracking_uri"],
-        "active runs": [each.info.run_id for each in vars(fluent)["_active_run_stack"].get()],
+        "active runs": [item.info.run_id for item in vars(fluent)["_active_run_stack"].get()],
         "active experiment": vars(fluent)["_active_experiment_id"],
     }
 

@@ -31,5 +31,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not SECONDS:
         return
     terminalreporter.section("minutes")
-    for name in sorted(SECONDS, key=lambda each: (each.startswith("-m"), -SECONDS[each])):
+    for name in sorted(SECONDS, key=lambda second: (second.startswith("-m"), -SECONDS[second])):
         terminalreporter.line(f"{SECONDS[name] / 60:6.1f} min  {len(COUNT[name]):4d} tests  {name}")

@@ -67,8 +67,8 @@ def _difference(before: Any, after: Any) -> Iterator[str]:
             elif before[key] != after[key]:
                 yield f"{key!r} was {_short(before[key])} and is {_short(after[key])}"
     elif isinstance(before, (tuple, frozenset)) and isinstance(after, (tuple, frozenset)):
-        yield from (f"{_short(each)} was removed" for each in before if each not in after)
-        yield from (f"{_short(each)} was added" for each in after if each not in before)
+        yield from (f"{_short(value)} was removed" for value in before if value not in after)
+        yield from (f"{_short(value)} was added" for value in after if value not in before)
         if set(before) == set(after):
             yield "the same in another order or number"
     else:

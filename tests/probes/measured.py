@@ -27,20 +27,20 @@ class Measured:
         self.step = 0
         self._due: list[Probe] = []
         self.begin()
-        for each in optimizers:
-            self.watch(each)
+        for optimizer in optimizers:
+            self.watch(optimizer)
 
     def watch(self, optimizer: Optimizer) -> None:
         optimizer.register_step_pre_hook(lambda stepping, args, kwargs: self._show(stepping, "before_step"))
         optimizer.register_step_post_hook(lambda stepping, args, kwargs: self._show(stepping, "after_step"))
 
     def begin(self) -> None:
-        self._due = [each for each in self.probes if each.due(self.step)]
+        self._due = [probe for probe in self.probes if probe.due(self.step)]
 
     def _show(self, optimizer: Optimizer, place: str) -> None:
         view = StepView(optimizer, self.step, self.layers, getattr(optimizer, "grad_scale", None))
-        for each in self._due:
-            getattr(each, place)(view)
+        for item in self._due:
+            getattr(item, place)(view)
 
     def end(self) -> Row:
         """End the capture, and return what was measured in it."""
@@ -59,7 +59,7 @@ class Measured:
 
 def norm(tensors: Iterable[Tensor | None]) -> float:
     """The L2 norm of all of them in double precision, value by value."""
-    return math.sqrt(sum(float((each.detach().double() ** 2).sum()) for each in tensors if each is not None))
+    return math.sqrt(sum(float((tensor.detach().double() ** 2).sum()) for tensor in tensors if tensor is not None))
 
 
 def by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -67,8 +67,12 @@ def by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     found: dict[str, list[nn.Parameter]] = {}
     seen: set[int] = set()
     for name, module in model.named_modules():
-        own = [each for each in module.parameters(recurse=False) if each.requires_grad and id(each) not in seen]
-        seen |= {id(each) for each in own}
+        own = [
+            parameter
+            for parameter in module.parameters(recurse=False)
+            if parameter.requires_grad and id(parameter) not in seen
+        ]
+        seen |= {id(item) for item in own}
         if own:
             found[name or type(model).__name__] = own
     return found
@@ -78,7 +82,7 @@ def everywhere(model: nn.Module, quantity: str, of: Callable[[list[nn.Parameter]
     """A quantity of the whole model and of each layer."""
     layers = by_layer(model)
     row = {f"{quantity}@{name}": of(parameters) for name, parameters in layers.items()}
-    row[quantity] = of([each for parameters in layers.values() for each in parameters])
+    row[quantity] = of([parameter for parameters in layers.values() for parameter in parameters])
     return row
 
 

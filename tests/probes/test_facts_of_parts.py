@@ -129,8 +129,8 @@ def test_what_changes_while_a_schedule_runs_is_no_fact() -> None:
     before = scheduler_facts(schedulers, [optimizer])
     optimizer.step()
     for _ in range(4):
-        for each in schedulers:
-            each.step(*([1.0] if isinstance(each, lr_scheduler.ReduceLROnPlateau) else []))
+        for scheduler in schedulers:
+            scheduler.step(*([1.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
     assert scheduler_facts(schedulers, [optimizer]) == before
     assert before["scheduler_1.patience"] == "3"
 

@@ -29,9 +29,9 @@ def test_every_value_has_one_turn_and_no_turn_is_more_than_the_budget(
         assert bytes_of(chunk, tensors, item_bytes) <= budget
         for piece in chunk:
             piece.of(tensors).add_(1)
-    assert all(bool((each == 1).all()) for each in tensors)
+    assert all(bool((tensor == 1).all()) for tensor in tensors)
     for layer in set(layers):
-        members = {column for column, each in enumerate(layers) if each == layer}
+        members = {column for column, value in enumerate(layers) if value == layer}
         if sum(tensors[column].numel() for column in members) * item_bytes <= budget:
             assert sum(any(piece.column in members for piece in chunk) for chunk in chunks) == 1
 

@@ -36,11 +36,11 @@ class Allocations(TorchDispatchMode):
         self._alive: Counter[int] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        given = {_storage(leave) for leave in tree_leaves((args, kwargs)) if isinstance(leave, Tensor)}
         result = func(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, Tensor) and (_storage(each) not in given or self._alive[_storage(each)]):
-                self._add(each)
+        for leave in tree_leaves(result):
+            if isinstance(leave, Tensor) and (_storage(leave) not in given or self._alive[_storage(leave)]):
+                self._add(leave)
         return result
 
     def _add(self, tensor: Tensor) -> None:
@@ -67,10 +67,10 @@ def training() -> AdamW:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(500, 500, bias=False) for _ in range(2000)))
     optimizer = AdamW(model.parameters())
-    for each in model.parameters():
-        each.grad = torch.empty_like(each)
-        moments = {name: torch.empty_like(each.detach()) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[each] = {"step": torch.tensor(3.0), **moments}
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+        moments = {name: torch.empty_like(parameter.detach()) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.tensor(3.0), **moments}
     optimizer.model = model
     return optimizer
 

@@ -21,7 +21,7 @@ def look(model: nn.Module, *args: Tensor, probe: RouterProbe | None = None) -> R
 
 def entropy(shares: list[float]) -> float:
     """Of shares, as a share of the highest possible, by hand."""
-    return -sum(each * math.log(each) for each in shares if each) / math.log(len(shares))
+    return -sum(share * math.log(share) for share in shares if share) / math.log(len(shares))
 
 
 class Mixture(nn.Module):
@@ -55,10 +55,10 @@ def test_the_numbers_of_a_small_mixture_are_those_of_the_arithmetic_by_hand() ->
     counts, certain, largest = [0] * 4, 0.0, 0.0
     for logits in rows:
         counts[logits.index(max(logits))] += 1
-        powers = [math.exp(each) for each in logits]
-        certain += entropy([each / sum(powers) for each in powers])
-        largest = max(largest, *(abs(each - sum(logits) / 4) for each in logits))
-    shares = [each / TOKENS for each in counts]
+        powers = [math.exp(logit) for logit in logits]
+        certain += entropy([power / sum(powers) for power in powers])
+        largest = max(largest, *(abs(logit - sum(logits) / 4) for logit in logits))
+    shares = [count / TOKENS for count in counts]
     assert min(counts) < max(counts)
     assert row["router_tokens@gate"] == TOKENS
     assert row["router_experts@gate"] == 4
@@ -106,7 +106,7 @@ class Soft(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.router(x)
-        return sum(weights[:, at, None] * each(x) for at, each in enumerate(self.experts.values()))
+        return sum(weights[:, at, None] * function(x) for at, function in enumerate(self.experts.values()))
 
 
 def test_of_a_soft_mixture_the_mean_weight_is_the_share() -> None:
@@ -165,12 +165,12 @@ def test_a_layer_beside_equal_blocks_is_no_router(make: Callable[[], nn.Module],
 def test_after_two_looks_only_routers_and_experts_are_watched_and_none_by_a_closed_probe() -> None:
     model, probe, given = Experts(), RouterProbe(unguarded), torch.randn(64, 32)
     rows = [look(model, given, probe=probe) for _ in range(4)]
-    assert all(each == rows[0] for each in rows)
+    assert all(row == rows[0] for row in rows)
     probe.open(model, 100, lambda: True)
-    watched = {name.partition(".")[0] for name, each in model.named_modules() if id(each) in MODULE_CALLS}
+    watched = {name.partition(".")[0] for name, item in model.named_modules() if id(item) in MODULE_CALLS}
     assert watched == {"gate", "experts"}
     probe.close(False)
-    assert not any(id(each) in MODULE_CALLS for each in model.modules())
+    assert not any(id(module) in MODULE_CALLS for module in model.modules())
     assert probe.blocks() == []
 
 

@@ -33,9 +33,9 @@ def test_the_routers_of_a_mixtral_are_found_and_have_the_shares_that_transformer
     for layer, of_layer in enumerate(logits):
         place = f"model.layers.{layer}.mlp.gate"
         counts = of_layer.topk(2, -1).indices.flatten().bincount(minlength=4).tolist()
-        shares = [each / 60 for each in counts]
+        shares = [count / 60 for count in counts]
         assert [row[f"router_share@{place}.expert_{at}"] for at in range(4)] == pytest.approx(shares)
-        even = -sum(each * math.log(each) for each in shares if each) / math.log(4)
+        even = -sum(share * math.log(share) for share in shares if share) / math.log(4)
         assert row[f"router_load_entropy@{place}"] == pytest.approx(even, rel=1e-5)
         largest = (of_layer - of_layer.mean(-1, keepdim=True)).abs().max().item()
         assert row[f"router_max_logit@{place}"] == pytest.approx(largest, rel=1e-5)

@@ -34,11 +34,11 @@ def crowd(dtype: torch.dtype, count: int = 3 * MIN_BATCHED_TENSORS) -> list[Tens
     return tensors
 
 
-@pytest.mark.parametrize("kernel", [norms_of, nonzeros_of, largest_of], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("kernel", [norms_of, nonzeros_of, largest_of], ids=lambda letter: letter.__name__)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_crowd_has_to_the_last_bit_the_numbers_of_its_members(kernel: Kernel, dtype: torch.dtype) -> None:
     tensors = crowd(dtype)
-    one_by_one = torch.cat([kernel([each]) for each in tensors])
+    one_by_one = torch.cat([kernel([tensor]) for tensor in tensors])
     assert torch.equal(kernel(tensors).nan_to_num(-1.0), one_by_one.nan_to_num(-1.0))
 
 
@@ -51,7 +51,7 @@ def test_tensors_that_are_not_there_count_as_zero_and_types_may_differ() -> None
     tensors: list[Tensor | None] = [None, *crowd(torch.float32), None, *crowd(torch.float64), torch.ones(2)]
     row = scalars(tensors, nonzeros_of)
     assert row is not None
-    assert row.tolist() == [0 if each is None else each.count_nonzero().item() for each in tensors]
+    assert row.tolist() == [0 if tensor is None else tensor.count_nonzero().item() for tensor in tensors]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -81,8 +81,8 @@ def test_a_gradient_that_is_not_finite_or_has_a_graph_is_seen_among_few_values()
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_the_norm_of_many_gradients_is_the_one_that_clipping_computes(dtype: torch.dtype) -> None:
-    tensors = [torch.nan_to_num(each, 1.0, 1.0, 1.0) for each in crowd(dtype)] + [torch.empty(0, 3, dtype=dtype)]
+    tensors = [torch.nan_to_num(item, 1.0, 1.0, 1.0) for item in crowd(dtype)] + [torch.empty(0, 3, dtype=dtype)]
     norm = total_norm(tensors)
     assert norm is not None
-    whole = [each.float() if dtype in HALVES else each for each in tensors]
+    whole = [tensor.float() if dtype in HALVES else tensor for tensor in tensors]
     assert torch.equal(norm, torch.nn.utils.get_total_norm(whole))

@@ -73,7 +73,7 @@ def test_inputs_outputs_and_intermediate_tensors_are_released_after_the_pass(par
     output = model(given)
     kept = [weakref.ref(given), weakref.ref(output), model.seen]
     del given, output
-    assert [each() is None for each in kept if each is not None] == [True] * 3
+    assert [function() is None for function in kept if function is not None] == [True] * 3
     assert turns.due(10)
     assert turns.blocks(10)
 

@@ -102,7 +102,7 @@ def sdr_collapse() -> None:
         step_of(model, optimizer, functional.mse_loss(model(inputs), inputs))
 
 
-INSIDE = {each.__name__: each for each in (rescue, dead_units, attention_collapse, sdr_collapse)}
+INSIDE = {item.__name__: item for item in (rescue, dead_units, attention_collapse, sdr_collapse)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "rescue": {"rollback": True},
     "dead_units": {"layers_every_n_steps": 20},

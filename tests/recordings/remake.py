@@ -34,7 +34,7 @@ name: with facts
 """
 PERSONAL_TAGS = re.compile(r"mlflow\.(user|source\..*)")
 PERSONAL_FACTS = ("argv", "device_name", "processors", "system")
-PERSONAL_PARAMS = tuple(f"stability.{each}" for each in PERSONAL_FACTS)
+PERSONAL_PARAMS = tuple(f"stability.{fact}" for fact in PERSONAL_FACTS)
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all where none is given")
     names = parser.parse_args().names or known
-    if unknown := [each for each in names if each not in known]:
+    if unknown := [value for value in names if value not in known]:
         parser.error(f"no such training: {', '.join(unknown)}")
     EXPERIMENT.mkdir(parents=True, exist_ok=True)
     (EXPERIMENT / "meta.yaml").write_text(EXPERIMENT_PAGE)
@@ -70,11 +70,11 @@ def record(name: str, room: Path) -> Path:
     subprocess.run(command, cwd=room, env=environment, capture_output=True, check=False)
     until = time.monotonic() + 60  # of a killed training the courier delivers the rest
     journals = room / ".mlflow-stability"
-    while any(each.is_dir() and each.name not in (CHECKPOINTS_FOLDER, BATCHES_FOLDER) for each in journals.glob("*")):
+    while any(path.is_dir() and path.name not in (CHECKPOINTS_FOLDER, BATCHES_FOLDER) for path in journals.glob("*")):
         if time.monotonic() > until:
             raise RuntimeError(f"The recording of {name} was not delivered within a minute.")
         time.sleep(0.2)
-    (run,) = [each.parent for each in store.glob("0/*/meta.yaml")]
+    (run,) = [path.parent for path in store.glob("0/*/meta.yaml")]
     return run
 
 
@@ -98,9 +98,9 @@ def put_away(run: Path, name: str) -> None:
             tag.write_text(tag.read_text().replace(str(run.parents[2]), "").replace(run.name, name))
     for param in PERSONAL_PARAMS:
         (place / "params" / param).unlink(missing_ok=True)
-    made = [each for pattern in ("*.png", "*.webp", "report.*") for each in place.rglob(pattern)]
-    for each in made:
-        each.unlink()  # drawn from the record, and half of all bytes
+    made = [path for pattern in ("*.png", "*.webp", "report.*") for path in place.rglob(pattern)]
+    for path in made:
+        path.unlink()  # drawn from the record, and half of all bytes
     for facts in place.glob("artifacts/stability/data/environment*.json"):
         kept = {name: fact for name, fact in json.loads(facts.read_text()).items() if name not in PERSONAL_FACTS}
         facts.write_text(json.dumps(kept, indent=1) + "\n")
@@ -111,7 +111,7 @@ def put_away(run: Path, name: str) -> None:
         text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())
         lines = text.replace(run.name, name).replace(str(run.parents[2]), "").splitlines(keepends=True)
         left_out = (*PERSONAL_FACTS, "spike_batch")  # whose file is not kept
-        events.write_text("".join(line for line in lines if not any(f'"{each}"' in line for each in left_out)))
+        events.write_text("".join(line for line in lines if not any(f'"{value}"' in line for value in left_out)))
     if expected is not None:
         (place / "expected.json").write_text(expected)
 

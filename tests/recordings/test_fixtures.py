@@ -60,14 +60,14 @@ def test_a_recorded_run_is_diagnosed_as_what_it_is(run: Path) -> None:
     expected, found = expected_of(run), diagnose(run)
     assert found.format == "recorded"
     assert found.outcome == expected["outcome"], found.verdict
-    serious = [each for each in found.findings if each.severity >= Severity.WARNING]
+    serious = [finding for finding in found.findings if finding.severity >= Severity.WARNING]
     wanted = expected["issues"]
-    assert sorted((each.kind, each.severity.name) for each in serious) == sorted(
-        (each["issue_type"], each["severity"]) for each in wanted
+    assert sorted((finding.kind, finding.severity.name) for finding in serious) == sorted(
+        (row["issue_type"], row["severity"]) for row in wanted
     ), found.verdict
-    for each in wanted:
-        (episode,) = [one for one in serious if one.kind == each["issue_type"]]
-        first, last = each["steps"]
+    for row in wanted:
+        (episode,) = [one for one in serious if one.kind == row["issue_type"]]
+        first, last = row["steps"]
         assert first <= episode.start <= last, episode
     assert (found.cause.name if found.cause else None) == expected["cause"], found.cause
 
@@ -76,11 +76,11 @@ def test_a_recorded_run_is_diagnosed_as_what_it_is(run: Path) -> None:
 def test_what_was_judged_live_is_what_the_record_gives_when_it_is_judged_again(run: Path) -> None:
     stability = run / "artifacts" / "stability"
     said = [read_line(line) for file in sorted(stability.glob("**/events/*")) for line in file.read_text().splitlines()]
-    (opening,) = [each for each in said if isinstance(each, Opening)]
-    live = [each for each in said if isinstance(each, Finding) and each.source is not Source.REPORTED]
+    (opening,) = [item for item in said if isinstance(item, Opening)]
+    live = [finding for finding in said if isinstance(finding, Finding) and finding.source is not Source.REPORTED]
     (part,) = stability.glob("**/record/*.parquet")
     again = replay(read_part(part).readings(), read_detectors(opening.detectors))
-    assert [_plain(each) for each in again] == [_plain(each) for each in live]
+    assert [_plain(item) for item in again] == [_plain(item) for item in live]
 
 
 def _plain(event: Finding) -> tuple[object, ...]:
@@ -93,7 +93,7 @@ def _plain(event: Finding) -> tuple[object, ...]:
 def test_a_whole_folder_of_runs_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["diagnose", str(EXPERIMENT), "--output-format", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert {Path(each["source"]).name for each in document["runs"]} == {run.name for run in RUNS}
+    assert {Path(row["source"]).name for row in document["runs"]} == {run.name for run in RUNS}
     assert document["errors"] == []
 
 

@@ -49,9 +49,9 @@ def test_a_journal_of_0_1_0_is_delivered_diagnosed_and_compared(sqlite_uri: str,
     assert diagnosis.outcome == "recovered", diagnosis.verdict
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "learning_rate_jump"
-    live = {each.kind for each in recorded if isinstance(each, Finding)}
+    live = {finding.kind for finding in recorded if isinstance(finding, Finding)}
     assert {"rollback", "divergence", "nan_detected", "step_skipped"} <= live
-    assert {each.kind for each in diagnosis.findings} >= {"rollback", "divergence", "nan_detected"}
+    assert {finding.kind for finding in diagnosis.findings} >= {"rollback", "divergence", "nan_detected"}
     assert diagnosis.notes == ("Events were recorded while it trained; whole curves were looked at in addition.",)
 
     frame_of_steps = load_run(diagnosis.source, sqlite_uri)
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_0_1_0_is_restored() -> None:
     assert resumed.messages == ()
     saved = torch.load(resumed.folder / "state.pt", weights_only=True)["tensors"]
     for name, tensor in model.state_dict().items():
-        assert any(torch.equal(tensor, each) for key, each in saved.items() if key.endswith(name)), name
+        assert any(torch.equal(tensor, item) for key, item in saved.items() if key.endswith(name)), name
     assert len(optimizer.state) == 4  # a momentum for each parameter
 
 
@@ -91,7 +91,7 @@ def test_what_a_later_version_recorded_is_read_without_the_lines_that_are_unknow
     diagnosis, before = diagnose(run), diagnose(RUNS / "1" / "loss_spike")
     assert (diagnosis.outcome, diagnosis.cause) == (before.outcome, before.cause)
     (flip,) = [finding for finding in diagnosis.findings if finding.kind == "bit_flip"]
-    assert (flip.message, [str(each) for each in flip.remedies]) == ("3 bits flipped.", ["Check the memory."])
+    assert (flip.message, [str(value) for value in flip.remedies]) == ("3 bits flipped.", ["Check the memory."])
     assert diagnosis.notes[0] == (
         "Some of what was recorded cannot be read and is missing here: line "
         f"{len(lines)} of stability/data/events/recording-000.jsonl (written by a later version of mlflow-stability)."

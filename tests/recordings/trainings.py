@@ -196,8 +196,8 @@ def kill() -> None:
 
 
 TRAININGS: dict[str, Callable[[], None]] = {
-    each.__name__: each
-    for each in (
+    item.__name__: item
+    for item in (
         healthy,
         loss_spike,
         divergence,

@@ -42,8 +42,8 @@ def child(folder: Path, first: int, told: int) -> None:
     os.write(told, bytes(4))
     for step in range(first, 1_000_000):
         with torch.no_grad():
-            for each in model.numbers:
-                each.fill_(step)
+            for number in model.numbers:
+                number.fill_(step)
         store.commit(copy_state(parts, step), 1.0 / step)
         os.write(told, step.to_bytes(4, "little"))
         if step % 2:
@@ -79,15 +79,15 @@ def main(folder: Path, kills: int, seed: int) -> None:
         last = one_life(folder, newest + 1, dice.uniform(0.0, 0.08))
         drafts += len(list(folder.glob(".writing-*")))
         shelf = listing(folder)
-        damaged += sum(bool(damage_of(each)) for each in shelf)
+        damaged += sum(bool(damage_of(item)) for item in shelf)
         if not shelf:
             assert last == 0
             continue
         found = find(folder, "newest").checkpoint
         assert found.step >= max(last, newest), (found.step, last, newest)
         restore_state(read_state(found.folder / "state.pt"), TrainingParts((), (model,)))
-        assert all(bool((each == found.step).all()) for each in model.numbers)
-        assert len(shelf) <= 5, [each.step for each in shelf]
+        assert all(bool((number == found.step).all()) for number in model.numbers)
+        assert len(shelf) <= 5, [point.step for point in shelf]
         written += found.step - newest
         newest = found.step
     print(json.dumps({"kills": kills, "written": written, "damaged": damaged, "cut off while writing": drafts}))

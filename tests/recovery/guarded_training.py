@@ -49,7 +49,7 @@ class GuardedMeter(StepMeter):
         assert capture is not None
         norms = capture.norms[before:] if not late and len(capture.norms) > before else capture.norms[-1:]
         track = self._tracks._tracks[optimizer]
-        partners = [each for each, theirs in self._tracks._tracks.items() if theirs == track]
+        partners = [item for item, theirs in self._tracks._tracks.items() if theirs == track]
         norm = norms[-1] if norms and not late else None
         assert not isinstance(norm, float)
         asked = optimizer, capture, capture.losses, norm, partners, self.largest
@@ -67,7 +67,10 @@ class GuardedMeter(StepMeter):
         super().step_ended(optimizer)
 
     def values(self, quantity: str) -> list[float]:
-        return [dict(zip(each.signals, each.values, strict=True)).get(Signal(quantity), 0.0) for each in self.readings]
+        return [
+            dict(zip(reading.signals, reading.values, strict=True)).get(Signal(quantity), 0.0)
+            for reading in self.readings
+        ]
 
 
 @contextmanager
@@ -88,16 +91,16 @@ def guarding(*modules: Module, vote: Vote | None = None, on_device: bool | None 
 
 def picture(*things: Module | Optimizer) -> list[Any]:
     """All that a step could change, as it is now."""
-    return [_copied(each.state_dict()) for each in things]
+    return [_copied(thing.state_dict()) for thing in things]
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_copied(each) for each in value]
+        return [_copied(item) for item in value]
     return value
 
 
@@ -109,12 +112,12 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict):
         if one.keys() != other.keys():
             return [f"{where}: {sorted(map(str, one.keys() ^ other.keys()))}"]
-        return [each for key in one for each in differences(one[key], other[key], f"{where}/{key}")]
+        return [difference for key in one for difference in differences(one[key], other[key], f"{where}/{key}")]
     if isinstance(one, Sequence) and isinstance(other, Sequence) and not isinstance(one, str):
         if len(one) != len(other):
             return [f"{where}: {len(one)} and {len(other)}"]
         pairs = enumerate(zip(one, other, strict=True))
-        return [each for number, (a, b) in pairs for each in differences(a, b, f"{where}/{number}")]
+        return [difference for number, (a, b) in pairs for difference in differences(a, b, f"{where}/{number}")]
     return [] if one == other else [f"{where}: {one!r} and {other!r}"]
 
 

@@ -48,11 +48,11 @@ class CountingSGD(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             group["k"] += 1
-            for each in group["params"]:
-                self.state[each].setdefault("seen", 0)
-                self.state[each]["seen"] += 1
-                if each.grad is not None:
-                    each -= group["lr"] / group["k"] * each.grad
+            for param in group["params"]:
+                self.state[param].setdefault("seen", 0)
+                self.state[param]["seen"] += 1
+                if param.grad is not None:
+                    param -= group["lr"] / group["k"] * param.grad
 
 
 class ZerosForNone(Optimizer):
@@ -64,12 +64,12 @@ class ZerosForNone(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for each in group["params"]:
-                if each.grad is None:
-                    each.grad = torch.zeros_like(each)
-                state = self.state[each]
-                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(each)) + each.grad
-                each.sub_(group["lr"] * state["momentum"])
+            for param in group["params"]:
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
+                state = self.state[param]
+                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(param)) + param.grad
+                param.sub_(group["lr"] * state["momentum"])
 
 
 class Unchecked(Optimizer):
@@ -82,9 +82,9 @@ class Unchecked(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         self.steps += 1
-        parameters = [each for group in self.param_groups for each in group["params"]]
-        gradients = [each.grad for each in parameters]
-        torch.linalg.eigvalsh(torch.stack([each.square().sum() for each in gradients]).diag())
+        parameters = [param for group in self.param_groups for param in group["params"]]
+        gradients = [parameter.grad for parameter in parameters]
+        torch.linalg.eigvalsh(torch.stack([gradient.square().sum() for gradient in gradients]).diag())
         torch._foreach_add_(parameters, gradients, alpha=-0.1 / self.steps)
 
     def state_dict(self) -> dict[str, object]:
@@ -97,15 +97,15 @@ class Lookahead(Optimizer):
     def __init__(self, params: Iterable[Tensor]) -> None:
         super().__init__(params, {})
         self.inner = torch.optim.Adam(self.param_groups, lr=0.01)
-        self.slow = [each.detach().clone() for group in self.param_groups for each in group["params"]]
+        self.slow = [param.detach().clone() for group in self.param_groups for param in group["params"]]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         self.inner.step()
-        parameters = [each for group in self.param_groups for each in group["params"]]
-        for slow, each in zip(self.slow, parameters, strict=True):
-            slow.lerp_(each, 0.5)
-            each.copy_(slow)
+        parameters = [param for group in self.param_groups for param in group["params"]]
+        for slow, item in zip(self.slow, parameters, strict=True):
+            slow.lerp_(item, 0.5)
+            item.copy_(slow)
 
     def state_dict(self) -> dict[str, object]:
         return {**super().state_dict(), "inner": self.inner.state_dict(), "slow": self.slow}
@@ -120,17 +120,17 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
-        everything = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
-        norm = torch.stack([each.grad.norm() for each in everything]).norm()
-        for each in everything:
-            self.state[each]["old"] = each.data.clone()
-            each.add_(each.grad * (0.05 / (norm + 1e-12)))
+        everything = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+        norm = torch.stack([parameter.grad.norm() for parameter in everything]).norm()
+        for parameter in everything:
+            self.state[parameter]["old"] = parameter.data.clone()
+            parameter.add_(parameter.grad * (0.05 / (norm + 1e-12)))
         self.zero_grad()
         with torch.enable_grad():
             closure()
-        for each in everything:
-            if each.grad is not None:
-                each.data = self.state[each]["old"]
+        for parameter in everything:
+            if parameter.grad is not None:
+                parameter.data = self.state[parameter]["old"]
         self.base.step()
 
 
@@ -138,15 +138,15 @@ class Muon:
     """A Muon for the matrices and an AdamW for the rest, as people train with them."""
 
     def __init__(self, model: Module, muon_first: bool) -> None:
-        matrices = [each for each in model.parameters() if each.dim() == 2]
-        rest = [each for each in model.parameters() if each.dim() != 2]
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+        rest = [parameter for parameter in model.parameters() if parameter.dim() != 2]
         pair = [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(rest, lr=0.01)]
         self.optimizers: list[Optimizer] = pair if muon_first else pair[::-1]
 
     def step(self) -> None:
-        for each in self.optimizers:
-            each.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def zero_grad(self) -> None:
-        for each in self.optimizers:
-            each.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()

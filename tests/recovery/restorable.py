@@ -68,8 +68,8 @@ class Training:
             batch = torch.randn(6, 2, 8)
 
             def closure(batch: Tensor = batch) -> Tensor:
-                for each in self.optimizers:
-                    each.zero_grad()
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad()
                 loss = (self.model(batch) - 1.0).pow(2)
                 loss.backward()
                 return loss
@@ -78,8 +78,8 @@ class Training:
                 loss = self.optimizers[0].step(closure)
             else:
                 loss = closure()
-                for each in self.optimizers:
-                    each.step()
+                for optimizer in self.optimizers:
+                    optimizer.step()
             self.losses.append(loss.item())
 
 
@@ -88,8 +88,8 @@ def _one(kind: type[Optimizer], **settings: Any) -> Make:
 
 
 def _muon_and_adamw(model: nn.Module) -> list[Optimizer]:
-    matrices = [each for each in model.parameters() if each.ndim == 2]
-    others = [each for each in model.parameters() if each.ndim != 2]
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
     return [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-2)]
 
 
@@ -119,10 +119,10 @@ OPTIMIZERS: dict[str, Make] = {
 def bits(training: Training) -> dict[str, Any]:
     """All of it that a step can change, as bytes and numbers."""
     found: dict[str, Any] = {}
-    for name, each in training.model.state_dict().items():
-        found[name] = _raw(each)
+    for name, item in training.model.state_dict().items():
+        found[name] = _raw(item)
     for number, optimizer in enumerate(training.optimizers):
-        places = [each for group in optimizer.param_groups for each in group["params"]]
+        places = [param for group in optimizer.param_groups for param in group["params"]]
         for place, parameter in enumerate(places):
             state = optimizer.state.get(parameter, {})
             found.update(_leaves(state, f"{number}.{place}"))
@@ -131,11 +131,11 @@ def bits(training: Training) -> dict[str, Any]:
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _leaves(each, f"{path}.{key}")
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
     elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from _leaves(each, f"{path}.{number}")
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{path}.{number}")
     else:
         yield path, _raw(value) if isinstance(value, Tensor) else value
 

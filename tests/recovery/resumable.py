@@ -41,9 +41,9 @@ def main(mode: str, folder: Path) -> None:
     random.seed(1 if mode == "whole" else 2)
     net = Net()
     matrices = [net.head.weight, net.down.weight]
-    rest = [each for each in net.parameters() if all(each is not other for other in matrices)]
+    rest = [parameter for parameter in net.parameters() if all(parameter is not other for other in matrices)]
     optimizers = [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(rest, lr=0.01)]
-    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 250) for each in optimizers]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 250) for optimizer in optimizers]
     average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=7)
     first, early = 1, None
@@ -61,30 +61,30 @@ def main(mode: str, folder: Path) -> None:
             store.commit(copy, losses[-1])
             store.promote(copy.step)
             early = None
-        for each in optimizers:
-            each.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         scaler.scale(loss).backward()
-        for each in optimizers:
-            scaler.step(each)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
         if mode == "whole" and step == 100:
             early = copy_state(find_parts(optimizers, scaler), step)
         scaler.update()
         average.update_parameters(net)
-        for each in schedules:
-            each.step()
+        for schedule in schedules:
+            schedule.step()
         losses.append(loss.item())
     everything = [net.state_dict(), average.state_dict(), scaler.state_dict()]
-    everything += [each.state_dict() for each in (*optimizers, *schedules)]
-    print(json.dumps({"first": first, "losses": [each.hex() for each in losses[-100:]], "end": digest(everything)}))
+    everything += [optimizer.state_dict() for optimizer in (*optimizers, *schedules)]
+    print(json.dumps({"first": first, "losses": [item.hex() for item in losses[-100:]], "end": digest(everything)}))
 
 
 def digest(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return hashlib.sha256(bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())).hexdigest()
     if isinstance(value, dict):
-        value = [(key, digest(each)) for key, each in value.items()]
+        value = [(key, digest(item)) for key, item in value.items()]
     elif isinstance(value, list | tuple):
-        value = [digest(each) for each in value]
+        value = [digest(item) for item in value]
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 

@@ -57,7 +57,7 @@ def test_a_norm_that_is_not_finite_spoils_nothing_that_comes_after(bad: float, w
     without = clipped(norms)
     norms[when] = bad
     left = clipped(norms)
-    assert np.isfinite([each for number, each in enumerate(left) if number != when]).all()
+    assert np.isfinite([item for number, item in enumerate(left) if number != when]).all()
     assert left[80] == pytest.approx(without[80], rel=0.2)
 
 

@@ -56,8 +56,8 @@ def eased(easing: Easing | None) -> Iterator[list[int]]:
     try:
         yield step
     finally:
-        for each in handles:
-            each.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def train(scheduler: str, easing: Easing | None, rate: float | Tensor = 0.1) -> tuple[list[float], list[float]]:
@@ -230,8 +230,8 @@ def test_a_jump_is_judged_by_the_share_that_lasts() -> None:
 
 def clip_with(norms: list[float]) -> EasingClip:
     clip = EasingClip(times=2.0)
-    for each in norms:
-        clip.take(each)
+    for norm in norms:
+        clip.take(norm)
     return clip
 
 

@@ -32,7 +32,7 @@ def test_after_a_reset_an_optimizer_steps_as_a_new_one(name: str) -> None:
     optimizer = MAKERS[name]([weight])
     for seed in range(5):
         step(optimizer, weight, seed)
-    addresses = [each.data_ptr() for each in optimizer.state[weight].values() if isinstance(each, torch.Tensor)]
+    addresses = [tensor.data_ptr() for tensor in optimizer.state[weight].values() if isinstance(tensor, torch.Tensor)]
     assert reset_moments(optimizer) > 0
     fresh = torch.nn.Parameter(weight.detach().clone())
     other = MAKERS[name]([fresh])
@@ -40,7 +40,9 @@ def test_after_a_reset_an_optimizer_steps_as_a_new_one(name: str) -> None:
         step(optimizer, weight, seed)
         step(other, fresh, seed)
         assert torch.equal(weight, fresh)
-    assert addresses == [each.data_ptr() for each in optimizer.state[weight].values() if isinstance(each, torch.Tensor)]
+    assert addresses == [
+        tensor.data_ptr() for tensor in optimizer.state[weight].values() if isinstance(tensor, torch.Tensor)
+    ]
 
 
 def test_the_warm_up_is_the_published_cosine() -> None:

@@ -44,7 +44,7 @@ def test_without_what_the_state_gave_nothing_is_concluded() -> None:
 
 
 def test_losses_below_zero_are_compared_by_their_differences() -> None:
-    given = [-3.0 + 0.1 * each for each in noisy(0.0, 0.0, 1)] + [-3.0, -3.1, -2.9, -3.05, -2.95] * 10
+    given = [-3.0 + 0.1 * value for value in noisy(0.0, 0.0, 1)] + [-3.0, -3.1, -2.9, -3.05, -2.95] * 10
     assert gives_more(given, [-1.0, -1.1, -0.9], [-1.0] * 10, -2.0)
     assert not gives_more(given, [-3.0, -1.0, 3.0], [3.0] * 10, -2.0)
 

@@ -23,7 +23,7 @@ def divergence(step: int, severity: Severity = Severity.CRITICAL, **evidence: fl
 
 
 def states(*steps: int) -> tuple[GoodState, ...]:
-    return tuple(GoodState(each, 3.0 - each / 1000) for each in steps)
+    return tuple(GoodState(step, 3.0 - step / 1000) for step in steps)
 
 
 def test_a_healthy_training_needs_no_action() -> None:
@@ -38,7 +38,7 @@ def test_a_divergence_leads_to_the_newest_state_that_is_old_enough() -> None:
     assert (decision.action, decision.onset, decision.target) == ("rollback", 480, 400)
     assert (decision.easing_factor, decision.easing_steps) == (0.5, 200)
     assert "step 500" in decision.reason
-    assert [(each.at, each.to) for each in past.rollbacks] == [(500, 400)]
+    assert [(rollback.at, rollback.to) for rollback in past.rollbacks] == [(500, 400)]
 
 
 def test_the_onset_lies_before_the_finding_where_the_finding_does_not_say() -> None:
@@ -204,8 +204,8 @@ def test_a_state_that_diverges_again_is_retried_once_and_then_an_older_one_is_us
     for step in range(501, 600):
         past, decision = decide(POLICY, past, Situation(step, loss=3.8, good=good))
         decisions += [decision] if decision.action != "nothing" else []
-    assert [each.target for each in decisions] == [400, 400, 300, -1]
-    assert [each.easing_factor for each in decisions[:3]] == [0.5, 0.5, 0.25]
+    assert [item.target for item in decisions] == [400, 400, 300, -1]
+    assert [item.easing_factor for item in decisions[:3]] == [0.5, 0.5, 0.25]
     assert decisions[3].final
 
 
@@ -261,18 +261,18 @@ def test_a_learning_rate_that_is_simply_too_high_ends_with_giving_up(
         )
 
     decisions = hopeless(policy, healthy, trouble)
-    back = [each for each in decisions if each.action == "rollback"]
-    (end,) = [number for number, each in enumerate(decisions) if each.final]
+    back = [decision for decision in decisions if decision.action == "rollback"]
+    (end,) = [number for number, item in enumerate(decisions) if item.final]
     assert decisions[end].action == "give_up"
-    assert all(each.action != "nothing" for each in decisions[:end])
-    assert all(each == Decision() for each in decisions[end + 1 :])
+    assert all(decision.action != "nothing" for decision in decisions[:end])
+    assert all(decision == Decision() for decision in decisions[end + 1 :])
     bounded = 2.2 * healthy <= policy.forgiven_after and kind != "weights"
     assert len(back) <= (most if bounded else policy.max_rollbacks_in_all)
     assert decisions[end].nothing_left == (kind == "weights"), "only weights that are not finite have nothing to lose"
 
 
 def left(past: RollbackHistory, step: int) -> bool:
-    return any(each.to < step <= each.at for each in past.rollbacks)
+    return any(rollback.to < step <= rollback.at for rollback in past.rollbacks)
 
 
 SITUATIONS = st.lists(
@@ -297,7 +297,7 @@ def test_rollbacks_are_bounded_and_lead_to_states_before_the_problem_for_any_his
     for apart, diverges, finite, skips, good, back in told:
         step += apart
         events = (divergence(step, onset=step - back),) if diverges else ()
-        known = {each for each in good if each <= step}
+        known = {value for value in good if value <= step}
         before = past
         past, decision = decide(policy, past, Situation(step, events, 1.0, skips, False, finite, states(*known)))
         assert not before.ended or decision == Decision()
@@ -309,7 +309,7 @@ def test_rollbacks_are_bounded_and_lead_to_states_before_the_problem_for_any_his
             assert decision.target < decision.onset
             assert 0 < decision.easing_factor <= 0.5
             if last is not None and decision.onset <= last.at + policy.same_trouble_within:
-                older = [each for each in known if each < min(last.to, decision.onset) and not left(before, each)]
+                older = [value for value in known if value < min(last.to, decision.onset) and not left(before, value)]
                 assert decision.target > last.at or decision.target < last.to or not older
             last = past.rollbacks[-1]
     assert len(past.rollbacks) <= policy.max_rollbacks_in_all
@@ -384,8 +384,8 @@ def test_initial_weights_that_diverge_again_are_not_tried_at_the_same_learning_r
     for step in range(31, 60):
         past, decision = decide(POLICY, past, Situation(step, loss=9.0, good=(INITIAL,)))
         decisions += [decision] if decision.action != "nothing" else []
-    assert [each.target for each in decisions[:2]] == [0, 0]
-    assert [each.easing_factor for each in decisions[:2]] == [0.5, 0.25]
+    assert [item.target for item in decisions[:2]] == [0, 0]
+    assert [item.easing_factor for item in decisions[:2]] == [0.5, 0.25]
     assert decisions[1].lasting_share < decisions[0].lasting_share
 
 
@@ -434,7 +434,7 @@ def test_changed_data_changed_at_the_first_high_loss_and_not_where_it_may_have_b
     for step in range(501, 520):
         past, decision = decide(POLICY, past, Situation(step, loss=3.8, good=good, set_aside=500))
         decisions += [decision] if decision.action != "nothing" else []
-    assert [(each.action, each.onset) for each in decisions] == [("data_changed", 489)]
+    assert [(item.action, item.onset) for item in decisions] == [("data_changed", 489)]
     assert decisions[0].reason.endswith("changed at about step 489.")
 
 
@@ -447,7 +447,7 @@ def test_replaced_weights_are_not_brought_back_if_deleted_or_if_the_restored_one
 
 
 def test_restored_weights_that_diverge_again_from_their_own_level_are_to_blame_as_ever() -> None:
-    good = tuple(GoodState(each, 2.2, around=LOSSES_AROUND) for each in (200, 300, 400))
+    good = tuple(GoodState(number, 2.2, around=LOSSES_AROUND) for number in (200, 300, 400))
     event, step, decisions = divergence(500, loss=4.0, level=2.0, onset=490), 500, []
     past, decision = decide(POLICY, RollbackHistory(), Situation(step, (event,), 4.0, good=good, recent=(3.0,) * 10))
     for _ in range(3):

@@ -76,21 +76,21 @@ def test_losses_below_zero_are_compared_by_their_differences_after_a_rollback() 
     _, (_, changed) = after_rollback(event, [-21.0, -19.0, -20.0] * 10, -20.0, around)
     assert changed.action == "data_changed"
     _, decisions = after_rollback(event, [-40.0, -41.0, -39.0] * 10, -20.0, around)
-    assert [each.action for each in decisions] == ["rollback"]
+    assert [decision.action for decision in decisions] == ["rollback"]
 
 
 def test_a_rollback_that_lowers_the_loss_at_once_is_not_undone() -> None:
     noisy = [2.2, 2.9, 1.9, 2.4, 2.0, 2.6, 2.1, 2.3, 2.5, 2.2] * 5
     _, decisions = after_rollback(risen(500, 3.3, 2.2), noisy, 3.3)
-    assert [each.action for each in decisions] == ["rollback"]
+    assert [decision.action for decision in decisions] == ["rollback"]
 
 
 def test_a_rollback_to_an_early_state_with_the_high_losses_of_its_time_is_not_undone() -> None:
-    early = tuple(2.4 - 0.03 * each for each in range(30))
+    early = tuple(2.4 - 0.03 * number for number in range(30))
     _, decisions = after_rollback(
-        divergence(500, loss=2.1, level=0.5), [2.4 - 0.03 * each for each in range(60)], 2.1, early
+        divergence(500, loss=2.1, level=0.5), [2.4 - 0.03 * number for number in range(60)], 2.1, early
     )
-    assert [each.action for each in decisions] == ["rollback"]
+    assert [decision.action for decision in decisions] == ["rollback"]
 
 
 def test_a_slow_rise_is_answered_by_a_state_from_before_it() -> None:
@@ -164,7 +164,7 @@ def after_a_jump(
     for number, loss in enumerate(losses, found_at + 1):
         past, decision = decide(POLICY, past, Situation(number, loss=loss, good=good, recent=(loss,) * 10))
         decisions.append(decision)
-    return [each for each in decisions if each.action != "nothing"]
+    return [item for item in decisions if item.action != "nothing"]
 
 
 def test_a_small_rise_that_lasts_after_a_jump_of_the_learning_rate_is_answered() -> None:
@@ -191,7 +191,7 @@ def test_a_warning_that_names_no_level_is_not_put_down_to_a_jump() -> None:
 
 
 def test_the_limit_after_a_rollback_allows_for_what_the_state_gave_first() -> None:
-    early = (5.0, 6.0, 6.5, 6.5, 6.0, 5.5, 5.0, 4.5, 4.0, 3.5, *(3.0 - each / 20 for each in range(23)))
+    early = (5.0, 6.0, 6.5, 6.5, 6.0, 5.5, 5.0, 4.5, 4.0, 3.5, *(3.0 - number / 20 for number in range(23)))
     good = (GoodState(1, math.nan, around=early),)
     event = divergence(400, loss=2.6, level=1.2, onset=396)
     past, decision = decide(POLICY, RollbackHistory(), Situation(400, (event,), 2.6, good=good, recent=(2.6,) * 10))
@@ -219,13 +219,13 @@ def test_an_early_state_whose_loss_falls_more_slowly_than_the_first_time_stays()
     falling = tuple(0.1 * 0.8**step for step in range(32))
     slower = [0.1 * 0.93**step for step in range(40)]  # half of the learning rate
     _, decisions = after_rollback(divergence(500, loss=0.14, level=0.001), slower, 0.14, falling)
-    assert [each.action for each in decisions] == ["rollback"]
+    assert [decision.action for decision in decisions] == ["rollback"]
 
 
 def test_data_that_changed_is_recognised_also_where_the_loss_is_a_thousand_times_as_high() -> None:
     around = (0.03, 0.02, 0.05, 0.04) * 10
     _, decisions = after_rollback(divergence(500, loss=65.0, level=0.03), [100.0, 101.0, 99.0] * 10, 99.0, around)
-    assert [each.action for each in decisions] == ["rollback", "data_changed"]
+    assert [decision.action for decision in decisions] == ["rollback", "data_changed"]
 
 
 def test_without_patience_no_losses_after_a_rollback_are_compared() -> None:

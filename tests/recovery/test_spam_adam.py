@@ -46,8 +46,8 @@ def test_one_tensor_at_a_time_and_all_together_are_bit_identical(clip: Any) -> N
 def first_step_after(optimizer_of: Callable[[list[Tensor]], Optimizer], gradients: list[float]) -> dict[str, Tensor]:
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = optimizer_of([weight])
-    for each in gradients:
-        weight.grad = torch.full_like(weight, each)
+    for gradient in gradients:
+        weight.grad = torch.full_like(weight, gradient)
         optimizer.step()
     return dict(optimizer.state[weight]) | {"weight": weight.detach()}
 
@@ -110,8 +110,8 @@ def test_after_saving_and_loading_it_continues_bit_identically(clip: Any) -> Non
 def test_it_leaves_gradients_alone_and_touches_no_parameter_without_one() -> None:
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = SPAMAdam([one, other])
-    for each in (1.0, 1.0, 1e9):
-        one.grad = torch.full((2,), each)
+    for number in (1.0, 1.0, 1e9):
+        one.grad = torch.full((2,), number)
         optimizer.step()
     assert one.grad.tolist() == [1e9, 1e9]
     assert other.tolist() == [1.0, 1.0]

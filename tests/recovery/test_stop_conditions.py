@@ -16,7 +16,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def reading(place: str = "", **values: float) -> StepReading:
-    return StepReading(7, tuple(Signal(each, place) for each in values), tuple(values.values()))
+    return StepReading(7, tuple(Signal(value, place) for value in values), tuple(values.values()))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
         stop_conditions((text,))
     except SettingsError:
         return
-    assert text.strip() == "nonfinite" or any(each in text for each in ("<", ">", "%", "plateau"))
+    assert text.strip() == "nonfinite" or any(value in text for value in ("<", ">", "%", "plateau"))
 
 
 def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop] | None:

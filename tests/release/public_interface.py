@@ -170,9 +170,17 @@ def alerts() -> Iterator[Alert]:
     yield Alert("console", severity=Severity.INFO, rules=["divergence", "grad_norm>100"])
     yield Alert(told, rules="divergence")
     yield Alert("console", when=lambda signals: signals["mfu"] < 0.3, message="MFU {mfu:.2f}")
-    for each in (Alert("console"),):
-        print(each.to, each.severity, each.rules, each.cooldown, each.when, each.message, each.service)
-        print(each.in_training)
+    for finding in (Alert("console"),):
+        print(
+            finding.to,
+            finding.severity,
+            finding.rules,
+            finding.cooldown,
+            finding.when,
+            finding.message,
+            finding.service,
+        )
+        print(finding.in_training)
 
 
 def training(model: nn.Module, sampler: Mapping[str, object]) -> None:
@@ -395,8 +403,16 @@ def model_checked(model: nn.Module) -> ModelCheck:
     for activation in checked.activations:
         print(activation.name, activation.mean, activation.std, activation.zero_share)
     found: tuple[ModelFinding, ...] = checked.findings
-    for each in found:
-        print(each.check, each.kind, each.severity.name, each.message, each.place, each.evidence, each.remedies)
+    for finding in found:
+        print(
+            finding.check,
+            finding.kind,
+            finding.severity.name,
+            finding.message,
+            finding.place,
+            finding.evidence,
+            finding.remedies,
+        )
     parameter_histograms(model, "0", of="gradient", save_path="weights.png").savefig("gradients.png")
     return checked
 

@@ -33,7 +33,7 @@ def parts(name: str) -> Iterator[str]:
         yield from (member for member in vars(public) if not member.startswith("_"))
     elif not inspect.isclass(public):
         parameters = inspect.signature(public).parameters.values()
-        yield from (each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+        yield from (parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 @pytest.mark.parametrize("name", mlflow_stability.PUBLIC)
@@ -42,7 +42,7 @@ def test_the_script_uses_each_public_name_with_all_its_parts(name: str) -> None:
 
 
 def test_the_script_uses_every_detector_and_every_error() -> None:
-    raised = {name for name, each in vars(errors).items() if inspect.isclass(each)}
+    raised = {name for name, item in vars(errors).items() if inspect.isclass(item)}
     unused = {*kinds.__all__, *raised} - used_names()
     assert not unused, f"use {sorted(unused)} in {PUBLIC_INTERFACE.name}"
 

@@ -47,11 +47,11 @@ def test_json_has_the_cause_of_each_issue_and_of_the_run() -> None:
     document = json_form.document(Report((broken(),)))
     jsonschema.validate(document, json_form.schema("diagnosis"))
     (run,) = json.loads(json.dumps(document))["runs"]
-    assert [each["cause"] and each["cause"]["name"] for each in run["findings"]] == ["bad_batch", None, None]
+    assert [finding["cause"] and finding["cause"]["name"] for finding in run["findings"]] == ["bad_batch", None, None]
     assert (run["cause"]["explains"], run["cause"]["step"]) == ("nan_detected", 960)
     assert run["cause"]["not_checked"] == ["gradient norm: not logged"]
 
 
 def test_the_table_has_the_cause_of_each_issue() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_form.run(Report((broken(),))))))
-    assert [(each["cause"], each["cause_statement"]) for each in rows] == [("bad_batch", BATCH), ("", ""), ("", "")]
+    assert [(row["cause"], row["cause_statement"]) for row in rows] == [("bad_batch", BATCH), ("", ""), ("", "")]

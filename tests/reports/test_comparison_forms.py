@@ -107,7 +107,7 @@ def test_the_page_is_whole_and_needs_no_script_and_no_network(made: Made) -> Non
     tags.feed(page)
     assert tags.open == []
     assert not tags.seen & {"script", "link", "iframe"}
-    assert all(each.startswith("data:image/png;base64,") for each in tags.pictures)
+    assert all(picture.startswith("data:image/png;base64,") for picture in tags.pictures)
     assert "://" not in page
     assert HOSTILE not in page
     assert "nan%" not in page.lower()

@@ -18,7 +18,7 @@ POINT = re.compile(r"(-?[\d.]+) (-?[\d.]+)")
 
 
 def points(path: str) -> np.ndarray:
-    return np.array([[float(each) for each in point] for point in POINT.findall(path)])
+    return np.array([[float(value) for value in point] for point in POINT.findall(path)])
 
 
 def test_losses_are_aligned_at_the_onset() -> None:
@@ -38,7 +38,7 @@ def test_a_higher_loss_and_its_tick_are_drawn_higher() -> None:
     down = points(found.lines[0].path)[:, 1]
     assert down[0] < 0.3 * HEIGHT < 0.7 * HEIGHT < down[-1]
     ticks = sorted(found.values, key=lambda tick: float(tick.label))
-    assert [each.at for each in ticks] == sorted((each.at for each in ticks), reverse=True)
+    assert [item.at for item in ticks] == sorted((item.at for item in ticks), reverse=True)
 
 
 def test_all_of_a_run_is_drawn_however_early_its_onset() -> None:
@@ -91,7 +91,7 @@ def test_a_lost_run_is_drawn_on_the_upper_edge() -> None:
 @example([5.7e305, -1.79e308])
 def test_an_axis_places_every_number_within(values: list[float]) -> None:
     axis = axis_of(values)
-    places = axis.places([each for each in values if np.isfinite(each)])
+    places = axis.places([value for value in values if np.isfinite(value)])
     assert ((places >= 0) & (places <= 100)).all()
     assert all(0 <= tick.at <= 100 for tick in axis.ticks())
 

@@ -99,7 +99,7 @@ def train(trouble: str, rank: int) -> None:
 
 
 def checksum(model: nn.Module) -> int:
-    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return zlib.crc32(weights.numpy().tobytes())
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     for _ in range(15):
         loss = model(torch.randn(8, 4)).square().mean()
         loss.backward()
-        norm = torch.cat([each.grad.flatten() for each in model.parameters()]).norm()
+        norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
         if rank == 0:
             print(loss.item(), norm.item(), flush=True)
         optimizer.step()

@@ -23,7 +23,7 @@ class FlatEngine:
         moves: bool = True,
     ) -> None:
         self.parameters = list(model.parameters())
-        self.flat = nn.Parameter(torch.cat([each.detach().flatten() for each in self.parameters]))
+        self.flat = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in self.parameters]))
         self.optimizer = make_optimizer([self.flat])
         self.clip, self.accumulate, self.moves = clip, accumulate, moves
         self.micro_batches = self.skipped = 0
@@ -57,14 +57,16 @@ class FlatEngine:
         self.optimizer.step()
         self.flat.grad = None
         self._norm = norm
-        for each, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
-            each.data.copy_(part.detach().view_as(each))
+        for parameter, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
+            parameter.data.copy_(part.detach().view_as(parameter))
 
     def _move(self) -> None:
         if self.parameters[0].grad is None:
             return
-        parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
-        gradients = torch.cat([each.flatten() for each in parts])
+        parts = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self.parameters
+        ]
+        gradients = torch.cat([part.flatten() for part in parts])
         self.sum = gradients if self.sum is None else self.sum + gradients
-        for each in self.parameters:
-            each.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None

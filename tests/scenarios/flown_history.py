@@ -24,10 +24,10 @@ def recorded_in(records: Sequence[Record]) -> RunHistory:
     """The same from the records of a journal."""
     metrics = tuple(
         Metric(str(signal), Meaning(signal.quantity, signal.place, is_known=True), series)
-        for signal, series in series_by_signal(each for each in records if isinstance(each, StepReading)).items()
+        for signal, series in series_by_signal(record for record in records if isinstance(record, StepReading)).items()
     )
-    events = tuple(each for each in records if isinstance(each, Finding))
-    params = {f"stability.{each.key}": each.value for each in records if isinstance(each, Fact)}
+    events = tuple(record for record in records if isinstance(record, Finding))
+    params = {f"stability.{record.key}": record.value for record in records if isinstance(record, Fact)}
     return RunHistory("run", "run", "recorded", "the full record", metrics, events, outcome="finished", params=params)
 
 
@@ -57,12 +57,14 @@ def logged(flown: Flown, *quantities: str, every: int = 1) -> RunHistory:
 
 def log_of(run: RunHistory, *quantities: str, every: int = 1) -> RunHistory:
     """The same from the whole record."""
-    chosen = [each for each in run.metrics if each.name in quantities]
-    meanings = metric_meanings([each.name for each in chosen])
-    metrics = tuple(replace(each, meaning=meanings[each.name], series=_thinned(each.series, every)) for each in chosen)
+    chosen = [metric for metric in run.metrics if metric.name in quantities]
+    meanings = metric_meanings([entry.name for entry in chosen])
+    metrics = tuple(
+        replace(metric, meaning=meanings[metric.name], series=_thinned(metric.series, every)) for metric in chosen
+    )
     return RunHistory("log", "log", "json_lines", "all of it", metrics)
 
 
 def _thinned(series: Series, every: int) -> Series:
     arrays = (series.steps, series.values, series.attempts, series.times)
-    return Series(series.signal, *(each[::every] for each in arrays))
+    return Series(series.signal, *(array[::every] for array in arrays))

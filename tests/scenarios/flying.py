@@ -31,7 +31,7 @@ class Flown:
     """All of them, each like ``records``: trainings that follow one upon the other have one each."""
 
     def events(self, kind: str = "") -> list[Finding]:
-        return [each for each in self.records if isinstance(each, Finding) and kind in ("", each.kind)]
+        return [record for record in self.records if isinstance(record, Finding) and kind in ("", record.kind)]
 
 
 NO_OPTIONS = Options()
@@ -51,8 +51,8 @@ def flying(folder: Path, *, strict: bool = True, options: Options = NO_OPTIONS, 
         yield flown
     finally:
         mlflow_stability.autolog(disable=True)
-        for each in (folder for one in session_folders(journals) for folder in recording_folders(one)):
-            flown.records = list(read_journal(each / JOURNAL))
+        for value in (folder for one in session_folders(journals) for folder in recording_folders(one)):
+            flown.records = list(read_journal(value / JOURNAL))
             flown.recordings.append(flown.records)
         for one in session_folders(journals):
             if one.name not in ("checkpoints", "batches"):

@@ -17,7 +17,7 @@ def mlp(inputs: int, outputs: int, width: int = 32) -> nn.Sequential:
 
 
 def state_of(*modules: nn.Module) -> list[Tensor]:
-    return [each.detach().clone() for module in modules for each in module.state_dict().values()]
+    return [tensor.detach().clone() for module in modules for tensor in module.state_dict().values()]
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -53,9 +53,9 @@ def dqn(steps: int) -> object:
         if updates < 0:
             continue
         drawn = [replay[int(at)] for at in torch.randint(len(replay), (64,))]
-        states, followed = torch.stack([each[0] for each in drawn]), torch.stack([each[3] for each in drawn])
-        actions = torch.tensor([each[1] for each in drawn])
-        rewards, overs = torch.tensor([each[2] for each in drawn]), torch.tensor([each[4] for each in drawn])
+        states, followed = torch.stack([row[0] for row in drawn]), torch.stack([row[3] for row in drawn])
+        actions = torch.tensor([row[1] for row in drawn])
+        rewards, overs = torch.tensor([row[2] for row in drawn]), torch.tensor([row[4] for row in drawn])
         with torch.no_grad():
             best = target(followed).max(1).values
             wanted = rewards + 0.99 * best * (1 - overs)
@@ -83,7 +83,7 @@ def parallel_q_learning(steps: int) -> object:
                 best = model(torch.tensor(states)).max(1).values
             targets = torch.tensor(rewards, dtype=torch.float32) + 0.99 * best * ~torch.tensor(overs)
             chosen.append((observed, actions, targets))
-        observed, actions, targets = (torch.cat(each) for each in zip(*chosen, strict=True))
+        observed, actions, targets = (torch.cat(pair) for pair in zip(*chosen, strict=True))
         for drawn in torch.cat([torch.randperm(128) for _ in range(4)]).split(32):
             values = model(observed[drawn]).gather(1, actions[drawn, None]).squeeze(1)
             step(optimizer, functional.mse_loss(values, targets[drawn]))
@@ -121,7 +121,7 @@ def ppo(steps: int) -> object:
             rows[-1] += [torch.tensor(float(reward)), torch.tensor(float(over or cut))]
             if over or cut:
                 state, _ = env.reset()
-        observations, actions, old, values, rewards, overs = (torch.stack(each) for each in zip(*rows, strict=True))
+        observations, actions, old, values, rewards, overs = (torch.stack(pair) for pair in zip(*rows, strict=True))
         returns, kept = torch.zeros(64), torch.zeros(())
         for at in reversed(range(64)):
             kept = rewards[at] + 0.99 * kept * (1 - overs[at])

@@ -314,8 +314,8 @@ def sequence_lengths(steps: int) -> object:
 
 
 WITHOUT_LEVEL: dict[str, Training] = {
-    each.__name__: each
-    for each in (
+    item.__name__: item
+    for item in (
         dqn,
         parallel_q_learning,
         ppo,
@@ -351,8 +351,8 @@ def optimizer_for_each_parameter(steps: int) -> object:
 
 
 WITH_LEVEL: dict[str, Training] = {
-    each.__name__: each
-    for each in (
+    item.__name__: item
+    for item in (
         classifier_with_average,
         distillation,
         vae,

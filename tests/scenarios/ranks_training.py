@@ -40,8 +40,8 @@ def main(trouble: str, folder: Path, mode: str) -> None:
     if trouble == "nan":
         model = plain = plain.requires_grad_()
         mesh = init_device_mesh("cpu", (size,))
-        for each in (plain[0], plain[2], plain):
-            fully_shard(each, mesh=mesh)
+        for item in (plain[0], plain[2], plain):
+            fully_shard(item, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(1, STEPS[trouble] + 1):
         rows = 64 if trouble == "once" else 4
@@ -59,8 +59,11 @@ def main(trouble: str, folder: Path, mode: str) -> None:
         optimizer.zero_grad()
         (model(inputs) - target).square().mean().backward()
         optimizer.step()
-        whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
-        print(zlib.crc32(torch.cat([each.detach().flatten() for each in whole]).numpy().tobytes()), flush=True)
+        whole = [
+            parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            for parameter in model.parameters()
+        ]
+        print(zlib.crc32(torch.cat([tensor.detach().flatten() for tensor in whole]).numpy().tobytes()), flush=True)
     dist.barrier()
     del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
     gc.collect()

@@ -38,8 +38,8 @@ def main(way: str, journals: Path) -> None:
     model: nn.Module = plain
     if way == "sharded":
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for each in (plain[0], plain[2], plain):
-            fully_shard(each, mesh=mesh)
+        for item in (plain[0], plain[2], plain):
+            fully_shard(item, mesh=mesh)
     else:
         model = DistributedDataParallel(plain)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -67,7 +67,7 @@ def main(way: str, journals: Path) -> None:
 
 
 def has_checkpoint(journals: Path) -> bool:
-    return any(each.is_good for folder in (journals / "checkpoints").glob("*/") for each in listing(folder))
+    return any(item.is_good for folder in (journals / "checkpoints").glob("*/") for item in listing(folder))
 
 
 def is_delivered(journals: Path) -> bool:

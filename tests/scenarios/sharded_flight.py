@@ -42,8 +42,8 @@ def made(way: str, plain: nn.Sequential) -> tuple[nn.Module, Optimizer]:
         model = DistributedDataParallel(plain)
         return model, ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=0.01)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    for each in (plain[0], plain[2], plain):
-        fully_shard(each, mesh=mesh)
+    for item in (plain[0], plain[2], plain):
+        fully_shard(item, mesh=mesh)
     return plain, AdamW(plain.parameters(), lr=0.01)
 
 
@@ -70,9 +70,9 @@ def main(trouble: str, folder: Path, way: str) -> None:
         optimizer.step()
         share = share_of_rate(model, optimizer, before) if ahead else 1.0
         optimizer.zero_grad()
-        weights = [each.full_tensor() if way == "fsdp2" else each for each in model.parameters()]
+        weights = [parameter.full_tensor() if way == "fsdp2" else parameter for parameter in model.parameters()]
         own: Optimizer = getattr(optimizer, "optim", optimizer)
-        moments = [each for state in own.state.values() for each in state.values()]
+        moments = [item for state in own.state.values() for item in state.values()]
         print(step, checksum(weights), loss.item(), checksum(moments), share, flush=True)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -80,11 +80,11 @@ def main(trouble: str, folder: Path, way: str) -> None:
 
 def share_of_rate(model: nn.Module, optimizer: Optimizer, before: Tensor) -> float:
     """The learning rate that a step of AdamW has used, over the one that the script has set."""
-    states = [optimizer.state[each] for each in model.parameters()]
-    group, (steps, *_) = optimizer.param_groups[0], [float(each["step"]) for each in states]
+    states = [optimizer.state[parameter] for parameter in model.parameters()]
+    group, (steps, *_) = optimizer.param_groups[0], [float(state["step"]) for state in states]
     (beta1, beta2), decay = group["betas"], group["weight_decay"]
-    first = values([each["exp_avg"] for each in states]) / (1 - beta1**steps)
-    second = values([each["exp_avg_sq"] for each in states]) / (1 - beta2**steps)
+    first = values([state["exp_avg"] for state in states]) / (1 - beta1**steps)
+    second = values([state["exp_avg_sq"] for state in states]) / (1 - beta2**steps)
     wanted = group["lr"] * (first / (second.sqrt() + group["eps"]) + decay * before)
     return float((before - values(list(model.parameters()))).norm() / wanted.norm())
 
@@ -95,8 +95,8 @@ def checksum(tensors: list[Tensor]) -> int:
 
 def values(tensors: list[Tensor]) -> Tensor:
     """Those that this rank holds."""
-    local = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
-    return torch.cat([each.detach().flatten() for each in local])
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    return torch.cat([tensor.detach().flatten() for tensor in local])
 
 
 def break_off_half_way() -> None:

@@ -52,14 +52,14 @@ def train(folder: Path, uri: str, words: list[str], **environment: str) -> subpr
 def traces_of(secret: str, folder: Path) -> list[Path]:
     found = []
     for place, _, names in os.walk(folder):
-        for each in (Path(place, name) for name in names):
+        for path in (Path(place, name) for name in names):
             with contextlib.suppress(FileNotFoundError):  # the courier may be removing the journal
-                found += [each] * (secret.encode() in each.read_bytes())
+                found += [path] * (secret.encode() in path.read_bytes())
     return found
 
 
 def crash_is_told(server: ChatServer) -> bool:
-    return any("crash" in each.body["title"] for each in server.requests)
+    return any("crash" in request.body["title"] for request in server.requests)
 
 
 def test_a_webhook_a_function_and_the_console_tell_of_spikes_and_a_crash(sqlite_uri: str, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_webhook_a_function_and_the_console_tell_of_spikes_and_a_crash(sqlite_
     with ChatServer() as server:
         done = train(tmp_path, sqlite_uri, ["train.py"], HOOK=f"json://me:{SECRET}@{server.address}/hook")
         wait_until(partial(crash_is_told, server))  # the script waits a few seconds for its last alert
-    titles = [each.body["title"] for each in server.requests]
+    titles = [request.body["title"] for request in server.requests]
     assert re.fullmatch(r"CRITICAL: (loss spike|\d loss spikes) .*10\d.*", titles[0])
     assert titles[1:] == ["CRITICAL: crash at step 120"]
     assert "ValueError: boom" in server.requests[1].body["message"]
@@ -83,5 +83,5 @@ def test_an_address_on_the_command_line_is_not_in_the_run(sqlite_uri: str, tmp_p
         url = f"json://{server.address}/{SECRET}"
         done = train(tmp_path, sqlite_uri, ["-m", "mlflow_stability", "run", "--alerts", url, "train.py"])
         wait_until(partial(crash_is_told, server), told=lambda: done.stderr)
-    assert [each.body["title"] for each in server.requests][-1] == "CRITICAL: crash at step 120", done.stderr
+    assert [request.body["title"] for request in server.requests][-1] == "CRITICAL: crash at step 120", done.stderr
     assert traces_of(SECRET, tmp_path) == []

@@ -96,7 +96,7 @@ def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         ("val_loss", {"best_by": "val_loss"}, FIRST_HALF),
         ("eval/loss", {"best_by": "val_loss"}, FIRST_HALF),
-        ("accuracy", {"best_by": "accuracy", "best_mode": "max"}, [1 - each for each in FIRST_HALF]),
+        ("accuracy", {"best_by": "accuracy", "best_mode": "max"}, [1 - value for value in FIRST_HALF]),
     ],
 )
 def test_the_best_state_by_a_metric_of_the_script_is_kept_and_restored(
@@ -106,8 +106,8 @@ def test_the_best_state_by_a_metric_of_the_script_is_kept_and_restored(
     with mlflow.start_run(), flying(tmp_path, guard=False, rollback=policy):
         weights = train(metric, values)
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
-    metas = [each.meta for each in listing(directory) if each.meta is not None]
-    assert [(each.step, round(each.value or 0.0, 6)) for each in metas] == [
+    metas = [item.meta for item in listing(directory) if item.meta is not None]
+    assert [(point.step, round(point.value or 0.0, 6)) for point in metas] == [
         (step, round(values[step // 60 - 1], 6)) for step in (60, 120, 180)
     ]
     best = best_of(metas)
@@ -128,8 +128,8 @@ def test_a_validation_at_a_checkpoint_step_gives_that_checkpoint_its_value(
     with mlflow.start_run(), flying(tmp_path, guard=False, rollback=policy):
         weights = train("val_loss", FIRST_HALF, waits=waits)
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
-    metas = [each.meta for each in listing(directory) if each.meta is not None]
-    assert [(each.step, each.value) for each in metas] == [
+    metas = [item.meta for item in listing(directory) if item.meta is not None]
+    assert [(point.step, point.value) for point in metas] == [
         (60, 0.9), (120, 0.5), (180, 0.2), (240, None), (300, None), (360, None)
     ]  # fmt: skip
     model, optimizer = built()
@@ -169,12 +169,12 @@ def test_without_a_metric_the_loss_says_which_is_the_best(tmp_path: Path) -> Non
         assert session is not None
         assert session.rollback()
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
-    metas = [each.meta for each in listing(directory) if each.meta is not None]
+    metas = [item.meta for item in listing(directory) if item.meta is not None]
     best, last_good = best_of(metas), last_good_of(metas)
     assert best is not None
     assert last_good is not None
-    assert best.rank == min(each.loss for each in metas if each.good)
-    assert last_good.step == max(each.step for each in metas if each.good)
+    assert best.rank == min(item.loss for item in metas if item.good)
+    assert last_good.step == max(point.step for point in metas if point.good)
 
 
 def test_the_state_of_an_object_of_the_script_is_saved_and_restored(tmp_path: Path) -> None:
@@ -193,6 +193,6 @@ def test_the_state_of_an_object_of_the_script_is_saved_and_restored(tmp_path: Pa
     resumed = mlflow_stability.restore(*built(), directory=directory, extra_state={"sampler": fresh})
     assert fresh.drawn == resumed.step > 0
     left = mlflow_stability.restore(*built(), directory=directory)
-    assert any("Extra state not restored: sampler" in each for each in left.messages)
+    assert any("Extra state not restored: sampler" in message for message in left.messages)
     with pytest.raises(CheckpointsRefused, match=r"No extra state 'loader' in .*; it has sampler"):
         mlflow_stability.restore(*built(), directory=directory, extra_state={"loader": fresh})

@@ -48,7 +48,7 @@ def test_its_tensors_are_in_the_run_only_if_asked(
     end()
     client = MlflowClient(sqlite_uri)
     (run,) = client.search_runs(["0"])
-    listed = [each.path for each in client.list_artifacts(run.info.run_id, "stability/batches")]
+    listed = [artifact.path for artifact in client.list_artifacts(run.info.run_id, "stability/batches")]
     (kept,) = tmp_path.glob(".mlflow-stability/batches/*/batch-*.pt")
     if capture is True:
         assert listed == []
@@ -91,7 +91,7 @@ def test_after_a_skipped_step_a_model_with_state_of_its_own_goes_on_as_without_u
                 loss.backward()
                 optimizer.step()
             losses.append(loss.detach())
-        return [*losses, *(each.detach() for each in model.parameters())]
+        return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
     bare = trained(guarded=False)
     with flying(tmp_path, guard=True) as flown:

@@ -172,7 +172,7 @@ def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path)
     flown, last = trained(tmp_path, growing_term, steps=600, policy=usual)
     told = flown.events("data_changed")
     assert told
-    undone = [each for each in flown.events("rollback") if "steps_regained" in each.metrics]
+    undone = [event for event in flown.events("rollback") if "steps_regained" in event.metrics]
     assert len(undone) == len(told) == len(flown.events("rollback")) / 2
     assert flown.events("give_up") == []
     assert last < 5.0
@@ -181,15 +181,17 @@ def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path)
 @pytest.mark.parametrize("loss_of", [weighted_term, added_term])
 def test_a_term_whose_growth_the_graph_shows_is_not_answered(tmp_path: Path, loss_of: Loss) -> None:
     flown, _ = trained(tmp_path, loss_of, steps=500)
-    assert [each.message for each in flown.events() if each.kind in ("rollback", "divergence", "data_changed")] == []
+    assert [event.message for event in flown.events() if event.kind in ("rollback", "divergence", "data_changed")] == []
 
 
 def test_the_learning_rate_is_not_reduced_any_more_then(tmp_path: Path) -> None:
     flown, _ = trained(tmp_path, other_targets)
     undone = flown.events("rollback")[-1]
-    later = [each for each in flown.records if getattr(each, "step", 0) > undone.step and hasattr(each, "signals")]
+    later = [
+        record for record in flown.records if getattr(record, "step", 0) > undone.step and hasattr(record, "signals")
+    ]
     assert later
-    assert all(signal.quantity != "learning_rate_used" for each in later for signal in each.signals)
+    assert all(signal.quantity != "learning_rate_used" for item in later for signal in item.signals)
 
 
 @pytest.mark.parametrize("factor", [300.0, 100.0])
@@ -230,7 +232,7 @@ def test_a_change_of_the_data_is_reported_in_one_line(tmp_path: Path, caplog: py
             optimizer.step()
     finally:
         mlflow_stability.autolog(disable=True)
-    said = [each for each in caplog.messages if "Rolled back" in each or "data_changed" in each]
+    said = [message for message in caplog.messages if "Rolled back" in message or "data_changed" in message]
     assert len(said) == 2, said
     assert said[1].startswith("data_changed: The weights of step 101 give a loss of ")
     assert "Going back to the weights of step" in said[1]

@@ -38,12 +38,14 @@ def twice(model: nn.Sequential) -> None:
 
 
 def by_public_norm(model: nn.Sequential) -> None:
-    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    norm = torch.nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    )
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
 
 
 def from_a_generator(model: nn.Sequential) -> None:
-    gradients = (each.grad for each in model.parameters() if each.grad is not None)
+    gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
     norm = torch.nn.utils.get_total_norm(gradients)
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
 
@@ -117,7 +119,7 @@ def test_a_clip_before_the_last_micro_batch_is_not_the_norm_of_the_step(watched:
         losses[1].backward()
         truth.append(
             {
-                "loss": sum(each.item() for each in losses),
+                "loss": sum(loss.item() for loss in losses),
                 "micro_batches": 2,
                 "grad_norm": true_norm(model.parameters()),
                 "learning_rate": 0.1,

@@ -64,7 +64,7 @@ def whole_step_compiled() -> list[Tensor]:
         return loss
 
     losses = [train_step(*batch).detach() for batch in batches(5)]
-    return [*losses, *(each.detach() for each in model.parameters())]
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 def step_compiled() -> list[Tensor]:
@@ -76,7 +76,7 @@ def step_compiled() -> list[Tensor]:
         mse(model, batch).backward()
         step()
         optimizer.zero_grad()
-    return [each.detach() for each in model.parameters()]
+    return [parameter.detach() for parameter in model.parameters()]
 
 
 @pytest.mark.slow

@@ -23,19 +23,19 @@ from mlflow_stability.vocabulary.measured.signal import StepReading
 
 
 def set_to_none(parameters: Iterable[Tensor]) -> None:
-    for each in parameters:
-        each.grad = None
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def set_to_zero(parameters: Iterable[Tensor]) -> None:
-    for each in parameters:
-        if each.grad is not None:
-            each.grad.zero_()
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.zero_()
 
 
 def replace_by_zeros(parameters: Iterable[Tensor]) -> None:
-    for each in parameters:
-        each.grad = torch.zeros_like(each)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
 
 
 DISCARDS: dict[str, Callable[[Iterable[Tensor]], None]] = {
@@ -66,14 +66,14 @@ def dropping_loop(discard: Callable[[Iterable[Tensor]], None], broken: set[int])
         truth.append({"loss": loss.item(), "micro_batches": 1, "grad_norm": true_norm(model.parameters())})
         optimizer.step()
         set_to_none(model.parameters())
-    return truth, [each.detach().clone() for each in model.parameters()]
+    return truth, [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def steps(records: list[Record]) -> list[Row]:
     return [
-        {str(signal): value for signal, value in zip(each.signals, each.values, strict=True)}
-        for each in records
-        if isinstance(each, StepReading)
+        {str(signal): value for signal, value in zip(record.signals, record.values, strict=True)}
+        for record in records
+        if isinstance(record, StepReading)
     ]
 
 
@@ -82,7 +82,7 @@ def steps(records: list[Record]) -> list[Row]:
 def test_a_batch_that_the_script_discards_is_part_of_no_step(watched: Watched, how: str, broken: set[int]) -> None:
     truth, _ = dropping_loop(DISCARDS[how], broken)
     watched.must_be([{**row, "learning_rate": 0.01} for row in truth])
-    assert sum(len(each.discarded) for each in watched.readings) == len(broken)
+    assert sum(len(reading.discarded) for reading in watched.readings) == len(broken)
 
 
 @pytest.mark.parametrize("how", DISCARDS)
@@ -112,7 +112,7 @@ def test_a_healthy_batch_that_is_discarded_is_part_of_no_step_either(watched: Wa
         optimizer.step()
         set_to_none(model.parameters())
     assert [row["loss"] for row in watched.rows()] == pytest.approx(truth)
-    assert not any(each.discarded for each in watched.readings)
+    assert not any(reading.discarded for reading in watched.readings)
 
 
 def test_of_accumulated_batches_only_those_before_the_discard_are_left_out(watched: Watched) -> None:
@@ -133,7 +133,7 @@ def test_of_accumulated_batches_only_those_before_the_discard_are_left_out(watch
         optimizer.step()
         optimizer.zero_grad()
     rows = watched.rows()
-    assert [(row["loss"], row["micro_batches"]) for row in rows] == [pytest.approx(each) for each in truth]
+    assert [(row["loss"], row["micro_batches"]) for row in rows] == [pytest.approx(item) for item in truth]
 
 
 def test_a_gradient_that_is_dropped_alone_discards_no_batch(watched: Watched) -> None:
@@ -163,7 +163,7 @@ def test_clipping_every_micro_batch_discards_none(watched: Watched) -> None:
 def test_of_two_optimizers_each_has_its_own_discards(watched: Watched) -> None:
     """The halves of a GAN alternate; the script drops a broken batch of the second half."""
     halves = [tiny_model(1), tiny_model(2)]
-    optimizers = [SGD(each.parameters(), lr=0.1) for each in halves]
+    optimizers = [SGD(halve.parameters(), lr=0.1) for halve in halves]
     truth: list[float] = []
     for batch in with_broken_batches(6, {3}):
         for half, optimizer in zip(halves, optimizers, strict=True):
@@ -205,7 +205,7 @@ def engine_loop(broken: set[int], accumulate: int, moves: bool) -> tuple[FlatEng
     for batch in with_broken_batches(12, broken):
         engine.backward(mse(model, batch))
         engine.step()
-    return engine, [each.detach().clone() for each in model.parameters()]
+    return engine, [parameter.detach().clone() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -232,20 +232,20 @@ def test_batches_accumulated_in_a_flat_buffer_are_all_counted(watched: Watched) 
 
 def test_a_nan_that_reached_a_flat_buffer_is_skipped_by_the_guard(tmp_path: Path) -> None:
     model = tiny_model()
-    master = nn.Parameter(torch.cat([each.detach().flatten() for each in model.parameters()]))
+    master = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     optimizer = SGD([master], lr=0.1)
     with flying(tmp_path, guard=True) as flown:
         for number in range(6):
             total = torch.zeros_like(master)
             for batch in with_broken_batches(2, {0} if number == 3 else set()):
                 mse(model, batch).backward()
-                total += torch.cat([each.grad.flatten() for each in model.parameters()])  # type: ignore[union-attr]
+                total += torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
                 set_to_none(model.parameters())
             master.grad = total
             optimizer.step()
             optimizer.zero_grad()
     assert torch.isfinite(master).all()
-    assert [each.step for each in flown.events("step_skipped")] == [4]
+    assert [event.step for event in flown.events("step_skipped")] == [4]
 
 
 def test_no_gradient_is_kept_alive(watched: Watched) -> None:
@@ -255,10 +255,10 @@ def test_no_gradient_is_kept_alive(watched: Watched) -> None:
     for batch in batches(3):
         mse(model, batch).backward()
         optimizer.step()
-        gradients += [weakref.ref(each.grad) for each in model.parameters()]
+        gradients += [weakref.ref(parameter.grad) for parameter in model.parameters()]
         set_to_none(model.parameters())
     gc.collect()
-    assert all(each() is None for each in gradients)
+    assert all(gradient() is None for gradient in gradients)
 
 
 def test_a_loss_that_backward_runs_on_twice_is_recorded_once(watched: Watched) -> None:

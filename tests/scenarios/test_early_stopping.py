@@ -26,7 +26,7 @@ def train(steps: int = 60, huge_at: int = 0, clip: float | None = None, validati
             loss.backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            before = {f"before.{name}": each.detach().clone() for name, each in model.state_dict().items()}
+            before = {f"before.{name}": tensor.detach().clone() for name, tensor in model.state_dict().items()}
             optimizer.step()
             if validations and step % 5 == 0:
                 mlflow.log_metric("val_loss", max(1.0 - step / 40, 0.5), step=step // 5)
@@ -36,11 +36,11 @@ def train(steps: int = 60, huge_at: int = 0, clip: float | None = None, validati
 
 
 def unchanged(found: dict[str, Tensor]) -> bool:
-    return all(torch.equal(found[each], found[f"before.{each}"]) for each in ("weight", "bias"))
+    return all(torch.equal(found[name], found[f"before.{name}"]) for name in ("weight", "bias"))
 
 
 def stopped(flown: Flown) -> list[int]:
-    return [each.step for each in flown.events("early_stopping")]
+    return [event.step for event in flown.events("early_stopping")]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_healthy_training_is_the_same_with_conditions_and_without(tmp_path: Pa
     with flying(tmp_path, stop_on=("nonfinite", "loss>1000", "val_loss plateau 5", "throughput-99%")) as flown:
         watched = train()
     alone = train()
-    assert all(torch.equal(watched[each], alone[each]) for each in ("weight", "bias"))
+    assert all(torch.equal(watched[name], alone[name]) for name in ("weight", "bias"))
     assert stopped(flown) == []
 
 

@@ -36,9 +36,9 @@ class InPlaceEngine:
         return None
 
     def step(self) -> None:
-        for each in self.parameters:
-            assert each.grad is not None
-            each.grad.data.mul_(0.1)
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.grad.data.mul_(0.1)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -62,12 +62,12 @@ def test_the_norm_is_that_of_the_engine_before_it_clipped(watched: Watched, accu
     rows = watched.rows()
     assert max(norms) > CLIP
     assert [row["grad_norm"] for row in rows] == pytest.approx(norms, rel=1e-5)
-    assert [row["grad_norm_clipped"] for row in rows] == pytest.approx([min(each, CLIP) for each in norms], rel=1e-4)
+    assert [row["grad_norm_clipped"] for row in rows] == pytest.approx([min(norm, CLIP) for norm in norms], rel=1e-4)
     assert watched.bases() == {"before clipping"}
 
 
 def notes_of(records: list[Record]) -> list[str]:
-    return [each.value for each in records if isinstance(each, Note) and each.key == "grad_norm"]
+    return [record.value for record in records if isinstance(record, Note) and record.key == "grad_norm"]
 
 
 def test_the_run_says_that_clipping_of_copies_cannot_be_seen(tmp_path: Path) -> None:

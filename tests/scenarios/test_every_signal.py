@@ -43,7 +43,7 @@ def small_model() -> nn.Module:
 
 
 def norm(tensors: list[Tensor]) -> float:
-    return math.sqrt(sum(float((each.double() ** 2).sum()) for each in tensors))
+    return math.sqrt(sum(float((tensor.double() ** 2).sum()) for tensor in tensors))
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
         loss = nn.functional.cross_entropy(model(ids), ids[:, 0])
         optimizer.zero_grad()
         loss.backward()
-        before = [each.detach().clone() for each in model.parameters()]
-        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         optimizer.step()
         schedule.step()
         if step == 40:
@@ -71,8 +71,8 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
                 "grad_norm@2": norm(gradients[1:3]),
                 "param_norm@4": norm(before[3:]),
                 "update_ratio@0": norm(changes[:1]) / norm(before[:1]),
-                "momentum_norm": norm([optimizer.state[each]["exp_avg"] for each in model.parameters()]),
-                "grad_max": max(float(each.abs().max()) for each in gradients),
+                "momentum_norm": norm([optimizer.state[parameter]["exp_avg"] for parameter in model.parameters()]),
+                "grad_max": max(float(gradient.abs().max()) for gradient in gradients),
             }
     run_id, record = record_of(store)
 
@@ -109,15 +109,15 @@ def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_p
         optimizer.step()
         optimizer.zero_grad()
     run_id, _ = record_of(store)
-    pictures = {each.path for each in store.list_artifacts(run_id, "stability")}
+    pictures = {artifact.path for artifact in store.list_artifacts(run_id, "stability")}
     assert "stability/dashboard.png" in pictures
-    layers = {Path(each.path).name for each in store.list_artifacts(run_id, "stability/layers")}
+    layers = {Path(artifact.path).name for artifact in store.list_artifacts(run_id, "stability/layers")}
     assert {"grad_norm.png", "update_ratio.png", "gradient_histogram.png"} <= layers
-    parts = [each.path for each in store.list_artifacts(run_id, "stability/data/layers")]
+    parts = [artifact.path for artifact in store.list_artifacts(run_id, "stability/data/layers")]
     files = [Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=part)) for part in parts]
     tables = [table for file in files for table in read_layer_part(file)]
-    assert {(each.step, each.what) for each in tables} >= {(100, "gradient"), (100, "weight")}
-    assert any(each.has_histograms for each in tables)
+    assert {(point.step, point.what) for point in tables} >= {(100, "gradient"), (100, "weight")}
+    assert any(item.has_histograms for item in tables)
     assert tables[0].layers == ("0", "2", "4")
 
 
@@ -129,8 +129,8 @@ def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: Mlflo
     optimizers = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
     for _ in range(20):
         for optimizer in optimizers:
-            for each in optimizers:
-                each.zero_grad()
+            for item in optimizers:
+                item.zero_grad()
             critic(generator(torch.randn(8, 4))).mean().backward()
             optimizer.step()
     _, record = record_of(store)
@@ -153,8 +153,12 @@ def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClie
         optimizer.zero_grad()
     run_id, record = record_of(store)
     assert "update_ratio" not in record.columns
-    said = [each for _, each in RunReader(run_id, mlflow.get_tracking_uri()).event_lines() if isinstance(each, Finding)]
-    assert [each for each in said if each.severity >= Severity.WARNING] == []
+    said = [
+        finding
+        for _, finding in RunReader(run_id, mlflow.get_tracking_uri()).event_lines()
+        if isinstance(finding, Finding)
+    ]
+    assert [finding for finding in said if finding.severity >= Severity.WARNING] == []
 
 
 @pytest.mark.slow

@@ -67,12 +67,12 @@ def test_smaller_steps_are_those_of_both(sqlite_uri: str, tmp_path: Path) -> Non
     assert weights(first) == weights(second)
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
-    told = [each.message for each in diagnosis.findings if each.kind == "smaller_steps"]
-    assert [each.split()[0] for each in told] == ["Reset", "Learning"]
+    told = [finding.message for finding in diagnosis.findings if finding.kind == "smaller_steps"]
+    assert [text.split()[0] for text in told] == ["Reset", "Learning"]
 
 
 def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
-    ranks = [each.communicate(timeout=240) for each in started("jump", sqlite_uri, tmp_path)]
+    ranks = [item.communicate(timeout=240) for item in started("jump", sqlite_uri, tmp_path)]
     first, second = (numbers(printed) for printed, _ in ranks)
     assert weights(first) == weights(second)
     (_, said), (_, other) = ranks
@@ -88,7 +88,7 @@ def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
 def test_where_the_data_has_changed_both_get_their_weights_of_before_the_rollback_back(
     sqlite_uri: str, tmp_path: Path
 ) -> None:
-    ranks = [each.communicate(timeout=240) for each in started("changed", sqlite_uri, tmp_path)]
+    ranks = [item.communicate(timeout=240) for item in started("changed", sqlite_uri, tmp_path)]
     first, second = (numbers(printed) for printed, _ in ranks)
     assert weights(first) == weights(second)
     (_, said), (_, other) = ranks
@@ -96,7 +96,7 @@ def test_where_the_data_has_changed_both_get_their_weights_of_before_the_rollbac
     assert "mlflow-stability: " not in other
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
-    (told,) = [each for each in diagnosis.findings if each.kind == "data_changed"]
+    (told,) = [finding for finding in diagnosis.findings if finding.kind == "data_changed"]
     # The weights of the step of the rollback were replaced within it: what came back is seen by what follows.
     before, after = first[int(told.metrics["target"]) - 2], first[told.start + 1]
     assert after[2] < before[2]
@@ -121,8 +121,8 @@ def test_where_one_rank_cannot_go_back_none_does_and_none_tries_again(
     sqlite_uri: str, tmp_path: Path, trouble: str, told: str, why: str
 ) -> None:
     ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
-    said = [each.communicate(timeout=240) for each in ranks]
-    assert [each.returncode for each in ranks] == [0, 0], said
+    said = [rank.communicate(timeout=240) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
     first, second = (numbers(printed) for printed, _ in said)
     assert len(first) == 260
     assert weights(first) == weights(second)
@@ -148,8 +148,8 @@ def test_a_training_that_is_stopped_ends_on_all_ranks_before_the_step(
     sqlite_uri: str, tmp_path: Path, trouble: str
 ) -> None:
     ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
-    said = [each.communicate(timeout=240) for each in ranks]
-    assert [each.returncode for each in ranks] == [1, 1], said
+    said = [rank.communicate(timeout=240) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
     assert all("TrainingDiverged: Training stopped before step 150 was taken" in errors for _, errors in said)
     assert all("(stop_on=loss>50)" in errors for _, errors in said)
     assert ("met on rank 1" in said[0][1]) == ("last" in trouble)
@@ -166,14 +166,14 @@ def test_a_state_split_over_four_processes_is_skipped_and_rolled_back_on_all_or_
     sqlite_uri: str, tmp_path: Path, way: str, trouble: str
 ) -> None:
     ranks = started(trouble, sqlite_uri, tmp_path, "sharded_flight.py", 4, way, **OFFLINE)
-    said = [each.communicate(timeout=400) for each in ranks]
-    assert [each.returncode for each in ranks] == [0] * 4, said
+    said = [rank.communicate(timeout=400) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, said
     rows = [numbers(printed) for printed, _ in said]
     first = rows[0]
     assert len(first) == STEPS
-    assert all(weights(each) == weights(first) for each in rows), "all ranks have the same weights, bit for bit"
-    for each in rows:
-        same = [row[0] for before, row in itertools.pairwise(each) if before[1:4:2] == row[1:4:2]]
+    assert all(weights(item) == weights(first) for item in rows), "all ranks have the same weights, bit for bit"
+    for item in rows:
+        same = [row[0] for before, row in itertools.pairwise(item) if before[1:4:2] == row[1:4:2]]
         assert same == [NAN_AT], "neither weights nor the rank's optimizer state were changed, on any rank"
     if trouble == "half":
         known = [row[1] for row in first if row[0] != NAN_AT]
@@ -182,7 +182,7 @@ def test_a_state_split_over_four_processes_is_skipped_and_rolled_back_on_all_or_
     else:
         (back,) = re.findall(r"Rolled back from step (\d+) to step (\d+)", said[0][1])
         left, target = map(int, back)
-        assert all(each[left - 1][1:4:2] == each[target - 1][1:4:2] for each in rows), "the state came back on all"
+        assert all(item[left - 1][1:4:2] == item[target - 1][1:4:2] for item in rows), "the state came back on all"
         assert sum(row[2] for row in first[-20:]) / 20 < 0.1, "the jump of the learning rate is survived"
         assert not any("switched off" in errors for _, errors in said)
     assert said[0][1].count("4 of 4 trained parameters are split over processes") == (way == "fsdp2")
@@ -191,23 +191,23 @@ def test_a_state_split_over_four_processes_is_skipped_and_rolled_back_on_all_or_
         assert said[0][1].count("Call consolidate_state_dict() of ZeroRedundancyOptimizer on every rank") == 1
         return
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
-    good = [each for each in listing(directory) if each.is_good]
+    good = [item for item in listing(directory) if item.is_good]
     assert good, "all processes write checkpoints together"
-    assert not any(damage_of(each) for each in good)
+    assert not any(damage_of(item) for item in good)
 
 
 def test_an_early_sign_of_divergence_acts_on_both_ranks_of_a_sharded_model(sqlite_uri: str, tmp_path: Path) -> None:
     ranks = started("ahead", sqlite_uri, tmp_path, "sharded_flight.py", 2, "fsdp2", MLFLOW_STABILITY_OFFLINE="1")
-    said = [each.communicate(timeout=200) for each in ranks]
-    assert [each.returncode for each in ranks] == [0, 0], said
+    said = [rank.communicate(timeout=200) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
     rows = [numbers(printed) for printed, _ in said]
     assert weights(rows[0]) == weights(rows[1])
     (journal,) = (tmp_path / "journals").glob("*/*/journal")
-    events = [each for each in read_journal(journal) if isinstance(each, Finding)]
-    (told,) = [each for each in events if each.kind == "smaller_steps"]
+    events = [finding for finding in read_journal(journal) if isinstance(finding, Finding)]
+    (told,) = [event for event in events if event.kind == "smaller_steps"]
     assert told.message.startswith("All ranks write a checkpoint after the next step. Learning rate starts at 0.5 ")
-    for each in rows:
-        shares = [row[4] for row in each]
+    for item in rows:
+        shares = [row[4] for row in item]
         assert shares[: told.step] == pytest.approx([1.0] * told.step, abs=0.01)
         assert shares[told.step] == pytest.approx(0.5, abs=0.01), "each rank halved the learning rate of its shards"
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()

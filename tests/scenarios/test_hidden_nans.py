@@ -21,16 +21,16 @@ STEPS, BROKEN = 20, 9
 
 
 def losses_of(flown: Flown) -> dict[int, float]:
-    (loss,) = [each.series for each in recorded(flown).metrics if each.name == "loss"]
+    (loss,) = [metric.series for metric in recorded(flown).metrics if metric.name == "loss"]
     return dict(zip(loss.steps.tolist(), loss.values.tolist(), strict=True))
 
 
 def must_say_nan(flown: Flown) -> None:
     diagnosis = diagnosis_of(recorded(flown))
-    assert [each.start for each in diagnosis.findings if each.kind == "nan_detected"] == [BROKEN]
+    assert [finding.start for finding in diagnosis.findings if finding.kind == "nan_detected"] == [BROKEN]
     assert "NaN" in diagnosis.verdict
     assert f"step {BROKEN}" in diagnosis.verdict
-    assert next(each.step for each in flown.events("nan_detected")) == BROKEN
+    assert next(event.step for event in flown.events("nan_detected")) == BROKEN
 
 
 def hugging_face(folder: Path, **arguments: Any) -> list[float]:
@@ -63,7 +63,7 @@ def hugging_face(folder: Path, **arguments: Any) -> list[float]:
     )
     assert trainer.args.logging_nan_inf_filter
     trainer.train()
-    return [float(each["loss"]) for each in trainer.state.log_history if "loss" in each]
+    return [float(item["loss"]) for item in trainer.state.log_history if "loss" in item]
 
 
 @pytest.mark.parametrize("every", [1, 5])

@@ -32,12 +32,12 @@ def test_what_a_script_calls_step_30_is_the_31st_step_everywhere(tmp_path: Path)
             optimizer.step()
         assert flown.session.step == 60
     run = recorded(flown)
-    (loss,) = [each.series for each in run.metrics if each.name == "loss"]
+    (loss,) = [metric.series for metric in run.metrics if metric.name == "loss"]
     assert loss.steps.tolist() == list(range(1, 61))
-    assert [int(each) for each in loss.steps[~torch.tensor(loss.values).isfinite().numpy()]] == [BROKEN + 1]
-    assert {each.step for each in flown.events("nan_detected")} == {BROKEN + 1}
+    assert [int(value) for value in loss.steps[~torch.tensor(loss.values).isfinite().numpy()]] == [BROKEN + 1]
+    assert {event.step for event in flown.events("nan_detected")} == {BROKEN + 1}
     diagnosis = diagnosis_of(run)
-    assert [each.start for each in diagnosis.findings if each.kind == "nan_detected"] == [BROKEN + 1]
+    assert [finding.start for finding in diagnosis.findings if finding.kind == "nan_detected"] == [BROKEN + 1]
     assert diagnosis.steps == (1, 60)
     assert "in 60 steps" in diagnosis.verdict
 

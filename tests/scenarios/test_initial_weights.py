@@ -56,7 +56,7 @@ def test_a_learning_rate_too_high_from_the_first_step_on_ends_in_a_training_that
     assert flown.events("give_up") == []
     assert end_of(losses) < 0.25 * losses[0]
     assert len(rates) == 1, "the script sees its own learning rate"
-    skipped = [each for each in flown.events("step_skipped") if "stands still" in each.message]
+    skipped = [event for event in flown.events("step_skipped") if "stands still" in event.message]
     assert skipped == []
 
 
@@ -69,7 +69,7 @@ def stopped(folder: Path, policy: RollbackPolicy, why: str) -> Flown:
 def test_where_even_that_does_not_help_a_training_can_be_stopped_and_says_so(tmp_path: Path) -> None:
     policy = RollbackPolicy(initial_factor=0.99, max_rollbacks=2, on_give_up="raise")
     flown = stopped(tmp_path, policy, "initial weights did not help")
-    assert [each.metrics["target"] for each in flown.events("rollback")] == [0, 0]
+    assert [event.metrics["target"] for event in flown.events("rollback")] == [0, 0]
     (final,) = flown.events("give_up")
     assert final.severity is Severity.CRITICAL
     assert "Training stopped with TrainingDiverged." in final.message
@@ -78,7 +78,7 @@ def test_where_even_that_does_not_help_a_training_can_be_stopped_and_says_so(tmp
 
 def test_by_default_it_is_stopped_only_when_no_step_is_taken_any_more(tmp_path: Path) -> None:
     flown = stopped(tmp_path, RollbackPolicy(initial_factor=0.99, max_rollbacks=2), "100 consecutive steps skipped")
-    first, last = [each for each in flown.events("give_up") if each.severity is Severity.CRITICAL]
+    first, last = [event for event in flown.events("give_up") if event.severity is Severity.CRITICAL]
     assert "initial weights did not help" in first.message
     assert "No further rollbacks; broken steps are still skipped." in first.message
     assert "Training stopped with TrainingDiverged." in last.message

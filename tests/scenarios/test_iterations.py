@@ -50,7 +50,7 @@ class Game:
 
     def state(self) -> list[Tensor]:
         """The weights of both, as they are."""
-        return [each.detach().clone() for one in (self.generator, self.critic) for each in one.parameters()]
+        return [parameter.detach().clone() for one in (self.generator, self.critic) for parameter in one.parameters()]
 
     def judge(self, times: float = 1.0) -> None:
         """One update of the critic."""
@@ -78,17 +78,17 @@ def _step(optimizer: Optimizer, loss: Tensor) -> None:
 
 
 def readings(flown: Flown) -> list[StepReading]:
-    return [each for each in flown.records if isinstance(each, StepReading)]
+    return [record for record in flown.records if isinstance(record, StepReading)]
 
 
 def steps_of(flown: Flown, name: str) -> list[int]:
     """At which steps a signal was recorded."""
-    return [each.step for each in readings(flown) if name in map(str, each.signals)]
+    return [reading.step for reading in readings(flown) if name in map(str, reading.signals)]
 
 
 def is_recorded_once_a_step(flown: Flown) -> bool:
     """Whether no signal has two values at one step."""
-    found = [(each.attempt, each.step, signal) for each in readings(flown) for signal in each.signals]
+    found = [(reading.attempt, reading.step, signal) for reading in readings(flown) for signal in reading.signals]
     return len(found) == len(set(found))
 
 
@@ -104,8 +104,8 @@ def test_a_thousand_iterations_of_a_gan_are_a_thousand_steps(tmp_path: Path) -> 
     diagnosis = diagnosis_of(recorded(flown))
     assert diagnosis.steps == (1, 1000)
     assert steps_of(flown, "loss_ema") == steps_of(flown, "loss_ema@track_critic") == everything[9::10]
-    assert [repr(each) for each in replay(flown.records)] == [
-        repr(each) for each in flown.events() if each.source is not Source.REPORTED
+    assert [repr(item) for item in replay(flown.records)] == [
+        repr(event) for event in flown.events() if event.source is not Source.REPORTED
     ]
 
 
@@ -156,7 +156,7 @@ def test_the_steps_of_a_training_that_follows_another_come_after_its_own(tmp_pat
             kept += [model, optimizer]
             for _ in range(5):
                 _step(optimizer, model(torch.randn(8, 4)).square().mean())
-    assert [each.step for each in readings(flown)] == list(range(1, 16))
+    assert [reading.step for reading in readings(flown)] == list(range(1, 16))
 
 
 @pytest.mark.scenario
@@ -172,7 +172,7 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     assert table["step"].tolist() == list(range(1, 201))
     assert table[[SMALL, LARGE, "grad_norm", "grad_norm@track_critic"]].notna().all().all()
     logged = [
-        sorted(each.step for each in store.get_metric_history(run.info.run_id, key))
+        sorted(point.step for point in store.get_metric_history(run.info.run_id, key))
         for key in (metric_key(Signal("loss")), metric_key(Signal("loss", "track_critic")))
     ]
     assert logged[0] == logged[1]
@@ -183,7 +183,7 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     assert planned <= set(logged[0]) <= planned | with_events
     read = list(reader.record().readings())
     assert len(read) == 400
-    assert {len({str(each) for each in one.signals} & {SMALL, LARGE}) for one in read} == {1}
+    assert {len({str(signal) for signal in one.signals} & {SMALL, LARGE}) for one in read} == {1}
 
 
 def _pieces(game: Game, iterations: int, at: int, half: Callable[[Game, float], None], times: float) -> None:
@@ -201,17 +201,17 @@ def test_a_broken_half_is_skipped_and_the_other_one_taken(
     game = Game()
     with flying(tmp_path, guard=True, options=Options(capture_batch=True)) as flown:
         _pieces(game, 40, 30, half, math.nan)
-    assert all(each.isfinite().all() for each in game.state())
+    assert all(tensor.isfinite().all() for tensor in game.state())
     assert steps_of(flown, SMALL) == steps_of(flown, LARGE) == list(range(1, 41))
-    broken = [each for each in readings(flown) if any(map(math.isnan, each.values))]
-    assert [each.step for each in broken] == [30]
+    broken = [reading for reading in readings(flown) if any(map(math.isnan, reading.values))]
+    assert [point.step for point in broken] == [30]
     assert f"loss{place}" in map(str, broken[0].signals)
-    assert [each.step for each in flown.events("step_skipped")] == [30]
+    assert [event.step for event in flown.events("step_skipped")] == [30]
     (batch,) = flown.events("broken_batch")
     assert batch.step == 30
     assert ("8x8" if half is Game.judge else "8x4") in batch.message
-    assert [repr(each) for each in replay(flown.records)] == [
-        repr(each) for each in flown.events() if each.source is not Source.REPORTED
+    assert [repr(item) for item in replay(flown.records)] == [
+        repr(event) for event in flown.events() if event.source is not Source.REPORTED
     ]
 
 
@@ -230,7 +230,7 @@ def test_a_gan_goes_back_to_a_whole_step_bit_by_bit_and_begins_a_step_after_it(t
         game.make()
         game.play(5)
     assert 1 < target < 101
-    again = [(each.step, str(each.signals[0])) for each in readings(flown) if each.attempt == 1]
+    again = [(reading.step, str(reading.signals[0])) for reading in readings(flown) if reading.attempt == 1]
     assert again[:3] == [(102, LARGE), (102, SMALL), (103, LARGE)]
     assert again[-1][0] == 107
     assert is_recorded_once_a_step(flown)

@@ -78,7 +78,7 @@ def trained() -> list[Tensor]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    return [*losses, *(each.detach() for each in model.parameters())]
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 @pytest.mark.usefixtures("library")

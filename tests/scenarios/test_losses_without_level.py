@@ -31,17 +31,17 @@ LATER = {"parallel_q_learning": 49, "reinforce_one_by_one": 80}
 
 def facts(flown: Flown) -> dict[int, LossLevel | None]:
     """What was recorded about the level of the loss, by step."""
-    readings = (each for each in flown.records if isinstance(each, StepReading))
+    readings = (record for record in flown.records if isinstance(record, StepReading))
     return {
-        each.step: level_from_code(value)
-        for each in readings
-        for signal, value in zip(each.signals, each.values, strict=True)
+        reading.step: level_from_code(value)
+        for reading in readings
+        for signal, value in zip(reading.signals, reading.values, strict=True)
         if signal.quantity == LOSS_LEVEL
     }
 
 
 def warnings_of(flown: Flown) -> list[str]:
-    return [each.message for each in flown.events() if each.severity >= Severity.WARNING]
+    return [event.message for event in flown.events() if event.severity >= Severity.WARNING]
 
 
 def patched() -> list[object]:
@@ -52,7 +52,7 @@ def patched() -> list[object]:
 def is_same(one: object, other: object) -> bool:
     assert isinstance(one, Sequence)
     assert isinstance(other, Sequence)
-    assert all(isinstance(each, Tensor) for each in (*one, *other))
+    assert all(isinstance(tensor, Tensor) for tensor in (*one, *other))
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 

@@ -150,7 +150,7 @@ def test_steps_that_explode_where_clipping_ended_are_put_down_to_that_and_not_to
     assert found.cause is not None
     assert (found.cause.name, found.cause.certainty, found.cause.since) == ("clipping_ended", "likely", 301)
     assert str(found.remedies[0]) == "Clip gradients at 0.5 again, as up to step 300."
-    named = {each.cause.name for each in found.findings if each.cause is not None}
+    named = {finding.cause.name for finding in found.findings if finding.cause is not None}
     assert "damaged_weights" not in named
 
 
@@ -243,7 +243,7 @@ def test_the_text_of_a_jump_names_the_optimizer_whose_learning_rate_jumped(tmp_p
         torch.manual_seed(0)
         maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
         judge = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
-        of_maker, of_judge = (Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (maker, judge))
+        of_maker, of_judge = (Adam(item.parameters(), lr=1e-3, betas=(0.5, 0.999)) for item in (maker, judge))
         logistic, ones, zeros = nn.BCEWithLogitsLoss(), torch.ones(64, 1), torch.zeros(64, 1)
         for step in range(400):
             if step == 300:
@@ -270,7 +270,7 @@ def with_averages(seed: int, left_in: Callable[[nn.Module, list[Tensor]], None],
     """A classifier of noisy labels whose weights' averages are used for an evaluation every 400 steps."""
     model = classifier(seed)
     optimizer, generator = Adam(model.parameters(), lr=2e-3), torch.Generator().manual_seed(seed + 1)
-    averages = [0.0 * each.detach() for each in model.parameters()]
+    averages = [0.0 * parameter.detach() for parameter in model.parameters()]
     for step in range(first, first + 1300):
         inputs, labels = batch_of(generator)
         wrong = torch.rand(labels.shape, generator=generator) < 0.1
@@ -294,7 +294,7 @@ def by_state(model: nn.Module, averages: list[Tensor]) -> None:
 
 
 def taken_out_again(model: nn.Module, averages: list[Tensor]) -> None:
-    kept = {name: each.clone() for name, each in model.state_dict().items()}
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_state(model, averages)
     model.load_state_dict(kept)
 
@@ -336,7 +336,7 @@ def slow_weights(every: int) -> Callable[[int, nn.Module, Optimizer], None]:
     slow: list[Tensor] = []
 
     def sync(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
-        slow.extend(each.detach().clone() for each in model.parameters() if step == 1)
+        slow.extend(parameter.detach().clone() for parameter in model.parameters() if step == 1)
         if step % every == 0:
             with torch.no_grad():
                 for kept, weight in zip(slow, model.parameters(), strict=True):
@@ -348,13 +348,13 @@ def slow_weights(every: int) -> Callable[[int, nn.Module, Optimizer], None]:
 def pruned(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
     if step % 100 == 0:
         with torch.no_grad():
-            for each in model.parameters():
-                each.mul_((each.abs() > 0.01 * step / 100).to(each))
+            for parameter in model.parameters():
+                parameter.mul_((parameter.abs() > 0.01 * step / 100).to(parameter))
 
 
 def clamped(_step: int, model: nn.Module, _optimizer: Optimizer) -> None:
-    for each in model.parameters():
-        each.data.clamp_(-0.3, 0.3)
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.3, 0.3)
 
 
 @pytest.mark.slow
@@ -390,5 +390,5 @@ def test_one_bad_sample_that_returns_in_each_epoch_is_a_bad_batch(
     assert found.cause.name == "bad_batch"
     assert "20 losses of" in found.cause.statement
     assert ("every 20 steps" in found.cause.statement) or shuffled
-    named = {each.cause.name for each in found.findings if each.cause is not None}
+    named = {finding.cause.name for finding in found.findings if finding.cause is not None}
     assert "gradients_not_cleared" not in named

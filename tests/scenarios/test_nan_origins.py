@@ -50,7 +50,7 @@ def train(plant: Plant) -> tuple[nn.Module, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [an_input, a_logarithm, a_root, a_loss, an_optimizer, a_weight], ids=lambda each: each.__name__
+    "make", [an_input, a_logarithm, a_root, a_loss, an_optimizer, a_weight], ids=lambda letter: letter.__name__
 )
 def test_under_the_guard_the_origin_is_in_the_journal(tmp_path: Path, make: Callable[[], Plant]) -> None:
     plant = make()
@@ -65,7 +65,7 @@ def test_under_the_guard_the_origin_is_in_the_journal(tmp_path: Path, make: Call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [a_logarithm, a_root, an_optimizer], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("make", [a_logarithm, a_root, an_optimizer], ids=lambda letter: letter.__name__)
 def test_without_the_guard_the_first_broken_step_is_looked_at(tmp_path: Path, make: Callable[[], Plant]) -> None:
     plant = make()
     with flying(tmp_path) as flown:
@@ -84,7 +84,7 @@ def test_who_does_not_want_it_does_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [a_logarithm, a_root], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("make", [a_logarithm, a_root], ids=lambda letter: letter.__name__)
 def test_a_training_is_the_same_with_it_and_without_it(tmp_path: Path, make: Callable[[], Plant]) -> None:
     found = []
     for capture in (False, True):

@@ -74,7 +74,7 @@ def cell(notebook: NotebookClient) -> Cell:
         made = nbformat.v4.new_code_cell(code)
         notebook.nb.cells.append(made)
         notebook.execute_cell(made, len(notebook.nb.cells) - 1)
-        return "".join(each.get("text") or each.get("data", {}).get("text/plain", "") for each in made.outputs)
+        return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in made.outputs)
 
     run(SETUP)
     return run

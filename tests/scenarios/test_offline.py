@@ -42,7 +42,7 @@ def test_offline_nothing_is_sent_until_sync(
     assert set(couriers_of(os.getpid())) <= set(before)
     caplog.clear()
     assert not session.wait(1)
-    assert [each.getMessage().partition(" in ")[0] for each in caplog.records] == ["Recorded offline"]
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == ["Recorded offline"]
     client = MlflowClient(sqlite_uri)
     assert list(client.search_runs(["0"])) == []
     assert run(["sync"]) == 0

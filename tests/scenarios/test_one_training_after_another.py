@@ -30,8 +30,8 @@ def with_backward(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
 def by_autograd_grad(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
     for batch in batches(steps):
         gradients = torch.autograd.grad(mse(model, batch), list(model.parameters()))
-        for each, gradient in zip(model.parameters(), gradients, strict=True):
-            each.grad = gradient
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
         optimizer.step()
 
 
@@ -39,8 +39,8 @@ def by_hand(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
     """As evolution strategies do."""
     with torch.no_grad():
         for _ in range(steps):
-            for each in model.parameters():
-                each.grad = torch.full_like(each, 0.1)
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1)
             optimizer.step()
 
 
@@ -67,7 +67,7 @@ def test_no_step_is_lost_of_a_training_without_backward_that_follows_another(
 
 def test_no_step_is_lost_where_both_optimizers_were_made_beforehand(watched: Watched) -> None:
     models = [tiny_model(1), tiny_model(2)]
-    optimizers = [SGD(each.parameters(), lr=0.1) for each in models]
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
     with_backward(models[0], optimizers[0], 3)
     by_autograd_grad(models[1], optimizers[1], 3)
     assert len(watched.rows()) == 6
@@ -79,7 +79,7 @@ def test_no_step_is_lost_from_one_run_to_the_next(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     models = [tiny_model(1), tiny_model(2)]
-    optimizers = [SGD(each.parameters(), lr=0.1) for each in models]
+    optimizers = [SGD(item.parameters(), lr=0.1) for item in models]
     counted, recordings = [], set()
     with flying(tmp_path):
         for train, model, optimizer in zip((with_backward, by_hand), models, optimizers, strict=True):
@@ -89,8 +89,8 @@ def test_no_step_is_lost_from_one_run_to_the_next(
                 assert session is not None
                 session._meter.drain()
                 counted.append(session.step)
-                for each in session_folders(tmp_path / "journals"):
-                    recordings |= {folder.name for folder in recording_folders(each)}
+                for item in session_folders(tmp_path / "journals"):
+                    recordings |= {folder.name for folder in recording_folders(item)}
     assert counted == [4, 4]
     assert len(recordings) == 2
 
@@ -124,14 +124,14 @@ def test_optimizers_that_are_made_for_one_parameter_at_a_time_are_one_training(w
 
 def test_optimizers_that_step_inside_a_backward_pass_with_checkpoints_are_one_training(watched: Watched) -> None:
     model = tiny_model()
-    optimizers = {each: SGD([each], lr=0.1) for each in model.parameters()}
+    optimizers = {item: SGD([item], lr=0.1) for item in model.parameters()}
 
     def step(parameter: Tensor) -> None:
         optimizers[parameter].step()
         parameter.grad = None
 
-    for each in model.parameters():
-        each.register_post_accumulate_grad_hook(step)
+    for item in model.parameters():
+        item.register_post_accumulate_grad_hook(step)
     for inputs, targets in batches(5):
         hidden = checkpoint(model[:2], inputs.requires_grad_(), use_reentrant=False)
         nn.functional.mse_loss(checkpoint(model[2], hidden, use_reentrant=False), targets).backward()

@@ -92,8 +92,8 @@ def test_sam_is_recorded_by_the_gradient_that_it_steps_with(watched: Watched, st
 
 def test_muon_and_adamw_make_one_step_with_one_norm(watched: Watched) -> None:
     model = tiny_model()
-    weights = [each for each in model.parameters() if each.ndim == 2]
-    biases = [each for each in model.parameters() if each.ndim == 1]
+    weights = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    biases = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     optimizers = [torch.optim.Muon(weights, lr=0.02), AdamW(biases, lr=0.001)]
     truth: list[Row] = []
     for batch in batches(5):

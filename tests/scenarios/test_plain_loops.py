@@ -187,7 +187,7 @@ def test_parameters_of_several_precisions_make_one_norm(watched: Watched) -> Non
         nn.Parameter(torch.randn(50, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
     ]
     optimizer = SGD(parameters, lr=0.01)
-    sum((each.float() * 300.0).square().sum() for each in parameters).backward()  # type: ignore[union-attr]
+    sum((parameter.float() * 300.0).square().sum() for parameter in parameters).backward()  # type: ignore[union-attr]
     norm = true_norm(parameters)
     optimizer.step()
     assert watched.rows()[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)

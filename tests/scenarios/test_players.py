@@ -56,10 +56,10 @@ def train_a_gan(iterations: int, rate: float) -> nn.Module:
 
 def critical(flown: Flown) -> list[str]:
     """The kinds of what is critical: live, in the record, and in the log that the script might have kept."""
-    live = [each.kind for each in flown.events() if each.severity is Severity.CRITICAL]
+    live = [event.kind for event in flown.events() if event.severity is Severity.CRITICAL]
     seen = (recorded(flown), logged(flown, "loss", "loss@track_1"), logged(flown, "loss", "loss@track_1", every=10))
     return live + [
-        each.kind for run in seen for each in diagnosis_of(run).findings if each.severity is Severity.CRITICAL
+        finding.kind for run in seen for finding in diagnosis_of(run).findings if finding.severity is Severity.CRITICAL
     ]
 
 
@@ -101,5 +101,5 @@ def test_trainings_take_turns_where_losses_come_again_after_others_four_times(pl
     for place in places:
         turns.take(place)
     assert turns.alternate is expected
-    steps = [[step for step, each in enumerate(places) if each == place] for place in sorted(set(places))]
+    steps = [[step for step, value in enumerate(places) if value == place] for place in sorted(set(places))]
     assert take_turns(steps) is expected

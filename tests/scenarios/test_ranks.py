@@ -21,23 +21,23 @@ SCRIPT = str(Path(ranks_training.__file__))
 
 def trained(processes: int, *arguments: str) -> list[Ended]:
     ended = launch(processes, SCRIPT, *arguments)
-    assert [each.code for each in ended] == [0] * processes, ended[0].errors
+    assert [item.code for item in ended] == [0] * processes, ended[0].errors
     return ended
 
 
 def events(journals: Path, kind: str) -> list[Finding]:
     (journal,) = journals.glob("*/*/journal")
-    return [each for each in read_journal(journal) if isinstance(each, Finding) and each.kind == kind]
+    return [finding for finding in read_journal(journal) if isinstance(finding, Finding) and finding.kind == kind]
 
 
 def notes(journals: Path) -> dict[str, str]:
     (journal,) = journals.glob("*/*/journal")
-    return {each.key: each.value for each in read_journal(journal) if isinstance(each, Note)}
+    return {point.key: point.value for point in read_journal(journal) if isinstance(point, Note)}
 
 
 def test_a_nan_on_one_rank_of_four_is_named_and_skipped_everywhere(tmp_path: Path) -> None:
     ended = trained(4, "nan", str(tmp_path), "autopilot")
-    assert len({each.printed for each in ended}) == 1, "the weights are the same on all ranks"
+    assert len({item.printed for item in ended}) == 1, "the weights are the same on all ranks"
     weights = ended[0].printed.split()
     assert [step for step in range(2, len(weights) + 1) if weights[step - 1] == weights[step - 2]] == [NAN_AT]
     (event,) = events(tmp_path, RankNonfinite.kind)
@@ -62,7 +62,7 @@ def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -
     loss = recorded(tmp_path)[SPIKE_AT]["loss"]
     assert spike.metrics["loss"] > 100 * loss, "which is that of rank 0"
     # A busy machine may have kept any rank waiting at another step as well.
-    (slow,) = [each for each in events(tmp_path, RankSlowStep.kind) if each.step == SLOW_AT]
+    (slow,) = [event for event in events(tmp_path, RankSlowStep.kind) if event.step == SLOW_AT]
     assert slow.metrics["rank"] == 2
     assert slow.metrics["seconds"] >= SLOW_SECONDS
     said = f"Rank 2 ({host}) took {slow.metrics['seconds']:.3g} s before its backward pass at step {SLOW_AT}, "
@@ -75,7 +75,7 @@ def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -
 def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_path: Path) -> None:
     trained(2, "slow", str(tmp_path), "watched")
     found = events(tmp_path, Straggler.kind)
-    assert {each.metrics["rank"] for each in found} == {0}
+    assert {item.metrics["rank"] for item in found} == {0}
     assert found[0].step >= SLOW_FROM, "a busy machine may have slowed it down before that as well"
     assert "Rank 0" in found[0].message
     rows = recorded(tmp_path)

@@ -97,11 +97,11 @@ def test_the_schedule_stays_where_the_script_has_it(rescued: Any) -> None:
 def test_the_learning_rate_really_used_is_recorded_beside_that_of_the_script_while_it_is_lower(rescued: Any) -> None:
     flown, _, _ = rescued
     rates: dict[str, dict[int, float]] = {"learning_rate": {}, "learning_rate_used": {}}
-    for reading in [each for each in flown.records if isinstance(each, StepReading)]:
+    for reading in [record for record in flown.records if isinstance(record, StepReading)]:
         for signal, value in zip(reading.signals, reading.values, strict=True):
             rates.get(signal.quantity, {})[reading.step] = value
     used, script = rates["learning_rate_used"], rates["learning_rate"]
-    back = [each.step for each in flown.events("rollback")]
+    back = [event.step for event in flown.events("rollback")]
     assert min(used) == back[0] + 1
     assert all(rate < script[step] for step, rate in used.items())
     first = flown.events("rollback")[0].metrics["learning_rate"]
@@ -111,24 +111,24 @@ def test_the_learning_rate_really_used_is_recorded_beside_that_of_the_script_whi
 def test_every_rollback_is_reported_with_its_target_and_marked_in_the_curves(rescued: Any) -> None:
     flown = rescued[0]
     returns = flown.events("rollback")
-    resets = [each for each in flown.records if isinstance(each, Reset)]
-    assert [each.step for each in resets] == [each.step + 1 for each in returns]
-    assert [each.attempt for each in resets] == list(range(1, len(returns) + 1))
-    for each in returns:
-        assert each.metrics["steps_lost"] == each.step - each.metrics["target"] > 0
-        assert each.metrics["seconds"] > 0
-    last = [each for each in flown.records if isinstance(each, StepReading)][-1]
+    resets = [record for record in flown.records if isinstance(record, Reset)]
+    assert [reset.step for reset in resets] == [point.step + 1 for point in returns]
+    assert [reset.attempt for reset in resets] == list(range(1, len(returns) + 1))
+    for point in returns:
+        assert point.metrics["steps_lost"] == point.step - point.metrics["target"] > 0
+        assert point.metrics["seconds"] > 0
+    last = [record for record in flown.records if isinstance(record, StepReading)][-1]
     assert last.attempt == len(returns)
     assert dict(zip(map(str, last.signals), last.values, strict=True))["rollbacks"] == len(returns)
 
 
 def test_what_was_judged_live_is_found_again_in_the_journal(rescued: Any) -> None:
     flown = rescued[0]
-    (opening,) = [each for each in flown.records if isinstance(each, Opening)]
-    live = [each for each in flown.events() if each.source is Source.DETECTOR]
+    (opening,) = [record for record in flown.records if isinstance(record, Opening)]
+    live = [event for event in flown.events() if event.source is Source.DETECTOR]
     assert live
     again = replay(flown.records, read_detectors(opening.detectors))
-    assert [dataclasses.astuple(each) for each in again] == [dataclasses.astuple(each) for each in live]
+    assert [dataclasses.astuple(item) for item in again] == [dataclasses.astuple(item) for item in live]
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> No
     with flying(tmp_path, rollback=QUICK) as flown:
         losses, _ = train(jump=(0, 0))
     assert losses == train(jump=(0, 0))[0]
-    said = [each.kind for each in flown.events() if each.source is Source.REPORTED]
+    said = [event.kind for event in flown.events() if event.source is Source.REPORTED]
     assert said == ["configuration_changed"]  # this loop changes its betas itself
 
 
@@ -145,7 +145,7 @@ def test_what_going_back_cannot_help_is_given_up(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=dataclasses.replace(HOPELESS, max_rollbacks=2, on_give_up="continue")) as flown:
         train(steps=900, jump=(200, 900))
     assert len(flown.events("rollback")) <= 2
-    (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
+    (final,) = [event for event in flown.events("give_up") if event.severity.name == "CRITICAL"]
     assert final.step > 200
 
 
@@ -155,7 +155,7 @@ def test_what_going_back_cannot_help_goes_on_by_default_and_says_what_to_change(
     with flying(tmp_path, rollback=policy) as flown:
         losses, _ = train(steps=900, jump=(200, 900))
     assert len(losses) == 900
-    (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
+    (final,) = [event for event in flown.events("give_up") if event.severity.name == "CRITICAL"]
     assert "No further rollbacks; broken steps are still skipped." in final.message
     assert str(final.remedies[0]).startswith("Lower the learning rate")
 
@@ -180,7 +180,7 @@ def test_a_training_is_stopped_where_the_user_asked_and_leaves_its_last_good_sta
     resumed = mlflow_stability.restore(model, optimizer, directory=directory)
     assert 0 < resumed.step < 200
     assert flown.events("rollback") == []
-    assert [each.value for each in flown.records if isinstance(each, Note) and each.key == "checkpoints"] == [
+    assert [record.value for record in flown.records if isinstance(record, Note) and record.key == "checkpoints"] == [
         str(directory)
     ]
 
@@ -294,7 +294,7 @@ def test_the_autopilot_can_be_turned_on_and_off_on_the_way(tmp_path: Path) -> No
             offline=True, silent=True, strict=True, options=Options(journal_dir=tmp_path / "journals")
         )
         steps(10)
-    assert len([each for each in flown.records if isinstance(each, StepReading)]) == 80
+    assert len([record for record in flown.records if isinstance(record, StepReading)]) == 80
 
 
 def test_a_guard_that_never_waits_answers_a_broken_step_by_going_back(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_guard_that_never_waits_answers_a_broken_step_by_going_back(tmp_path: 
     (told,) = flown.events("rollback")
     assert told.step == 100
     assert 80 <= told.metrics["target"] < 100
-    assert all(bool(each.isfinite().all()) for each in model.parameters())
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert flown.events("step_skipped") == []
 
 
@@ -337,7 +337,7 @@ def test_adaptive_clipping_alone_tames_a_spike(tmp_path: Path) -> None:
 def test_a_preset_brings_its_own_idea_of_divergence(tmp_path: Path, preset: str) -> None:
     with flying(tmp_path, rollback=True, preset=preset) as flown:
         train(steps=160, jump=(0, 0))
-    (opening,) = [each for each in flown.records if isinstance(each, Opening)]
+    (opening,) = [record for record in flown.records if isinstance(record, Opening)]
     assert opening.detectors.count("DivergenceClassic") == 1 or "divergence:classic" in opening.detectors
 
 

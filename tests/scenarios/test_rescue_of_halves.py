@@ -46,13 +46,13 @@ def test_as_many_iterations_as_steps_and_both_halves_of_the_same_one(of_critic: 
     flown, seen = gan(tmp_path, 260 // of_critic, of_critic, 150 // of_critic)
     backs = flown.events("rollback")
     assert backs
-    readings = [each for each in flown.records if isinstance(each, StepReading)]
-    assert max(each.step for each in readings) == 260 // of_critic * of_critic
+    readings = [record for record in flown.records if isinstance(record, StepReading)]
+    assert max(reading.step for reading in readings) == 260 // of_critic * of_critic
     for back in backs:
         assert back.step % of_critic == 0, "a rollback in the middle of an iteration"
         target = int(back.metrics["target"])
         assert target % of_critic == 0
         here, there = seen[back.step // of_critic - 1], seen[target // of_critic - 1]
         assert all(map(torch.equal, here, there))
-    halves = {signal.place for each in readings for signal in each.signals if signal.quantity == "loss"}
+    halves = {signal.place for reading in readings for signal in reading.signals if signal.quantity == "loss"}
     assert len(halves) == 2

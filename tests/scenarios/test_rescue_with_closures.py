@@ -26,8 +26,8 @@ def train(make: Make, factor: float = 1.0, steps: int = 160, start: float = 1.0)
     targets = (2 * inputs[:, :1]).sin() + 0.1 * torch.randn(256, 1, generator=dice)
     model = nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1))
     with torch.no_grad():
-        for each in model.parameters():
-            each.mul_(start)
+        for parameter in model.parameters():
+            parameter.mul_(start)
     optimizer = make(list(model.parameters()))
     rate, seen, losses = optimizer.param_groups[0]["lr"], set(), []
     for step in range(steps):
@@ -52,9 +52,9 @@ def lbfgs(parameters: list[nn.Parameter]) -> Optimizer:
 
 
 def used_rates(flown: Flown) -> dict[int, float]:
-    readings = [each for each in flown.records if isinstance(each, StepReading)]
-    values = {each.step: dict(zip(map(str, each.signals), each.values, strict=True)) for each in readings}
-    return {step: each["learning_rate_used"] for step, each in values.items() if "learning_rate_used" in each}
+    readings = [record for record in flown.records if isinstance(record, StepReading)]
+    values = {reading.step: dict(zip(map(str, reading.signals), reading.values, strict=True)) for reading in readings}
+    return {step: row["learning_rate_used"] for step, row in values.items() if "learning_rate_used" in row}
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ AT_ONCE = dataclasses.replace(QUICK, rollback_after_skips=5)
 
 
 def bits(model: torch.nn.Module, optimizer: AdamW) -> list[Tensor]:
-    moments = [each for state in optimizer.state.values() for each in state.values()]
-    return [each.detach().clone() for each in (*model.parameters(), *moments)]
+    moments = [item for state in optimizer.state.values() for item in state.values()]
+    return [parameter.detach().clone() for parameter in (*model.parameters(), *moments)]
 
 
 def skipping_from(
@@ -55,7 +55,7 @@ def test_weights_of_before_a_rollback_without_effect_are_put_back(tmp_path: Path
     with flying(tmp_path, rollback=dataclasses.replace(AT_ONCE, on_give_up="continue")) as flown:
         skipping_from(121, 140, seen.__setitem__)
     there, back = flown.events("rollback")
-    (final,) = [each for each in flown.events("give_up") if each.severity is Severity.CRITICAL]
+    (final,) = [event for event in flown.events("give_up") if event.severity is Severity.CRITICAL]
     assert (there.step, back.step, final.step) == (125, 130, 130)
     assert back.metrics["target"] == 125
     assert "not in the weights" in final.message
@@ -77,7 +77,7 @@ def test_a_training_that_is_stopped_has_the_weights_of_before_a_rollback_without
     with flying(tmp_path, rollback=policy) as flown, pytest.raises(TrainingDiverged, match="not in the weights"):
         skipping_from(121, 140, look, kept)
     assert max(seen) == 129
-    assert [each.metrics["target"] for each in flown.events("rollback")][-1] == 125
+    assert [event.metrics["target"] for event in flown.events("rollback")][-1] == 125
     assert all(map(torch.equal, kept[0].parameters(), seen[120]))
 
 
@@ -160,7 +160,7 @@ def test_a_rollback_that_can_neither_be_made_nor_reverted_says_what_was_not_put_
         skipping_from(121, 130, look)
         assert flown.session.good_steps == () or min(flown.session.good_steps) < 120
     (told,) = flown.events("give_up")
-    wrong = sum(not torch.equal(*each) for each in zip(seen[130], seen[120], strict=True))
+    wrong = sum(not torch.equal(*pair) for pair in zip(seen[130], seen[120], strict=True))
     assert 0 < wrong < len(seen[120])
     assert "Nothing was changed" not in told.message
     assert "Incomplete: these may now be" in told.message
@@ -202,7 +202,7 @@ def test_without_room_for_states_a_warning_says_that_the_training_cannot_be_roll
         assert not flown.session.rollback()
     assert flown.events("rollback") == []
     assert flown.events("give_up")
-    assert all("o good state" in each.message for each in flown.events("give_up"))
+    assert all("o good state" in event.message for event in flown.events("give_up"))
     assert flown.session.parts_off == {}
 
 
@@ -218,7 +218,7 @@ def test_without_room_for_states_in_memory_those_on_the_disk_are_gone_back_to(tm
 def test_a_very_first_step_of_lbfgs_that_breaks_the_weights_is_taken_back(tmp_path: Path) -> None:
     model, next_loss = task()
     optimizer = LBFGS(model.parameters(), max_iter=4)
-    before = [each.detach().clone() for each in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     asked = 0
 
     def closure() -> Tensor:
@@ -234,4 +234,4 @@ def test_a_very_first_step_of_lbfgs_that_breaks_the_weights_is_taken_back(tmp_pa
         assert all(map(torch.equal, model.parameters(), before))
         optimizer.step(closure)
         assert not all(map(torch.equal, model.parameters(), before))
-    assert [each.step for each in flown.events("step_skipped")] == [1]
+    assert [event.step for event in flown.events("step_skipped")] == [1]

@@ -104,10 +104,10 @@ def by_lightning(folder: Path) -> Fitted:
         state = torch.load(file, weights_only=False)
         step = state["global_step"]
         assert file.name == f"step={step}.ckpt"
-        checkpoints[step] = loss_of({name.removeprefix("model."): each for name, each in state["state_dict"].items()})
+        checkpoints[step] = loss_of({name.removeprefix("model."): item for name, item in state["state_dict"].items()})
         taken[step] = int(next(iter(state["optimizer_states"][0]["state"].values()))["step"])
         assert state["lr_schedulers"][0]["last_epoch"] == step
-    weights = {name: each.detach() for name, each in module.model.state_dict().items()}
+    weights = {name: tensor.detach() for name, tensor in module.model.state_dict().items()}
     return Fitted(trainer.global_step, logged, checkpoints, taken, weights)
 
 
@@ -131,7 +131,7 @@ def by_hugging_face(folder: Path) -> Fitted:
             disable_tqdm=True,
         ),
         train_dataset=[  # type: ignore[arg-type]
-            {"inputs": each, "labels": label} for each, label in zip(*data(STEPS * 32), strict=True)
+            {"inputs": item, "labels": label} for item, label in zip(*data(STEPS * 32), strict=True)
         ],
         optimizers=(optimizer, LambdaLR(optimizer, factor)),
     )
@@ -143,8 +143,8 @@ def by_hugging_face(folder: Path) -> Fitted:
         state = torch.load(place / "optimizer.pt", weights_only=False)
         taken[step] = int(next(iter(state["state"].values()))["step"])
         assert torch.load(place / "scheduler.pt", weights_only=False)["last_epoch"] == step
-    logged = {each["step"]: float(each["loss"]) for each in trainer.state.log_history if "loss" in each}
-    weights = {name: each.detach() for name, each in model.state_dict().items()}
+    logged = {row["step"]: float(row["loss"]) for row in trainer.state.log_history if "loss" in row}
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     return Fitted(trainer.state.global_step, logged, checkpoints, taken, weights)
 
 
@@ -172,7 +172,7 @@ def test_a_jump_of_the_rate_is_rolled_back_and_the_fit_ends_healthy(flown: tuple
 def test_the_frameworks_log_has_every_step_once_also_those_that_were_rolled_back(flown: tuple[Flown, Fitted]) -> None:
     recording, fitted = flown
     (rollback,) = recording.events("rollback")
-    (loss,) = [each.series for each in recorded(recording).metrics if each.name == "loss"]
+    (loss,) = [metric.series for metric in recorded(recording).metrics if metric.name == "loss"]
     assert fitted.logged == pytest.approx(dict(zip(loss.steps.tolist(), loss.values.tolist(), strict=True)), rel=1e-5)
     assert list(fitted.logged) == list(range(1, STEPS + 1))
     assert max(fitted.logged, key=lambda step: fitted.logged[step]) in range(JUMP[0], rollback.step + 1)
@@ -182,7 +182,7 @@ def test_only_checkpoints_of_the_steps_that_were_rolled_back_are_of_a_state_that
     flown: tuple[Flown, Fitted],
 ) -> None:
     recording, fitted = flown
-    (rollback,) = [each for each in diagnosis_of(recorded(recording)).findings if each.kind == "rollback"]
+    (rollback,) = [finding for finding in diagnosis_of(recorded(recording)).findings if finding.kind == "rollback"]
     lost = range(int(rollback.metrics["target"]) + 1, rollback.end + 1)
     assert sorted(fitted.checkpoints) == list(range(EVERY, STEPS + 1, EVERY))
     bad = [step for step, value in fitted.checkpoints.items() if value > 1.0]

@@ -82,7 +82,7 @@ def growing_targets(folder: Path, rollback: bool) -> tuple[Flown, float]:
 def test_a_loss_that_rises_because_its_targets_grow_is_rolled_back_twice_at_most(tmp_path: Path) -> None:
     _, watched = growing_targets(tmp_path / "watched", rollback=False)
     flown, end = growing_targets(tmp_path / "rollback", rollback=True)
-    undone = [each for each in flown.events("rollback") if "steps_regained" in each.metrics]
+    undone = [event for event in flown.events("rollback") if "steps_regained" in event.metrics]
     assert len(undone) == 2
     assert len(flown.events("rollback")) == 4
     (told,) = flown.events("give_up")

@@ -36,8 +36,12 @@ def finish(process: Process) -> list[list[float]]:
 
 def listeners(port: int) -> list[str]:
     """The command lines of the processes that listen at a port."""
-    found = [each for each in psutil.net_connections("tcp") if each.laddr.port == port and each.status == "LISTEN"]
-    return [" ".join(psutil.Process(each.pid).cmdline()) for each in found]
+    found = [
+        connection
+        for connection in psutil.net_connections("tcp")
+        if connection.laddr.port == port and connection.status == "LISTEN"
+    ]
+    return [" ".join(psutil.Process(process.pid).cmdline()) for process in found]
 
 
 def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_uri: str, tmp_path: Path) -> None:
@@ -48,8 +52,8 @@ def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_u
     (courier,) = wait_until(lambda: [line for line in listeners(port) if "mlflow_stability.courier" in line], 150)
     assert f"-{ranks[0].pid}-" in courier, "the session of rank 0"
     (tmp_path / "seen").touch()
-    printed = [each.communicate(timeout=240) for each in ranks]
-    assert [each.returncode for each in ranks] == [0, 0], printed
+    printed = [item.communicate(timeout=240) for item in ranks]
+    assert [item.returncode for item in ranks] == [0, 0], printed
     assert str(port) not in printed[0][1] + printed[1][1], "nothing is in its way"
 
 

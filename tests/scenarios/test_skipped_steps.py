@@ -84,11 +84,11 @@ def test_a_broken_step_is_skipped_bit_by_bit(tmp_path: Path, loop: Any, make: An
         take()
         if differences(before, picture(model, optimizer)):
             changed.append(number)
-        assert all(each.grad is not None for each in model.parameters())
+        assert all(parameter.grad is not None for parameter in model.parameters())
 
     with flying(tmp_path, guard=True) as flown:
         loop(step, model, optimizer)
-    assert changed == [each for each in range(1, STEPS + 1) if each != BROKEN]
+    assert changed == [value for value in range(1, STEPS + 1) if value != BROKEN]
     (skipped,) = flown.events("step_skipped")
     assert skipped.step == BROKEN
     assert skipped.severity <= Severity.WARNING
@@ -219,7 +219,7 @@ def test_the_trainer_of_hugging_face_skips_a_broken_step(tmp_path: Path) -> None
                 logging_strategy="no",
             ),
             train_dataset=[
-                {"inputs": each["inputs"] * (math.nan if number == 5 else 1)} for number, each in enumerate(data)
+                {"inputs": row["inputs"] * (math.nan if number == 5 else 1)} for number, row in enumerate(data)
             ],
             callbacks=[Look()],
         )

@@ -49,7 +49,7 @@ def train(times: dict[int, float], by_hand: BeforeStep | None = None) -> tuple[l
         if by_hand is None or math.isfinite(times.get(step, 1.0)):
             optimizer.step()
         seen.append(optimizer.param_groups[0]["lr"])
-    return [each.detach().clone() for each in model.parameters()], seen, optimizer
+    return [parameter.detach().clone() for parameter in model.parameters()], seen, optimizer
 
 
 def flown(folder: Path, times: dict[int, float], **options: Any) -> tuple[Flown, list[Tensor]]:
@@ -118,7 +118,7 @@ def creeping(*, times: float = 1.02) -> list[Tensor]:
         optimizer.zero_grad()
         (model(inputs) - inputs[:, :1].sin()).square().mean().backward()
         optimizer.step()
-    return [each.detach().clone() for each in model.parameters()]
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_an_early_sign_of_divergence_writes_a_checkpoint_and_may_ease(act: ActAh
     sign, told = flight.events("divergence_ahead")[0], flight.events("smaller_steps")[0]
     assert told.step - sign.step in (0, 1)
     assert f"Wrote a checkpoint of step {told.step}." in told.message
-    assert [each for each in tmp_path.rglob("state.pt") if f"{told.step}" in each.parent.name]
+    assert [path for path in tmp_path.rglob("state.pt") if f"{told.step}" in path.parent.name]
     same = all(torch.equal(mine, other) for mine, other in zip(weights, creeping(), strict=True))
     assert same == (act == "checkpoint")
     assert ("Learning rate starts at 0.5 times" in told.message) == (act == "ease")
@@ -155,7 +155,7 @@ def test_a_loss_scale_stays_below_its_limit_and_the_training_as_it_is(
                 scaler.step(optimizer)
                 optimizer.zero_grad()
             scaler.update()
-        return [each.detach().clone() for each in model.parameters()], scales
+        return [parameter.detach().clone() for parameter in model.parameters()], scales
 
     with flying(tmp_path, rollback=RollbackPolicy(max_rollbacks=0, largest_scale=2.0**14)):
         weights, scales = train_scaled()

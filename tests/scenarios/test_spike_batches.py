@@ -72,7 +72,7 @@ def test_all_micro_batches_of_a_spike_are_kept(tmp_path: Path) -> None:
 def test_a_spike_of_the_last_step_is_kept_when_the_recording_ends(tmp_path: Path) -> None:
     with flying(tmp_path):
         train(spikes=(STEPS,))
-    assert [each.name for each in kept(tmp_path)] == [f"batch-{STEPS:06d}.pt"]
+    assert [entry.name for entry in kept(tmp_path)] == [f"batch-{STEPS:06d}.pt"]
 
 
 def test_a_batch_that_the_script_has_overwritten_is_not_kept(tmp_path: Path) -> None:

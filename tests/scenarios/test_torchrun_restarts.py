@@ -46,15 +46,15 @@ def test_a_restarted_job_goes_on_in_the_same_run_which_says_which_rank_died(
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     assert run.info.status == "FINISHED"
     attempts = recordings_in(run.data.tags)
-    steps = [(each.first_step, each.last_step) for each in attempts.values()]
+    steps = [(attempt.first_step, attempt.last_step) for attempt in attempts.values()]
     assert steps == [(1, DIES_AT), (DIES_AT + 1, DIES_AT + STEPS - CHECKPOINT)]
     losses = mlflow_stability.load_run(run.info.run_id, tracking_uri=sqlite_uri)["loss"]
     assert len(losses) == DIES_AT + STEPS - CHECKPOINT
     assert run.data.tags["stability.verdict"] == "healthy"
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
-    (died,) = [each for each in diagnosis.findings if each.kind == RankDied.kind]
+    (died,) = [finding for finding in diagnosis.findings if finding.kind == RankDied.kind]
     assert died.start == DIES_AT
     assert died.message.startswith(f"Rank 1 ({socket.gethostname()}) ended first: after step {DIES_AT}, at ")
-    (again,) = [each for each in diagnosis.findings if each.kind == JobRestarted.kind]
+    (again,) = [finding for finding in diagnosis.findings if finding.kind == JobRestarted.kind]
     assert again.start == DIES_AT + 1
     assert again.message.startswith("Attempt 2 of the job")

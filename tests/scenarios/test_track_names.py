@@ -22,8 +22,8 @@ def losses_of(folder: Path, body: Callable[[], object]) -> list[tuple[str, int]]
     """Under which names losses were recorded, in the order of their first step, and how many of each."""
     with flying(folder) as flown:
         body()
-    readings = [each for each in flown.records if isinstance(each, StepReading)]
-    names = [str(signal) for each in readings for signal in each.signals if signal.quantity == "loss"]
+    readings = [record for record in flown.records if isinstance(record, StepReading)]
+    names = [str(signal) for reading in readings for signal in reading.signals if signal.quantity == "loss"]
     return list(Counter(names).items())
 
 
@@ -113,9 +113,9 @@ def test_optimizers_that_share_a_model_are_one_track_with_the_plain_names(tmp_pa
         optimizers = Adam(model[0].parameters()), Adam(model[1].parameters())
         for _ in range(3):
             model(torch.randn(4, 4)).mean().backward()
-            for each in optimizers:
-                each.step()
-                each.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
 
     assert losses_of(tmp_path, both) == [("loss", 3)]
 
@@ -149,7 +149,7 @@ def ended(model: nn.Module, steps: int = 2) -> tuple[nn.Module, Optimizer]:
 def test_trainings_that_other_code_has_in_memory_change_no_name(tmp_path: Path) -> None:
     models = [Generator(64, 64) for _ in range(20)]
     held: list[object] = [Adam(nn.Linear(2, 2).parameters()) for _ in range(20)]
-    held += [Adam(each.parameters()) for each in models]
+    held += [Adam(model.parameters()) for model in models]
     held += models
     held += [ended(Generator(8, 512)) for _ in range(3)]
     found = losses_of(tmp_path, lambda: gan(5, Generator(8, 8), Discriminator(8, 1)))
@@ -177,10 +177,10 @@ def test_a_larger_trial_that_stays_in_memory_takes_no_names_away(tmp_path: Path)
 def test_an_optimizer_for_each_of_many_layers_leaves_the_plain_names_with_the_first(tmp_path: Path) -> None:
     def training() -> None:
         model = nn.Sequential(nn.Linear(2, 2), *(nn.Linear(2, 2) for _ in range(8)), nn.Linear(2, 4))
-        optimizers = [SGD(each.parameters(), lr=0.1) for each in model]
+        optimizers = [SGD(item.parameters(), lr=0.1) for item in model]
         for _ in range(2):
-            for each in optimizers:
-                step(each, model(torch.randn(2, 2)).mean())
+            for optimizer in optimizers:
+                step(optimizer, model(torch.randn(2, 2)).mean())
                 model.zero_grad()
 
     assert losses_of(tmp_path, training)[0] == ("loss", 2)

@@ -51,7 +51,7 @@ def lightning_module() -> Any:
             return loss
 
         def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-            self.norms.append(float(torch.cat([each.grad.flatten() for each in self.parameters()]).norm()))
+            self.norms.append(float(torch.cat([parameter.grad.flatten() for parameter in self.parameters()]).norm()))
 
         def configure_optimizers(self) -> Optimizer:
             return AdamW(self.parameters(), lr=0.01)
@@ -87,7 +87,7 @@ def test_the_run_of_a_lightning_mlflow_logger_is_recorded_into(store: MlflowClie
     logger = MLFlowLogger(tracking_uri=sqlite_uri)
     lightning_trainer(logger=logger, gradient_clip_val=0.05).fit(module, loader(STEPS))
     end()
-    experiments = [each.experiment_id for each in store.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
     (run,) = store.search_runs(experiments)
     assert run.info.run_id == logger.run_id
     assert "train_loss" in run.data.metrics
@@ -151,11 +151,11 @@ def test_the_run_of_a_hugging_face_trainer_is_recorded_into(store: MlflowClient,
     mlflow.end_run()
     end()
     (run,) = store.search_runs(["0"])
-    logged = [each for each in trainer.state.log_history if "grad_norm" in each]
+    logged = [text for text in trainer.state.log_history if "grad_norm" in text]
     record = mlflow_stability.load_run(run.info.run_id)
     assert len(record) == STEPS
     assert set(record["micro_batches"]) == {2}
-    assert list(record["loss"]) == pytest.approx([each["loss"] for each in logged], rel=1e-2)
-    assert list(record["grad_norm"]) == pytest.approx([each["grad_norm"] for each in logged], rel=1e-3)
-    assert list(record["learning_rate"]) == pytest.approx([each["learning_rate"] for each in logged], rel=1e-3)
+    assert list(record["loss"]) == pytest.approx([row["loss"] for row in logged], rel=1e-2)
+    assert list(record["grad_norm"]) == pytest.approx([row["grad_norm"] for row in logged], rel=1e-3)
+    assert list(record["learning_rate"]) == pytest.approx([row["learning_rate"] for row in logged], rel=1e-3)
     assert read_run_history(run.info.run_id).tags["stability.grad_norm"] == "before clipping"

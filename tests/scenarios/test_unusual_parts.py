@@ -44,13 +44,15 @@ def test_parameters_of_every_kind_are_rolled_back(tmp_path: Path, kind: str) -> 
     torch.manual_seed(0)
     with flying(tmp_path, rollback=AFTER_FIVE) as flown:
         model = Unusual(kind)
-        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+        optimizer = torch.optim.AdamW(
+            [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3
+        )
         for step in range(1, 100):
             inputs = torch.randn(8, 8) * (float("nan") if step == 60 or 80 <= step < 85 else 1.0)
             optimizer.zero_grad()
             (model(inputs) - 1).square().mean().backward()
             optimizer.step()
-    assert [each.metrics["target"] for each in flown.events("rollback")] == [71]
+    assert [event.metrics["target"] for event in flown.events("rollback")] == [71]
     assert flown.events("give_up") == []
     assert flown.session.parts_off == {}
 
@@ -60,8 +62,8 @@ def regression(*modules: nn.Module) -> Iterator[tuple[int, Tensor]]:
     dice = torch.Generator().manual_seed(3)
     for step in range(1, 1000):
         hidden = torch.randn(8, 4, generator=dice)
-        for each in modules:
-            hidden = each(hidden)
+        for module in modules:
+            hidden = module(hidden)
         yield step, (hidden - 1).square().mean()
 
 
@@ -77,7 +79,7 @@ def net() -> nn.Sequential:
 
 
 def largest(model: nn.Module) -> float:
-    return max(each.abs().max().item() for each in model.parameters())
+    return max(parameter.abs().max().item() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("begins", [30, 119])
@@ -118,7 +120,7 @@ def test_a_frozen_copy_that_no_state_knows_is_left_as_it_is_and_the_event_says_s
             if step == 60:
                 break
         teacher = net().requires_grad_(False)
-        before = [each.clone() for each in teacher.parameters()]
+        before = [parameter.clone() for parameter in teacher.parameters()]
         assert flown.session.rollback()
         assert all(map(torch.equal, teacher.parameters(), before))
     (event,) = flown.events("rollback")
@@ -210,19 +212,19 @@ def test_states_of_before_are_kept_where_layers_of_a_model_are_unfrozen(tmp_path
 def test_an_optimizer_for_each_layer_is_rolled_back_with_all_others(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=AFTER_FIVE) as flown:
         model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(40)))
-        optimizers = [torch.optim.AdamW([each], lr=1e-3) for each in model.parameters()]
+        optimizers = [torch.optim.AdamW([parameter], lr=1e-3) for parameter in model.parameters()]
         for step, loss in regression(model):
-            for each in optimizers:
-                each.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             loss.backward()
-            for each in optimizers:
-                each.step()
+            for optimizer in optimizers:
+                optimizer.step()
             if step == 1:
                 assert flown.session.good_steps == (0,)
             if step == 60:
                 break
         assert flown.session.rollback()
-        steps = {int(entry["step"]) for each in optimizers for entry in each.state.values()}
+        steps = {int(entry["step"]) for optimizer in optimizers for entry in optimizer.state.values()}
     assert steps == {51}
     assert flown.session.parts_off == {}
 
@@ -239,7 +241,7 @@ def test_a_rollback_soon_after_a_growth_is_given_up_and_later_ones_are_made(tmp_
             take_step(optimizer, loss * float("nan") if broken else loss)
             if step == 190:
                 break
-    assert [each.metrics["target"] for each in flown.events("rollback")] == [172]
+    assert [event.metrics["target"] for event in flown.events("rollback")] == [172]
     (given_up,) = flown.events("give_up")
     assert given_up.step == 111
     assert flown.session.parts_off == {}
@@ -265,7 +267,7 @@ def test_where_a_state_does_not_fit_the_next_older_one_is_restored(tmp_path: Pat
         group.append(torch.zeros(2, requires_grad=True))
         assert not flown.session.rollback()
         assert flown.session.good_steps == (0,)  # before the first step: no state for trouble that comes later
-    assert [each.metrics["target"] for each in flown.events("rollback")] == [51]
+    assert [event.metrics["target"] for event in flown.events("rollback")] == [51]
     (given_up,) = flown.events("give_up")
     assert "No good state fits the training as it is now (The state of step" in given_up.message
     assert "No further rollbacks" not in given_up.message

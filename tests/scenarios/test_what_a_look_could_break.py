@@ -103,7 +103,7 @@ def trained(make: Callable[[], nn.Module]) -> list[Tensor]:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return [*losses, *(each.detach().clone() for each in model.parameters())]
+    return [*losses, *(parameter.detach().clone() for parameter in model.parameters())]
 
 
 @pytest.mark.parametrize("make", [whole, region, Biased, Traced, lambda: Nested(230)])

@@ -82,7 +82,7 @@ def test_what_has_been_learnt_gives_no_warning_live_or_afterwards(train: Callabl
     torch.manual_seed(0)
     with flying(tmp_path, layers_every_n_steps=20) as flown:
         train()
-    assert [each for each in flown.events() if each.severity > Severity.INFO] == []
+    assert [event for event in flown.events() if event.severity > Severity.INFO] == []
     assert serious(recorded(flown)) == []
     assert serious(logged(flown, "loss", "grad_norm", "learning_rate")) == []
     assert diagnosis_of(recorded(flown)).outcome == "healthy"
@@ -99,10 +99,10 @@ def test_a_network_that_dies_at_the_level_of_chance_is_still_found(tmp_path: Pat
             optimizer.zero_grad()
             functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
-    kinds = {each.kind for each in flown.events() if each.severity > Severity.INFO}
+    kinds = {event.kind for event in flown.events() if event.severity > Severity.INFO}
     assert {"gradient_vanishing", "dead_layer", "dead_units"} <= kinds
 
 
 def serious(history: RunHistory) -> list[tuple[str, int, str]]:
     episodes = diagnosis_of(history).findings
-    return [(each.kind, each.start, each.message) for each in episodes if each.severity > Severity.INFO]
+    return [(episode.kind, episode.start, episode.message) for episode in episodes if episode.severity > Severity.INFO]

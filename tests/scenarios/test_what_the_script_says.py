@@ -52,7 +52,7 @@ def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: Mlfl
     assert len(store.get_metric_history(run_id, "val_loss")) == 20
     assert [key for key in run.data.metrics if "val_loss" in key] == ["val_loss"]
     assert store.get_metric_history(run_id, "stability/loss")[-1].step == 200
-    found = [each for each in mlflow_stability.diagnose(run_id).findings if each.kind == "overfitting"]
+    found = [finding for finding in mlflow_stability.diagnose(run_id).findings if finding.kind == "overfitting"]
     assert len(found) == 1
     assert len([key for key in run.data.params if key.startswith("stability.")]) <= 8
     params = read_run_history(run_id).params

@@ -53,7 +53,7 @@ def outcome_of(losses: list[float], model: nn.Module, optimizer: Optimizer) -> O
     return Outcome(
         losses,
         {key: value.clone() for key, value in model.state_dict().items()},
-        [each.clone() if isinstance(each, Tensor) else each for each in states],
+        [tensor.clone() if isinstance(tensor, Tensor) else tensor for tensor in states],
         (torch.get_rng_state().numpy().tobytes(), random.getstate(), name, keys.tobytes(), *rest),
     )
 

@@ -77,7 +77,7 @@ class ChatServer:
     @property
     def taken(self) -> list[Request]:
         """What was answered well."""
-        return [each for each in self.requests if each.status == 200]
+        return [request for request in self.requests if request.status == 200]
 
     def __enter__(self) -> ChatServer:
         self._thread.start()

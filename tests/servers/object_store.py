@@ -50,7 +50,7 @@ class ObjectStore:
     def keys(self, below: str = "") -> list[str]:
         """The names of all objects."""
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=below)
-        return [each["Key"] for page in pages for each in page.get("Contents", ())]
+        return [row["Key"] for page in pages for row in page.get("Contents", ())]
 
 
 @contextmanager

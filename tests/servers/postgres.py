@@ -29,7 +29,7 @@ def why_not() -> str:
     """Why no server can be started here; empty where one can."""
     if programs() is None:
         return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
-    if os.geteuid() == 0 and USER not in {each.pw_name for each in pwd.getpwall()}:
+    if os.geteuid() == 0 and USER not in {item.pw_name for item in pwd.getpwall()}:
         return f"PostgreSQL does not run as root, and there is no user {USER}"
     return ""
 

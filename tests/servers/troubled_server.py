@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         if server.mood == "slow":
             time.sleep(server.slowness)
         if server.refused_metric and self.path.endswith("/runs/log-batch"):
-            keys = [each["key"] for each in json.loads(body).get("metrics", [])]
+            keys = [row["key"] for row in json.loads(body).get("metrics", [])]
             if server.refused_metric in keys:
                 said = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"no {server.refused_metric} here"}
                 self._answer(400, {"Content-Type": "application/json"}, json.dumps(said).encode())

@@ -51,11 +51,11 @@ class Moments:
     def _profile(self, frame: FrameType, event: str, _arg: Any) -> None:
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
             return  # it may be one that is thrown away: what is raised in there is lost
-        if any(getattr(each, "__code__", None) is frame.f_code for each in gc.callbacks):
+        if any(getattr(callback, "__code__", None) is frame.f_code for callback in gc.callbacks):
             return  # nor in there; when objects are collected is another matter in every run
         above = frame.f_back
         files = (frame.f_code.co_filename, "" if above is None else above.f_code.co_filename)
-        if event in ("call", "c_return") and any(each.startswith(OURS) for each in files):
+        if event in ("call", "c_return") and any(file.startswith(OURS) for file in files):
             self.seen += 1
             if self.seen == self.at:
                 raise KeyboardInterrupt

@@ -149,7 +149,7 @@ def test_invalid_arguments_are_refused_with_the_rule(given: dict[str, float], sa
     assert mlflow_stability.current_session() is None
 
 
-@pytest.mark.parametrize("name", [*(each.name for each in fields(Settings)), "options", "best_by", "rule"])
+@pytest.mark.parametrize("name", [*(field.name for field in fields(Settings)), "options", "best_by", "rule"])
 def test_attach_refuses_what_autolog_refuses_in_the_same_words(name: str) -> None:
     wrong = 1j  # of no setting
     with pytest.raises(SettingsError) as refused:
@@ -196,8 +196,8 @@ def test_a_courier_that_fails_to_start_stops_only_the_delivery_and_is_reported_o
     mlflow_stability.autolog(disable=True)
     (record,) = caplog.records
     assert "The courier process could not be started" in record.getMessage()
-    kept = [each for each in read_journal(recording.folder / "journal") if isinstance(each, StepReading)]
-    assert [each.values[each.signals.index(Signal("loss"))] for each in kept] == pytest.approx(losses)
+    kept = [item for item in read_journal(recording.folder / "journal") if isinstance(item, StepReading)]
+    assert [reading.values[reading.signals.index(Signal("loss"))] for reading in kept] == pytest.approx(losses)
 
 
 def without_a_courier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +233,9 @@ def test_a_loop_attached_by_hand_is_recorded_while_the_hooks_rest(monkeypatch: p
     assert outer.step == 0
     assert recording is not None
     records = read_journal(recording.folder / "journal")
-    readings = [each for each in records if isinstance(each, StepReading)]
-    assert [each.values[each.signals.index(Signal("loss"))] for each in readings] == pytest.approx(losses)
-    assert all({Signal("grad_norm"), Signal("learning_rate")} <= set(each.signals) for each in readings)
+    readings = [record for record in records if isinstance(record, StepReading)]
+    assert [reading.values[reading.signals.index(Signal("loss"))] for reading in readings] == pytest.approx(losses)
+    assert all({Signal("grad_norm"), Signal("learning_rate")} <= set(reading.signals) for reading in readings)
     assert isinstance(records[-1], Closing)
     assert records[-1].outcome == "finished"
 
@@ -243,7 +243,7 @@ def test_a_loop_attached_by_hand_is_recorded_while_the_hooks_rest(monkeypatch: p
 def test_gradients_of_torch_func_and_their_learning_rate_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
     model = tiny_model()
-    weights = {name: each.detach() for name, each in model.named_parameters()}
+    weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     batch = next(iter(batches(1)))
 
     def loss_of(weights: dict[str, Tensor]) -> Tensor:
@@ -255,9 +255,9 @@ def test_gradients_of_torch_func_and_their_learning_rate_are_recorded(monkeypatc
         assert watching.session is not None
         recording = watching.session.recording
     assert recording is not None
-    (reading,) = [each for each in read_journal(recording.folder / "journal") if isinstance(each, StepReading)]
+    (reading,) = [item for item in read_journal(recording.folder / "journal") if isinstance(item, StepReading)]
     values = dict(zip(map(str, reading.signals), reading.values, strict=True))
-    norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
     assert values["loss"] == pytest.approx(float(loss))
     assert values["grad_norm"] == pytest.approx(norm)
     assert values["learning_rate"] == 0.1
@@ -290,8 +290,8 @@ def test_an_attached_loop_leaves_nothing_in_the_process(monkeypatch: pytest.Monk
         sessions.append(weakref.ref(watching.session))
         del watching
     gc.collect()
-    assert [each() for each in sessions] == [None] * 5
-    assert len(set(map(id, (each.__self__ for each in registered)))) == 1  # type: ignore[attr-defined]
+    assert [function() for function in sessions] == [None] * 5
+    assert len(set(map(id, (item.__self__ for item in registered)))) == 1  # type: ignore[attr-defined]
 
 
 def test_an_attached_loop_that_raises_says_so_and_gives_the_hooks_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,8 +327,8 @@ def test_clipping_that_comes_and_goes_is_noted_once_each(monkeypatch: pytest.Mon
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-    notes = [each for each in records_of(session()) if isinstance(each, Note)]
-    assert [(each.key, each.value) for each in notes] == [
+    notes = [record for record in records_of(session()) if isinstance(record, Note)]
+    assert [(note.key, note.value) for note in notes] == [
         ("grad_norm", "no clipping seen"),
         ("grad_norm", "no clipping seen, before clipping"),
     ]
@@ -364,10 +364,10 @@ def test_detectors_that_fail_leave_the_record_whole(
         assert own.recording is not None
         own.recording.settle()
     assert list(own.parts_off) == ["detectors"]
-    assert [each.getMessage().split(" failed")[0] for each in caplog.records if "Part '" in each.getMessage()] == [
-        "Part 'detectors' of mlflow-stability"
-    ]
-    assert sum(isinstance(each, StepReading) for each in records_of(own)) == 7
+    assert [
+        record.getMessage().split(" failed")[0] for record in caplog.records if "Part '" in record.getMessage()
+    ] == ["Part 'detectors' of mlflow-stability"]
+    assert sum(isinstance(record, StepReading) for record in records_of(own)) == 7
 
 
 def test_a_forked_child_that_trains_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_a_forked_child_that_trains_records_nothing(monkeypatch: pytest.MonkeyPa
         train(3)
         os._exit(0 if own.step == before else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert sum(isinstance(each, StepReading) for each in records_of(own)) == 4
+    assert sum(isinstance(record, StepReading) for record in records_of(own)) == 4
 
 
 def test_a_training_without_visible_steps_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -411,7 +411,7 @@ def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.M
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
     judges = read_detectors(opening.detectors)
-    assert [each.kind for each in judges] == ["nan_detected", "loss_spike", "divergence"]
+    assert [judge.kind for judge in judges] == ["nan_detected", "loss_spike", "divergence"]
     assert judges[-1] == DivergenceClassic(divergence_threshold=1.5, consecutive_steps=3)
 
 
@@ -425,7 +425,7 @@ def test_detectors_given_with_the_default_ones_replace_those_of_their_kind(monke
     assert isinstance(opening, Opening)
     judges = read_detectors(opening.detectors)
     assert {own, LossSpikeClassic(deviations=4)} <= set(judges)
-    assert [each for each in judges if each.kind == "divergence"] == [DivergenceClassic()]
+    assert [judge for judge in judges if judge.kind == "divergence"] == [DivergenceClassic()]
     assert len(judges) == len(default_detectors()) - 1  # two look for a divergence by default
 
 

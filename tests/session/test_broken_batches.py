@@ -50,7 +50,7 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
     report.before_steps()
     report.report(0, told.append)
     report.stop()
-    told = [each for each in told if each.kind == "broken_batch"]
+    told = [finding for finding in told if finding.kind == "broken_batch"]
     (event,) = told
     assert "1 NaN" in event.message
     assert ("in the first process" in event.message) == of_several
@@ -70,11 +70,11 @@ def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
         if step % 2 == 0:
             report.report(step, told.append)
     report.stop()
-    told = [each for each in told if each.kind == "broken_batch"]
+    told = [finding for finding in told if finding.kind == "broken_batch"]
     assert len(told) == MOST_FILES + 2
     assert len(list((tmp_path / "kept").iterdir())) == MOST_FILES
     assert announced == [0]
-    assert ["stability/batches/" in each.message for each in told] == [True] * MOST_FILES + [False] * 2
+    assert ["stability/batches/" in finding.message for finding in told] == [True] * MOST_FILES + [False] * 2
 
 
 def test_the_first_of_consecutive_broken_steps_is_reported(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_first_of_consecutive_broken_steps_is_reported(tmp_path: Path) -> No
         report.inspect_step(step, [])
         report.report(step, told.append)
     report.stop()
-    assert [(each.step, each.kind) for each in told] == [(0, "broken_batch"), (0, "nan_origin")]
+    assert [(finding.step, finding.kind) for finding in told] == [(0, "broken_batch"), (0, "nan_origin")]
 
 
 def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_p
     report.before_steps()
     report.report(0, told.append, optimizers)
     report.stop()
-    assert [each.place for each in told] == ["", "Counting.layer"]
+    assert [signal.place for signal in told] == ["", "Counting.layer"]
 
 
 def test_nothing_is_reported_without_a_captured_batch(tmp_path: Path) -> None:

@@ -56,13 +56,15 @@ def test_changes_on_the_way_are_events_that_replay_does_not_look_for(watched: Wa
     train(model, optimizer, 25)
     optimizer.param_groups[0]["weight_decay"] = 0.3
     train(model, optimizer, 30, rows=16, micro=4)
-    messages = {each.message.split(" changed")[0]: each for each in watched.events()}
+    messages = {event.message.split(" changed")[0]: event for event in watched.events()}
     assert set(messages) == {
         "weight_decay of AdamW",
         "The shape of the batches",
         "The number of micro-batches in a step",
     }
-    assert all(each.source is Source.REPORTED and each.kind == "configuration_changed" for each in messages.values())
+    assert all(
+        message.source is Source.REPORTED and message.kind == "configuration_changed" for message in messages.values()
+    )
     assert messages["weight_decay of AdamW"].step == 30
 
 
@@ -150,7 +152,7 @@ def test_a_missing_call_of_train_and_a_batch_of_two_rows_are_reported(watched: W
     train(model, optimizer, 25, rows=2)
     model.eval()
     train(model, optimizer, 30, rows=2)
-    assert [(each.kind, each.step) for each in watched.events()] == [("model_lint", 10), ("evaluation_mode", 30)]
+    assert [(event.kind, event.step) for event in watched.events()] == [("model_lint", 10), ("evaluation_mode", 30)]
 
 
 def test_the_model_of_a_training_that_ended_may_be_in_evaluation_mode(watched: Watched) -> None:
@@ -206,7 +208,7 @@ def test_nothing_of_the_training_is_kept_alive(watched: Watched) -> None:
     references = weakref.ref(model), weakref.ref(optimizer)
     del model, optimizer
     gc.collect()
-    assert [each() for each in references] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_losses_with_and_without_it_are_the_same_bits(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_models_that_read_different_batches_in_turn_change_nothing_on_the_way(wa
     for _ in range(30):
         train(one, first, 1, rows=8)
         train(other, second, 1, rows=32)
-    assert not [each for each in watched.events() if each.kind == "configuration_changed"]
+    assert not [event for event in watched.events() if event.kind == "configuration_changed"]
 
 
 def test_facts_have_the_norm_and_the_value_at_which_gradients_are_clipped(watched: Watched) -> None:

@@ -24,7 +24,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 def told(watched: Watched) -> list[int]:
     """The steps since which gradients are not cleared, as the recording has them."""
-    return [each.step for each in watched.events() if each.kind == "missing_zero_grad"]
+    return [event.step for event in watched.events() if event.kind == "missing_zero_grad"]
 
 
 def loss_of(model: nn.Module) -> Tensor:
@@ -38,7 +38,7 @@ def test_missing_zero_grad_is_reported_once_with_its_first_step(watched: Watched
     for _ in range(40):
         loss_of(model).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    (event,) = [each for each in watched.events() if each.kind == "missing_zero_grad"]
+    (event,) = [finding for finding in watched.events() if finding.kind == "missing_zero_grad"]
     assert event.severity is Severity.WARNING
     assert event.step == 2
     assert "not cleared since step 2" in event.message
@@ -60,8 +60,10 @@ def test_the_start_and_the_end_of_missing_zero_grad_are_reported_with_their_step
             clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
     assert told(watched) == [41, 71]
-    cleared = [each for each in watched.events() if "not_cleared_since" in each.metrics]
-    assert [(each.kind, each.metrics["not_cleared_since"]) for each in cleared] == [("configuration_changed", 41)]
+    cleared = [event for event in watched.events() if "not_cleared_since" in event.metrics]
+    assert [(finding.kind, finding.metrics["not_cleared_since"]) for finding in cleared] == [
+        ("configuration_changed", 41)
+    ]
     assert 61 <= cleared[0].step <= 70
     assert cleared[0].message == f"Gradients are cleared again at step {cleared[0].step}; since step 41 they were not."
 

@@ -43,7 +43,7 @@ def train(steps: int) -> Tensor:
         model(torch.randn(4, 3)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
@@ -66,11 +66,11 @@ def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
     assert recording is not None
     mlflow_stability.autolog(disable=True)
     records = read_journal(recording.folder / "journal")
-    steps = [each for each in records if isinstance(each, StepReading)]
+    steps = [item for item in records if isinstance(item, StepReading)]
     assert len(steps) == 20
-    assert [Signal("learning_rate") in each.signals for each in steps] == [True] * 5 + [False] * 15
-    assert all(Signal("grad_norm") in each.signals for each in steps)
-    assert [each.value for each in records if isinstance(each, Note) and each.key == "degraded"] == [
+    assert [Signal("learning_rate") in step.signals for step in steps] == [True] * 5 + [False] * 15
+    assert all(Signal("grad_norm") in step.signals for step in steps)
+    assert [point.value for point in records if isinstance(point, Note) and point.key == "degraded"] == [
         "learning rate: RuntimeError: no rate today (step 5)"
     ]
 

@@ -35,9 +35,9 @@ class Answering(nn.Module):
         self.inner = nn.Linear(4, 1)
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
-        for name, each in super().named_parameters(prefix, recurse):
+        for name, item in super().named_parameters(prefix, recurse):
             if not name.startswith("target"):
-                yield name, each
+                yield name, item
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.inner(x)

@@ -101,10 +101,10 @@ class Training:
         """Hook tables, attributes and methods of instances."""
         modules = [*self.model.modules(), *self.average.modules()]
         return [
-            [[len(getattr(each, table)) for table in TABLES] for each in modules],
-            [sorted(vars(each)) for each in modules],
-            [sorted(vars(each)) for each in (self.optimizer, self.scheduler, self.scaler, self.loader, self.iterator)],
-            [each._backward_hooks for each in (*self.model.parameters(), self.loss, *self.batch)],
+            [[len(getattr(module, table)) for table in TABLES] for module in modules],
+            [sorted(vars(module)) for module in modules],
+            [sorted(vars(item)) for item in (self.optimizer, self.scheduler, self.scaler, self.loader, self.iterator)],
+            [parameter._backward_hooks for parameter in (*self.model.parameters(), self.loss, *self.batch)],
         ]
 
     def bytes(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def compiled(model: nn.Module) -> Any:
         lambda model: str(torch.fx.symbolic_trace(model).graph),
         lambda model: str(torch.export.export(model, (torch.ones(2, 4),)).graph),
         compiled,
-        lambda model: [each.is_shared() for each in model.share_memory().parameters()],
+        lambda model: [parameter.is_shared() for parameter in model.share_memory().parameters()],
     ],
     ids=(
         *("save", "weights_only", "pickle", "repr", "deepcopy", "load"),

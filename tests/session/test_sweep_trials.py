@@ -58,9 +58,9 @@ def told(flown: Flown) -> list[tuple[str, list[str], int]]:
     """Of each recording the name of its run, the rates of its trial, and how many steps it has."""
     return sorted(
         (
-            next(each.tags.get("mlflow.runName", "") for each in records if isinstance(each, Opening)),
-            [each.value for each in records if isinstance(each, Fact) and each.key == "trial.lr"],
-            len({each.step for each in records if isinstance(each, StepReading)}),
+            next(record.tags.get("mlflow.runName", "") for record in records if isinstance(record, Opening)),
+            [record.value for record in records if isinstance(record, Fact) and record.key == "trial.lr"],
+            len({record.step for record in records if isinstance(record, StepReading)}),
         )
         for records in flown.recordings
     )
@@ -92,7 +92,9 @@ def test_a_run_that_the_script_starts_for_all_trials_has_all_of_them(
         for number, rate in enumerate(RATES):
             run_trial(number, rate)
     assert told(flown) == [("", ["0.1"], 6)]
-    assert [each.value for each in flown.records if isinstance(each, Fact) and each.key == "trial_1.lr"] == ["0.05"]
+    assert [record.value for record in flown.records if isinstance(record, Fact) and record.key == "trial_1.lr"] == [
+        "0.05"
+    ]
 
 
 def test_the_configuration_of_a_trial_of_tune_is_found_in_the_thread_that_trains(

@@ -61,7 +61,7 @@ def trained() -> list[Tensor]:
         if step != 6:
             optimizer.step()
         optimizer.zero_grad()
-    return [each.detach() for each in model.parameters()]
+    return [parameter.detach() for parameter in model.parameters()]
 
 
 def hide(name: str) -> None:
@@ -92,10 +92,10 @@ def test_the_training_continues(name: str, monkeypatch: pytest.MonkeyPatch, capl
     if name != "backward":  # without it no backward pass is seen at all
         assert session.step >= STEPS - 1
     assert all(torch.equal(one, other) for one, other in zip(expected, watched, strict=True))
-    said = [each.getMessage() for each in caplog.records if where in each.getMessage()]
+    said = [record.getMessage() for record in caplog.records if where in record.getMessage()]
     assert len(said) == loaded
-    assert all("Switched off without it: " in each for each in said)
-    assert not any("TorchLacksError" in each.getMessage() for each in caplog.records)
+    assert all("Switched off without it: " in text for text in said)
+    assert not any("TorchLacksError" in record.getMessage() for record in caplog.records)
 
 
 SCRIPT = """
@@ -126,7 +126,7 @@ def test_what_our_modules_are_made_of_may_be_missing_when_they_are_imported() ->
     assert done.stderr.count("Switched off without it: ") == 1, done.stderr
 
 
-@pytest.mark.parametrize("name", [each for each in torch_api.SYMBOLS if each.startswith("foreach_")])
+@pytest.mark.parametrize("name", [symbol for symbol in torch_api.SYMBOLS if symbol.startswith("foreach_")])
 def test_the_replacement_of_a_missing_symbol_computes_the_same(name: str) -> None:
     torch.manual_seed(1)
     kind = name.removeprefix("foreach_")
@@ -144,7 +144,7 @@ def test_the_replacement_of_a_missing_symbol_computes_the_same(name: str) -> Non
         "mul": (0.5,),
         **dict.fromkeys(("copy_", "maximum_", "minimum", "sub_"), (others,)),
     }.get(kind, ())
-    mine, theirs = [each.clone() for each in few], [each.clone() for each in few]
+    mine, theirs = [tensor.clone() for tensor in few], [tensor.clone() for tensor in few]
     of_torch = getattr(torch, f"_foreach_{kind}")(theirs, *given)
     instead = torch_api.SYMBOLS[name].instead(mine, *given)
     assert all(map(torch.equal, mine, theirs))

@@ -25,14 +25,14 @@ def told(watch: SettingChanges, seen: TrainingView, *steps: int) -> list[Finding
 
 
 def test_two_trainings_that_differ_in_one_number_differ_in_one_fact() -> None:
-    one, two = ({each.key: each.value for each in TrainingFacts().collect(view(lr))} for lr in (0.1, 0.2))
+    one, two = ({point.key: point.value for point in TrainingFacts().collect(view(lr))} for lr in (0.1, 0.2))
     assert {key for key in one | two if one.get(key) != two.get(key)} == {"learning_rate"}
 
 
 def test_every_known_fact_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "--lr", "0.1", "--token", "hidden"])
     facts, seen = TrainingFacts(world_size=4), view()
-    found = {each.key: each.value for each in facts.collect(seen)}
+    found = {point.key: point.value for point in facts.collect(seen)}
     assert found["optimizer"] == "AdamW"
     assert found["model"] == "Sequential"
     assert found["parameters_total"] == "49"
@@ -47,20 +47,20 @@ def test_every_known_fact_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_program_in_the_call_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", "login('hidden')", "x"])
     monkeypatch.setattr(sys, "argv", ["-c", "x"])
-    found = {each.key: each.value for each in TrainingFacts().collect(view())}
+    found = {point.key: point.value for point in TrainingFacts().collect(view())}
     assert "hidden" not in found["argv"]
 
 
 def test_later_facts_are_reported_later_and_none_is_repeated() -> None:
     facts, seen = TrainingFacts(), view()
-    first = {each.key for each in facts.collect(seen)}
+    first = {item.key for item in facts.collect(seen)}
     second = replace(
         seen,
         optimizers=[*seen.optimizers, SGD(nn.Linear(2, 2).parameters(), lr=0.5)],
         batch="float32[8, 4]",
         autocast="cpu bfloat16",
     )
-    later = {each.key: each.value for each in facts.collect(second)}
+    later = {point.key: point.value for point in facts.collect(second)}
     assert not first & later.keys()
     assert (later["batch"], later["autocast"]) == ("float32[8, 4]", "cpu bfloat16")
     assert (later["optimizer_1"], later["optimizer_1.learning_rate"]) == ("SGD", "0.5")
@@ -69,10 +69,10 @@ def test_later_facts_are_reported_later_and_none_is_repeated() -> None:
 def test_there_are_never_more_facts_than_a_run_can_bear() -> None:
     facts, count = TrainingFacts(), 0
     for number in range(40):
-        optimizers = [AdamW(nn.Linear(2, 2).parameters(), lr=0.1 + each) for each in range(16)]
-        for each in optimizers:
+        optimizers = [AdamW(nn.Linear(2, 2).parameters(), lr=0.1 + value) for value in range(16)]
+        for optimizer in optimizers:
             for name in range(60):
-                each.param_groups[0][f"own_{number}_{name}"] = name
+                optimizer.param_groups[0][f"own_{number}_{name}"] = name
         count += len(facts.collect(TrainingView(optimizers)))
     assert count == MOST_FACTS
 
@@ -90,7 +90,7 @@ def test_a_changed_setting_is_reported_once_with_both_values() -> None:
 def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:
     watch, seen = SettingChanges(), replace(view(), batch="float32[8, 4]")
     last = replace(seen, batch="float32[3, 4]", micro_batches=1)
-    assert [told(watch, each, step * 10) for step, each in enumerate([seen, last, seen, seen, last, seen])] == [[]] * 6
+    assert [told(watch, item, step * 10) for step, item in enumerate([seen, last, seen, seen, last, seen])] == [[]] * 6
     (shape,) = told(watch, replace(seen, batch="float32[16, 4]"), 100, 110)
     assert "from float32[8, 4] to float32[16, 4]" in shape.message
     (count,) = told(watch, replace(seen, batch="float32[16, 4]", micro_batches=8), 120, 130)
@@ -104,8 +104,8 @@ def test_newly_frozen_parameters_and_a_new_group_are_reported() -> None:
     (event,) = told(watch, seen, 20, 30)
     assert event.message == "The number of trained parameters changed from 4 of 4 to 2 of 4, seen at step 20."
     seen.optimizers[0].add_param_group({"params": nn.Linear(2, 2).parameters(), "weight_decay": 0.0})
-    messages = [each.message for each in told(watch, seen, 40, 50)]
-    assert [each.split(" changed")[0] for each in messages] == [
+    messages = [finding.message for finding in told(watch, seen, 40, 50)]
+    assert [message.split(" changed")[0] for message in messages] == [
         "The number of parameter groups of AdamW",
         "The number of trained parameters",
     ]
@@ -137,7 +137,7 @@ def test_a_model_is_looked_over_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2, eps=1e-12))
     seen = TrainingView([SGD(model.parameters(), lr=0.1)], [model])
     watch = SettingChanges()
-    assert [each.kind for each in watch.look(10, seen)] == ["model_lint"]
+    assert [finding.kind for finding in watch.look(10, seen)] == ["model_lint"]
     assert watch.look(20, seen) == []
 
 
@@ -158,7 +158,7 @@ def test_evaluation_mode_is_reported_once_after_two_consecutive_checks() -> None
 def test_looking_draws_nothing_and_leaves_gradients_alone() -> None:
     seen = view()
     seen.models[0](torch.ones(2, 4)).sum().backward()
-    before = [each.grad.clone() for each in seen.models[0].parameters()]
+    before = [parameter.grad.clone() for parameter in seen.models[0].parameters()]
     state = torch.random.get_rng_state()
     TrainingFacts().collect(seen)
     SettingChanges().look(10, seen)

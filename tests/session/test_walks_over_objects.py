@@ -27,13 +27,13 @@ Step = Callable[[int], None]
 
 def many_optimizers() -> Step:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
-    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-4) for each in model]
+    optimizers = [torch.optim.SGD(item.parameters(), lr=1e-4) for item in model]
 
     def step(_: int) -> None:
         model(torch.ones(1, 2)).sum().backward()
-        for each in optimizers:
-            each.step()
-            each.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
     return step
 

@@ -20,9 +20,9 @@ class OwnOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        for each in self.parameters:
-            each -= 0.01 * each.grad
-            each.grad = None
+        for parameter in self.parameters:
+            parameter -= 0.01 * parameter.grad
+            parameter.grad = None
 
 
 def loss_of(model: nn.Module) -> Tensor:
@@ -61,7 +61,7 @@ def by_torch_func() -> None:
 
     for _ in range(500):
         gradients = torch.func.grad(loss)(values)
-        values = {name: each - 0.01 * gradients[name] for name, each in values.items()}
+        values = {name: value - 0.01 * gradients[name] for name, value in values.items()}
 
 
 def healthy() -> None:
@@ -130,8 +130,8 @@ def prediction() -> None:
 
 
 KINDS: dict[str, Callable[[], None]] = {
-    each.__name__: each
-    for each in (
+    item.__name__: item
+    for item in (
         *(own_optimizer, compiled_step, by_torch_func, healthy, by_hand),
         *(crashed, exited, left, interrupted, evaluation, prediction),
     )

@@ -46,9 +46,9 @@ class Watched:
         self._meter.close()
 
     def facts(self) -> dict[str, str]:
-        records = [each for each in read_journal(self.recording.folder / JOURNAL) if isinstance(each, Fact)]
-        assert len({each.key for each in records}) == len(records)
-        return {each.key: each.value for each in records}
+        records = [item for item in read_journal(self.recording.folder / JOURNAL) if isinstance(item, Fact)]
+        assert len({record.key for record in records}) == len(records)
+        return {record.key: record.value for record in records}
 
     def events(self) -> list[Finding]:
-        return [each for each in read_journal(self.recording.folder / JOURNAL) if isinstance(each, Finding)]
+        return [finding for finding in read_journal(self.recording.folder / JOURNAL) if isinstance(finding, Finding)]

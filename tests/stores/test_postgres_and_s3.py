@@ -65,7 +65,7 @@ def credentials(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_training_fails(trainings: list[Ended]) -> None:
-    assert [each.code for each in trainings] == [0] * 2 * TRAININGS, trainings[0].errors
+    assert [training.code for training in trainings] == [0] * 2 * TRAININGS, trainings[0].errors
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -63,7 +63,7 @@ def run_trainings(
         took = map(float, said.split() or 3 * ["nan"])
         ended.append(Ended(own, process.returncode, *took, errors))
     # Couriers outlive their trainings where a server is slow.
-    wait_until(lambda: not [each.folder for each in ended if _sessions(each.folder)], patience)
+    wait_until(lambda: not [item.folder for item in ended if _sessions(item.folder)], patience)
     return ended
 
 

@@ -24,8 +24,8 @@ FILES = (
 
 def trainers() -> dict[str, Trainer]:
     """By name."""
-    found = [each for name in FILES for each in import_module(f"trainers.frameworks.{name}").TRAINERS]
-    return {each.name: each for each in found}
+    found = [trainer for name in FILES for trainer in import_module(f"trainers.frameworks.{name}").TRAINERS]
+    return {entry.name: entry for entry in found}
 
 
 def trainer_named(name: str) -> Trainer:

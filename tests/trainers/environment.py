@@ -62,10 +62,10 @@ def _make(place: Path, python: Path, trainer: Trainer) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(place)])
     packages = Path(_run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     here = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    lines = "".join(f"import site; site.addsitedir({each!r})\n" for each in here)
+    lines = "".join(f"import site; site.addsitedir({value!r})\n" for value in here)
     (packages / "the_environment_below.pth").write_text(lines, encoding="utf-8")
     constraints = place / "constraints.txt"
-    constraints.write_text("".join(f"{each}\n" for each in _constraints()), encoding="utf-8")
+    constraints.write_text("".join(f"{constraint}\n" for constraint in _constraints()), encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "-c", str(constraints)]
     if trainer.alone:
         _run([*pip, "--no-deps", *trainer.alone])

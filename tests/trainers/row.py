@@ -66,7 +66,7 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
     run = ", ".join(watched.recorded.status) if watched.recorded else ""
     if watched.noted and watched.recorded and sorted(watched.noted.sampled) != sorted(watched.recorded.sampled):
         run += f", with parameters of {len(watched.recorded.sampled)} of {len(watched.noted.sampled)} trials !"
-    versions = ", ".join(f"{each} {version}" for each, version in bare.versions.items() if each != "torch")
+    versions = ", ".join(f"{value} {version}" for value, version in bare.versions.items() if value != "torch")
     if watched.recorded and watched.recorded.tags.get("stability.grad_norm", "").startswith(AFTER_CLIPPING):
         norm = "after clipping, as the run says"
     cells = (steps, loss, norm, _validation(watched), identical, *rescued, run or "none")
@@ -81,7 +81,7 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
 
 def _is_good(cells: tuple[str, ...]) -> bool:
     steps, loss, norm, validation, identical, guard, rollback, run = cells
-    counts = [each.partition(" / ") for each in steps.split(", ")]
+    counts = [word.partition(" / ") for word in steps.split(", ")]
     right = all(seen == real for seen, _, real in counts) and "!" not in loss + norm + validation
     rescued = {guard, rollback} <= {"skipped", NOT_TRIED}
     return right and identical == "yes" and rescued and set(run.split(", ")) == {"FINISHED"}
@@ -95,7 +95,7 @@ def _against_the_script(noted: Noted | None, recorded: Recorded | None) -> tuple
     left = dict(recorded.tracks) if recorded else {}
     for track, real in noted.tracks.items():
         count = len(real.weights) - 1
-        found = min(left, key=lambda each: _unlike(left[each], real), default=None)
+        found = min(left, key=lambda item: _unlike(left[item], real), default=None)
         seen = left.pop(found) if found is not None else Series([], [])
         steps.append(f"{max(len(seen.losses), len(seen.norms))} / {count}")
         losses.append(_difference(seen.losses, real.losses))
@@ -162,11 +162,12 @@ def _identical(bare: Noted | None, watched: Noted | None, again: Noted | None) -
     places = [
         text
         for text, same in {
-            "weights": [each.weights for each in bare.tracks.values()]
-            == [each.weights for each in watched.tracks.values()],
-            "losses": [each.losses for each in bare.tracks.values()]
-            == [each.losses for each in watched.tracks.values()],
-            "norms": [each.norms for each in bare.tracks.values()] == [each.norms for each in watched.tracks.values()],
+            "weights": [track.weights for track in bare.tracks.values()]
+            == [track.weights for track in watched.tracks.values()],
+            "losses": [track.losses for track in bare.tracks.values()]
+            == [track.losses for track in watched.tracks.values()],
+            "norms": [track.norms for track in bare.tracks.values()]
+            == [track.norms for track in watched.tracks.values()],
             "buffers": bare.state == watched.state,
             "random generators": bare.random == watched.random,
         }.items()
@@ -182,7 +183,7 @@ def skipped(noted: Noted | None) -> str:
     told = [_skipped(series) for series in noted.tracks.values() if _broken(series)]
     if not told:
         return "no NaN reached the loss"
-    return (next((each for each in told if each), "") or "skipped") + ("" if noted.finite else ", NaN at the end")
+    return (next((item for item in told if item), "") or "skipped") + ("" if noted.finite else ", NaN at the end")
 
 
 def _broken(series: Series) -> list[int]:

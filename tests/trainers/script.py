@@ -98,8 +98,10 @@ class Script:
             "validation": self.validation,
             "own_log": self.own_log,
             "sampled": self.sampled,
-            "state": [fingerprint(each.state_dict().values()) for each in models if isinstance(each, nn.Module)],
-            "finite": all(bool(_local(each).isfinite().all()) for model in models for each in _parameters(model)),
+            "state": [fingerprint(module.state_dict().values()) for module in models if isinstance(module, nn.Module)],
+            "finite": all(
+                bool(_local(parameter).isfinite().all()) for model in models for parameter in _parameters(model)
+            ),
             "random": hashlib.blake2b(repr(_random_states()).encode()).hexdigest(),
         }
         self.out.write_text(json.dumps(left), encoding="utf-8")
@@ -125,16 +127,20 @@ class Trainer:
 
 def norm_of(parameters: Iterable[Tensor]) -> float:
     """The L2 norm of all gradients, in double precision."""
-    squares = [_local(each.grad).detach().double().square().sum() for each in parameters if each.grad is not None]
+    squares = [
+        _local(parameter.grad).detach().double().square().sum()
+        for parameter in parameters
+        if parameter.grad is not None
+    ]
     return float(torch.stack(squares).sum().sqrt()) if squares else float("nan")
 
 
 def fingerprint(tensors: Iterable[Any]) -> str:
     """Differs where a single bit does."""
     digest = hashlib.blake2b(digest_size=16)
-    for each in tensors:
-        if isinstance(each, Tensor):
-            digest.update(_local(each).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            digest.update(_local(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

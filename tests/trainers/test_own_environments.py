@@ -31,4 +31,4 @@ def test_the_nan_that_trl_logs_as_zero_is_reported(name: str, template_database:
     (session,) = session_folders(tmp_path / "guard" / ".mlflow-stability")
     (recording,) = recording_folders(session)
     diagnosis = diagnosis_of(recorded_in(list(read_journal(recording / JOURNAL))))
-    assert [each.start for each in diagnosis.findings if each.kind == "nan_detected"] == [NAN_AT + 1]
+    assert [finding.start for finding in diagnosis.findings if finding.kind == "nan_detected"] == [NAN_AT + 1]

@@ -30,7 +30,7 @@ TRACKS = {
 
 @pytest.mark.slow
 @pytest.mark.scenario
-@pytest.mark.parametrize("trainer", HERE, ids=lambda each: each.name)
+@pytest.mark.parametrize("trainer", HERE, ids=lambda letter: letter.name)
 def test_a_trainer_is_recorded_as_it_is_and_rescued(
     trainer: Trainer, template_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,8 +41,8 @@ def test_a_trainer_is_recorded_as_it_is_and_rescued(
         trainer, {mode: run_trial(trainer, mode, python, tmp_path / mode, template_database) for mode in MODES}
     )
     assert row.good, row
-    remarks = [each for each in row.remarks if not (trainer.split and "are split over processes" in each)]
-    assert remarks == [each for name, each in TRACKS.items() if name == trainer.name]
+    remarks = [remark for remark in row.remarks if not (trainer.split and "are split over processes" in remark)]
+    assert remarks == [item for name, item in TRACKS.items() if name == trainer.name]
 
 
 def noted(losses: list[float], weights: list[str], *, finite: bool = True) -> Noted:

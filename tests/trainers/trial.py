@@ -15,7 +15,7 @@ from trainers.script import Mode, Script
 
 def main(name: str, mode: Mode, out: Path) -> int:
     trainer = trainer_named(name)
-    versions = {each: importlib.metadata.version(each) for each in (*trainer.shown, "torch")}
+    versions = {item: importlib.metadata.version(item) for item in (*trainer.shown, "torch")}
     out.with_suffix(".versions").write_text(json.dumps(versions), encoding="utf-8")
     try:
         trainer.train(Script(mode, out))

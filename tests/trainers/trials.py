@@ -109,19 +109,19 @@ def run_trial(trainer: Trainer, mode: Mode, python: Path, folder: Path, template
     wait = f"{ARRIVAL:.0f}" if mode == "watched" else "0"
     offline = "0" if mode == "watched" else "1"  # only what was watched is read from its run
     delivery = {"MLFLOW_STABILITY_EXIT_WAIT": wait, "MLFLOW_STABILITY_OFFLINE": offline}
-    environments = [{**each, **delivery} for each in environments]
+    environments = [{**item, **delivery} for item in environments]
     started = [
         _start(python, [trainer.name, mode, str(out)], folder, environment, out)
         for out, environment in zip(outs, environments, strict=True)
     ]
     error = _wait(started)
     out = outs[0]
-    if not error and any(each.returncode for each in started):
+    if not error and any(item.returncode for item in started):
         error = _text(out.with_suffix(".error")) or f"exit status {started[0].returncode}: {_last_line(out)}"
     noted = _noted(out) if out.exists() else None
     recorded = _recorded(client, uri) if mode == "watched" else None
     _end_what_delivers(folder)
-    said = list(dict.fromkeys(line for each in outs for line in _text(each.with_suffix(".log")).splitlines()))
+    said = list(dict.fromkeys(line for item in outs for line in _text(item.with_suffix(".log")).splitlines()))
     return Trial(noted, recorded, said, json.loads(_text(out.with_suffix(".versions")) or "{}"), error)
 
 
@@ -163,15 +163,15 @@ def _start(python: Path, arguments: list[str], folder: Path, environment: dict[s
 def _wait(started: list[Process]) -> str:
     until = time.monotonic() + LONGEST
     try:
-        for each in started:
-            each.wait(max(0.0, until - time.monotonic()))
+        for process in started:
+            process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return f"not over after {LONGEST:.0f} s"
     finally:
-        for each in started:
-            if each.poll() is None:
-                os.killpg(each.pid, signal.SIGKILL)
-                each.wait()
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return ""
 
 
@@ -179,7 +179,7 @@ def _end_what_delivers(folder: Path) -> None:
     """The next trial wants the processor, and this one has been read."""
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        if "mlflow_stability.courier" in command and any(str(folder) in each for each in command):
+        if "mlflow_stability.courier" in command and any(str(folder) in group for group in command):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -199,7 +199,7 @@ def _recorded(client: MlflowClient, uri: str) -> Recorded:
     """All runs, once they are over."""
     until = time.monotonic() + ARRIVAL
     while True:
-        experiments = [each.experiment_id for each in client.search_experiments()]
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         runs = client.search_runs(experiments)
         if all(run.info.status != "RUNNING" for run in runs) or time.monotonic() > until:
             break

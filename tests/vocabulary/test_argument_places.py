@@ -38,7 +38,7 @@ def answer(function: Any, **given: Any) -> str:
 
 def test_autolog_has_few_arguments_and_each_name_one_place() -> None:
     assert len(ARGUMENTS) <= MOST_ARGUMENTS
-    of_policy, of_options = ({each.name for each in fields(kind)} for kind in (RollbackPolicy, Options))
+    of_policy, of_options = ({field.name for field in fields(kind)} for kind in (RollbackPolicy, Options))
     assert not of_policy & of_options
     assert not (of_policy | of_options) & set(ARGUMENTS)
     assert not {*SYNONYMS, *ALWAYS_ON, *RENAMED, *THRESHOLDS} & {*ARGUMENTS, *of_policy, *of_options}
@@ -58,7 +58,7 @@ def test_the_error_for_a_former_argument_says_what_replaces_it(name: str) -> Non
 def ast_keywords(call: str) -> list[str]:
     found = ast.parse(call, mode="eval").body
     assert isinstance(found, ast.Call)
-    return [str(each.arg) for each in found.keywords]
+    return [str(keyword.arg) for keyword in found.keywords]
 
 
 def test_the_answer_has_the_value_that_was_given() -> None:

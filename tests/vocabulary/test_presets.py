@@ -17,11 +17,11 @@ def settings_of(**given: Any) -> Settings:
 
 
 def test_every_preset_sets_the_same_options_and_they_are_options() -> None:
-    known = {each.name for each in fields(Settings)}
-    of_policy = {each.name for each in fields(RollbackPolicy)}
-    for each in PRESETS.values():
-        assert set(each.settings) == set(PRESETS["research"].settings) <= known
-        assert set(each.policy) == set(PRESETS["research"].policy) <= of_policy
+    known = {field.name for field in fields(Settings)}
+    of_policy = {field.name for field in fields(RollbackPolicy)}
+    for preset in PRESETS.values():
+        assert set(preset.settings) == set(PRESETS["research"].settings) <= known
+        assert set(preset.policy) == set(PRESETS["research"].policy) <= of_policy
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -38,8 +38,8 @@ def test_a_preset_sets_all_that_it_should_with_and_without_rollback(name: str, r
 
 
 def test_presets_differ_from_each_other_and_from_the_defaults() -> None:
-    found = [Settings(), *(settings_of(preset=each) for each in PRESETS)]
-    every = {(each.layers_every_n_steps, each.attention_every_n_steps, each.sdr_check_interval) for each in found}
+    found = [Settings(), *(settings_of(preset=preset) for preset in PRESETS)]
+    every = {(item.layers_every_n_steps, item.attention_every_n_steps, item.sdr_check_interval) for item in found}
     assert len(every) == 4
 
 

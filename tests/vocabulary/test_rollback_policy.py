@@ -44,7 +44,7 @@ def test_presets_are_policies_that_can_be_changed() -> None:
         RollbackPolicy.preset("research", rewnid=1)
 
 
-@pytest.mark.parametrize("knob", [each.name for each in dataclasses.fields(RollbackPolicy)])
+@pytest.mark.parametrize("knob", [field.name for field in dataclasses.fields(RollbackPolicy)])
 def test_every_knob_refuses_what_is_of_no_type_of_its_own(knob: str) -> None:
     for wrong in ("a", object(), 1j, float("nan"), -1, {"a": 1}):
         if (knob, wrong) in (("rollback_on", "a"), ("best_by", "a")):
@@ -64,7 +64,7 @@ def test_a_policy_that_never_rolls_back_only_skips_and_keeps_checkpoints() -> No
 
 
 def test_there_is_a_policy_for_every_preset_that_a_setting_can_name() -> None:
-    assert all(isinstance(RollbackPolicy.preset(each), RollbackPolicy) for each in PRESETS)
+    assert all(isinstance(RollbackPolicy.preset(preset), RollbackPolicy) for preset in PRESETS)
 
 
 def test_the_error_for_a_misspelt_option_suggests_the_right_one() -> None:
@@ -74,4 +74,4 @@ def test_the_error_for_a_misspelt_option_suggests_the_right_one() -> None:
 
 def test_every_knob_says_what_it_does() -> None:
     meanings = field_meanings("RollbackPolicy")
-    assert [each.name for each in dataclasses.fields(RollbackPolicy) if not meanings[each.name]] == []
+    assert [field.name for field in dataclasses.fields(RollbackPolicy) if not meanings[field.name]] == []

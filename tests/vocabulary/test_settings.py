@@ -39,19 +39,19 @@ WRONG: dict[str, list[Any]] = {
     "'low'": ["lower", "High", None, 0, True, ["low"]],
 }
 """Values that are refused, by how the words of the settings that refuse them begin."""
-CHECKED = [each for each in fields(Settings) if each.name not in ("alerts", "mirrors")]
+CHECKED = [field for field in fields(Settings) if field.name not in ("alerts", "mirrors")]
 """These are checked where their types are known."""
 
 
 def wrong_for(words: str, default: object) -> list[Any]:
     known = next(key for key in WRONG if words.removeprefix("a ").startswith(key) or words.startswith(key))
-    return [each for each in WRONG[known] if not (each is None and "None" in words) and each is not default]
+    return [value for value in WRONG[known] if not (value is None and "None" in words) and value is not default]
 
 
 CASES = [
-    pytest.param(each.name, wrong, id=f"{each.name}-{str(wrong)[:20]}")
-    for each in CHECKED
-    for wrong in wrong_for(each.metadata["takes"].words, each.default)
+    pytest.param(entry.name, wrong, id=f"{entry.name}-{str(wrong)[:20]}")
+    for entry in CHECKED
+    for wrong in wrong_for(entry.metadata["takes"].words, entry.default)
 ]
 
 
@@ -60,16 +60,16 @@ def test_invalid_settings_are_refused_with_the_allowed_values_and_the_given_one(
     with pytest.raises(SettingsError) as refused:
         Settings(**{name: wrong})  # type: ignore[arg-type]
     said = str(refused.value)
-    takes = next(each.metadata["takes"] for each in fields(Settings) if each.name == name)
+    takes = next(field.metadata["takes"] for field in fields(Settings) if field.name == name)
     assert said.startswith(f"{name} must be {takes.words}; got ")
     if type(wrong) is not object:
         assert repr(wrong) in said
 
 
 def test_every_setting_says_what_it_takes_and_takes_its_default() -> None:
-    for each in CHECKED:
-        assert each.metadata["takes"].words, each.name
-    assert Settings() == Settings(**{each.name: getattr(Settings(), each.name) for each in fields(Settings)})
+    for entry in CHECKED:
+        assert entry.metadata["takes"].words, entry.name
+    assert Settings() == Settings(**{field.name: getattr(Settings(), field.name) for field in fields(Settings)})
 
 
 def test_one_name_is_a_tuple_of_one_and_a_folder_is_a_path() -> None:

@@ -57,4 +57,4 @@ CANNOT_BE_SAVED = {
 
 def failure_named(name: str) -> Failure:
     """The one with this name."""
-    return next(each for each in ZOO if each.name == name)
+    return next(entry for entry in ZOO if entry.name == name)

@@ -61,11 +61,11 @@ class Judged:
     seconds: float = 0.0
 
     def kinds(self, view: str, least: Severity = Severity.WARNING) -> Counter[str]:
-        return Counter(each.kind for each in self.found[view] if each.severity >= least)
+        return Counter(finding.kind for finding in self.found[view] if finding.severity >= least)
 
     def names(self, expected: Sequence[str]) -> bool:
         """Whether one of these was found, live or in the record; what is only for information counts as well."""
-        return any(each.kind in expected for view in ("live", "recorded") for each in self.found[view])
+        return any(finding.kind in expected for view in ("live", "recorded") for finding in self.found[view])
 
 
 @dataclass(slots=True)
@@ -99,7 +99,11 @@ def judged(training: Trained, *, anew: bool = False) -> Judged:
     result = Judged(failure=training.failure, seconds=training.seconds)
     for records in training.recordings:
         if anew:
-            said = [each for each in records if not (isinstance(each, Finding) and each.source is not Source.REPORTED)]
+            said = [
+                record
+                for record in records
+                if not (isinstance(record, Finding) and record.source is not Source.REPORTED)
+            ]
             records = [*said, *replay(records)]
         _judge(records, training.rewards, result)
     return result
@@ -111,41 +115,44 @@ def _judge(records: list[Record], rewards: tuple[float, ...], result: Judged) ->
     losses = run.of("loss")
     if not losses:
         return
-    places = {each.meaning.place for each in losses}
+    places = {loss.meaning.place for loss in losses}
     kept = [
-        each.name
-        for each in run.metrics
-        if each.meaning.place in places and each.meaning.quantity in ("loss", "grad_norm", "learning_rate")
+        metric.name
+        for metric in run.metrics
+        if metric.meaning.place in places and metric.meaning.quantity in ("loss", "grad_norm", "learning_rate")
     ]
-    names = [each.name for each in losses]
-    result.steps = max([result.steps, *(int(each.series.steps.max()) for each in losses)])
-    events = [each for each in records if isinstance(each, Finding)]
+    names = [loss.name for loss in losses]
+    result.steps = max([result.steps, *(int(loss.series.steps.max()) for loss in losses)])
+    events = [record for record in records if isinstance(record, Finding)]
     views = {
-        "live": [Found(each.kind, each.severity, each.step, each.message) for each in events],
+        "live": [Found(event.kind, event.severity, event.step, event.message) for event in events],
         "recorded": said_of(run),
         "every step": said_of(with_rewards(log_of(run, *kept), rewards)),
         "every tenth": said_of(with_rewards(log_of(run, *names, every=10), rewards)),
         "epochs": said_of(with_rewards(in_epochs(log_of(run, *names)), rewards)),
     }
     for view, found in views.items():
-        result.found[view] += [each for each in found if each.kind not in OF_THE_MACHINE]
+        result.found[view] += [finding for finding in found if finding.kind not in OF_THE_MACHINE]
 
 
 def said_of(history: RunHistory) -> list[Found]:
-    return [Found(each.kind, each.severity, each.start, each.message) for each in diagnosis_of(history).findings]
+    return [
+        Found(finding.kind, finding.severity, finding.start, finding.message)
+        for finding in diagnosis_of(history).findings
+    ]
 
 
 def in_epochs(run: RunHistory) -> RunHistory:
     """The mean of each thirtieth of the training, as a script prints it at the end of an epoch."""
     metrics = []
-    for each in run.metrics:
-        series = each.series
+    for metric in run.metrics:
+        series = metric.series
         parts = [part for part in np.array_split(np.arange(len(series)), EPOCHS) if len(part)]
         ends = [part[-1] for part in parts]
         means = np.array([series.values[part].mean() for part in parts])
         numbers = np.arange(1, len(parts) + 1)
         thinned = Series(series.signal, numbers, means, series.attempts[ends], series.times[ends])
-        metrics.append(replace(each, series=thinned))
+        metrics.append(replace(metric, series=thinned))
     return replace(run, metrics=tuple(metrics))
 
 
@@ -153,7 +160,7 @@ def with_rewards(run: RunHistory, rewards: tuple[float, ...]) -> RunHistory:
     """With what an agent earned, as its script logs it."""
     if not rewards:
         return run
-    last = max(int(each.series.steps.max()) for each in run.metrics)
+    last = max(int(metric.series.steps.max()) for metric in run.metrics)
     steps = np.unique(np.linspace(1, last, min(last, len(rewards))).astype(np.int64))
     values = np.array([part.mean() for part in np.array_split(np.array(rewards), len(steps))])
     nothing = np.zeros(len(steps))

@@ -96,7 +96,7 @@ def decay_too_weak(seed: int) -> None:
 
 
 def deep_with_batch_norm(width: int = 64, layers: int = 8) -> nn.Sequential:
-    hidden = [each for _ in range(layers) for each in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
+    hidden = [item for _ in range(layers) for item in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
     return nn.Sequential(nn.Linear(32, width), *hidden, nn.Linear(width, 10))
 
 
@@ -157,7 +157,7 @@ def frozen_layer(seed: int) -> None:
 def forgotten_layer(seed: int) -> None:
     """A layer that was never handed to the optimizer."""
     model = mlp(64, 4)
-    given = [each for name, each in model.named_parameters() if not name.startswith("2.")]
+    given = [item for name, item in model.named_parameters() if not name.startswith("2.")]
     descend(model, AdamW(given, lr=1e-3), points(dice_of(seed)))
 
 

@@ -31,14 +31,14 @@ def test_a_log_of_it_reads_as_losses_with_every_point(name: str) -> None:
         run = draw(name, seed)
         losses = run.history().of("loss")
         assert losses, seed
-        assert sum(len(each.values) for each in run.metrics) == run.history().points
+        assert sum(len(metric.values) for metric in run.metrics) == run.history().points
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_an_event_is_at_its_declared_steps(name: str) -> None:
     for seed in range(20):
         run = draw(name, seed)
-        steps = np.concatenate([each.series.steps for each in run.history().metrics])
+        steps = np.concatenate([metric.series.steps for metric in run.history().metrics])
         assert run.event is not None
         assert steps.min() <= run.event.start <= run.event.end <= steps.max(), seed
 

@@ -12,7 +12,7 @@ from mlflow_stability.demo.training_loop import Failure, Notes
 SEED = 0
 SLOW = {"scheduled_gpt", "plain_gpt", "half_precision_gpt", "gpt_in_half", "post_norm_transformer"}
 """The trainings of seconds. The benchmark `rescue` runs all of them to their end, and shows what each failure costs."""
-QUICK = [each for each in ZOO if each.twin not in SLOW]
+QUICK = [item for item in ZOO if item.twin not in SLOW]
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def one_thread() -> None:
 
 @cache
 def notes_of(task: str, ill: str, steps: int | None = None) -> Notes:
-    failure = next(each for each in ZOO if each.twin == task and ill in ("", each.name))
+    failure = next(entry for entry in ZOO if entry.twin == task and ill in ("", entry.name))
     notes = Notes()
     failure.train(SEED, ill=bool(ill), notes=notes, steps=steps)
     return notes
@@ -43,7 +43,7 @@ def test_nothing_is_wrong_before_the_onset_and_much_soon_after(failure: Failure)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", [each for each in ZOO if each.twin in SLOW and each.onset < 50], ids=ids)
+@pytest.mark.parametrize("failure", [item for item in ZOO if item.twin in SLOW and item.onset < 50], ids=ids)
 def test_an_early_failure_of_a_slow_training_shows_at_its_declared_step(failure: Failure) -> None:
     steps = failure.onset + 3
     twin, ill = notes_of(failure.twin, "", steps).losses, notes_of(failure.twin, failure.name, steps).losses
@@ -58,8 +58,8 @@ def test_the_policy_that_meets_heavy_tails_learns_without_the_extreme_rewards() 
 
 
 def test_names_are_unique_and_twins_differ_by_their_task() -> None:
-    assert len({each.name for each in ZOO}) == len(ZOO)
-    assert len({each.twin for each in ZOO}) == len({each.task for each in ZOO})
+    assert len({entry.name for entry in ZOO}) == len(ZOO)
+    assert len({item.twin for item in ZOO}) == len({item.task for item in ZOO})
 
 
 def test_every_failure_says_what_goes_wrong_and_what_could_help() -> None:

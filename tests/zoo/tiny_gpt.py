@@ -18,7 +18,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
-            each.view(batch, length, self.heads, -1).transpose(1, 2) for each in self.qkv(self.norm_1(x)).chunk(3, -1)
+            item.view(batch, length, self.heads, -1).transpose(1, 2) for item in self.qkv(self.norm_1(x)).chunk(3, -1)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))

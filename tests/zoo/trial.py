@@ -70,6 +70,6 @@ def run(trial: Trial, folder: Path) -> Result:
 
 def events_in(journals: Path) -> list[Finding]:
     """Everything that was printed."""
-    recordings = [each for session in session_folders(journals) for each in recording_folders(session)]
-    entries = [entry for each in recordings for entry in JournalFollower(each / JOURNAL).read()]
+    recordings = [folder for session in session_folders(journals) for folder in recording_folders(session)]
+    entries = [entry for recording in recordings for entry in JournalFollower(recording / JOURNAL).read()]
     return [entry.record for entry in entries if isinstance(entry.record, Finding)]

@@ -49,7 +49,7 @@ def test_the_end_sends_what_is_still_gathered() -> None:
     alerts.tell(SPIKE)
     alerts.tell(SPIKE)
     alerts.close(30)
-    assert [each.count for each in got] == [2]
+    assert [item.count for item in got] == [2]
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_function_that_hangs_never_makes_the_training_wait() -> None:
 
     alerts = alerts_to(hangs, rules=("nan_detected", "loss>5"))
     alerts.tell(NAN)
-    (thread,) = (each for each in threading.enumerate() if each.name == "mlflow-stability alerts")
+    (thread,) = (entry for entry in threading.enumerate() if entry.name == "mlflow-stability alerts")
     assert called.wait(30)
     began = time.perf_counter()
     for step in range(3 * MAX_QUEUED):
@@ -84,7 +84,7 @@ def test_what_is_measured_reaches_a_function_without_waking_its_thread() -> None
         alerts.see(StepReading(step, (Signal("loss"),), (float(step),), 0, 0.0))
         assert not alerts._queue.wake.is_set()
     alerts.close(30)
-    assert [each.first_step for each in got] == [6]
+    assert [item.first_step for item in got] == [6]
 
 
 def test_a_function_that_raises_is_reported_once_and_called_again() -> None:
@@ -114,13 +114,13 @@ def test_two_threads_that_tell_at_once_begin_one_thread() -> None:
             together.wait(10)
             alerts.tell(event)
 
-        telling = [threading.Thread(target=tell, args=(each,)) for each in (NAN, SPIKE)]
-        for each in telling:
-            each.start()
-        for each in telling:
-            each.join(10)
+        telling = [threading.Thread(target=tell, args=(item,)) for item in (NAN, SPIKE)]
+        for process in telling:
+            process.start()
+        for process in telling:
+            process.join(10)
         alerts.close(10)
-        assert not [each for each in threading.enumerate() if each.name == "mlflow-stability alerts"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "mlflow-stability alerts"]
     assert (got.count("nan_detected"), got.count("loss_spike")) == (50, 50)
 
 

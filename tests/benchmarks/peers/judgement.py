@@ -73,7 +73,7 @@ def ours(curve: LossCurve) -> list[float]:
     for diagnosis in diagnose_all([curve.file]):
         if isinstance(diagnosis, Failure):
             raise SystemExit(diagnosis.reason)
-        steps += [each.end for each in diagnosis.findings if each.severity >= Severity.WARNING]
+        steps += [finding.end for finding in diagnosis.findings if finding.severity >= Severity.WARNING]
     return steps
 
 
@@ -81,11 +81,15 @@ def by_command(module: str, arguments: Sequence[str], curve: LossCurve) -> list[
     """Run a tool's command in this process and read its JSON."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        importlib.import_module(module).main([str(curve.file) if each == "FILE" else each for each in arguments])
+        importlib.import_module(module).main(
+            [str(curve.file) if argument == "FILE" else argument for argument in arguments]
+        )
     reports = json.loads(output.getvalue())
-    found = [each for report in (reports if isinstance(reports, list) else [reports]) for each in report["findings"]]
-    serious = [each for each in found if each["severity"].lower() in SERIOUS and each.get("check") not in ABOUT_THE_LOG]
-    return [each.get("step_end", math.inf) for each in serious]
+    found = [
+        finding for report in (reports if isinstance(reports, list) else [reports]) for finding in report["findings"]
+    ]
+    serious = [row for row in found if row["severity"].lower() in SERIOUS and row.get("check") not in ABOUT_THE_LOG]
+    return [item.get("step_end", math.inf) for item in serious]
 
 
 def by_rule(name: str, curve: LossCurve) -> list[float]:
@@ -154,7 +158,7 @@ def real_runs(folder: Path, most: int) -> Iterator[tuple[str, LossCurve, float]]
     """Yield the main loss of each labelled record and its validation loss; the longest run of a file speaks for it."""
     for number, row in enumerate(labelled(folder, most)):
         with contextlib.suppress(StabilityError):
-            runs = [main_curves(each) for each in read(folder / "data" / row["file"])]
+            runs = [main_curves(item) for item in read(folder / "data" / row["file"])]
             losses, validations = max(runs, key=lambda pair: len(pair[0]))
             if losses:
                 file = Path("real", str(number), "trainer_state.json")
@@ -173,7 +177,7 @@ def main_curves(history: RunHistory) -> tuple[Points, Points]:
     by_name = {metric.name: metric.series for metric in history.metrics}
     series = [by_name.get(names[0]) if names else None for names in (judged.losses, judged.validations)]
     losses, validations = (
-        list(zip(each.steps.tolist(), each.values.tolist(), strict=True)) if each else [] for each in series
+        list(zip(reading.steps.tolist(), reading.values.tolist(), strict=True)) if reading else [] for reading in series
     )
     return losses, validations
 

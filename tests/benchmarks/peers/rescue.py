@@ -181,10 +181,10 @@ def peers_rescue(
     zoo = [failure for failure in ZOO if failure.name in only]
     own = {"bare": "bare", "`autolog(rollback=True)`": "rollback"}
     tools = [name for name in TOOLS if installed(NEEDS[name])]
-    trials = [trial_of(each.name, True, seed, mode) for each in zoo for seed in range(seeds) for mode in own.values()]
+    trials = [trial_of(entry.name, True, seed, mode) for entry in zoo for seed in range(seeds) for mode in own.values()]
     trials += [trial_of(name, False, seed, "bare") for name in twins(zoo) for seed in range(seeds)]
     results = all_results(list(dict.fromkeys(trials)), workers, keep)
-    peer_trials = [PeerTrial(each.name, seed, tool) for each in zoo for seed in range(seeds) for tool in tools]
+    peer_trials = [PeerTrial(entry.name, seed, tool) for entry in zoo for seed in range(seeds) for tool in tools]
     results |= all_results(peer_trials, workers, keep, run_peer)
     columns = [*own, *TOOLS]
     rows: list[dict[str, Cell]] = []
@@ -216,9 +216,9 @@ def peers_rescue(
 
 def ending(worst: float, tried: list[Result]) -> str:
     """Return the final loss, or how the training ended."""
-    stop = next((each.error for each in tried if each.error), "")
+    stop = next((item.error for item in tried if item.error), "")
     text = stop or ("lost" if worst == math.inf else f"{worst:.3f}")
-    left_out = max(each.left_out if isinstance(each, PeerResult) else 0 for each in tried)
+    left_out = max(item.left_out if isinstance(item, PeerResult) else 0 for item in tried)
     return f"{text} ({left_out} batches left out)" if left_out else text
 
 

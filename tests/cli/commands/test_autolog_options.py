@@ -15,16 +15,16 @@ from mlflow_stability.vocabulary.settings import Options, Settings
 
 def typed(*words: str) -> dict[str, object]:
     context = command.make_context("run", [*words, "script.py"])
-    names = {each.name for each in (*fields(Settings), *fields(RollbackPolicy))}
+    names = {field.name for field in (*fields(Settings), *fields(RollbackPolicy))}
     return autolog_arguments({name: value for name, value in context.params.items() if name in names})
 
 
 def test_every_setting_that_can_be_typed_is_an_option_with_a_sentence() -> None:
-    options = {each.name: each for each in command.params if isinstance(each, click.Option)}
-    declared = {each.name for each in (*fields(Settings), *fields(RollbackPolicy))}
+    options = {param.name: param for param in command.params if isinstance(param, click.Option)}
+    declared = {field.name for field in (*fields(Settings), *fields(RollbackPolicy))}
     assert declared - set(options) == {"extra_state"}  # objects of the script
-    for each in options.values():
-        assert len(each.help or "") > 15, each.name
+    for option in options.values():
+        assert len(option.help or "") > 15, option.name
 
 
 def test_what_is_typed_is_what_autolog_takes() -> None:

@@ -83,7 +83,7 @@ def test_a_downloaded_checkpoint_equals_the_one_that_was_written(
     checkpoints.upload(folder)
     checkpoints.upload(keep(tmp_path / "kept", 1000))
     assert run(["checkpoints", checkpoints.run_id, "--download", str(tmp_path / "back"), "--step", "500"]) == 0
-    assert [each.name for each in (tmp_path / "back").iterdir()] == [folder.name]
+    assert [path.name for path in (tmp_path / "back").iterdir()] == [folder.name]
     assert (tmp_path / "back" / folder.name / "state.pt").read_bytes() == b"weights"
     assert "%" not in capfd.readouterr().err, "a progress bar is for terminals"
 

@@ -97,9 +97,9 @@ def test_it_goes_into_a_run_and_into_an_experiment_that_can_be_compared_again(
     typed = ["compare", "--experiment", "Default", "--tracking-uri", sqlite_uri]
     assert run([*typed, "--log-to-run", bad, "--log-to-experiment", "Default"]) == 1
     client = MlflowClient(tracking_uri=sqlite_uri)
-    (report,) = [each for each in client.search_runs(["0"]) if "stability.comparison" in each.data.tags]
+    (report,) = [parameter for parameter in client.search_runs(["0"]) if "stability.comparison" in parameter.data.tags]
     for run_id in (bad, report.info.run_id):
-        files = {each.path for each in client.list_artifacts(run_id, "stability")}
+        files = {artifact.path for artifact in client.list_artifacts(run_id, "stability")}
         assert {"stability/comparison.html", "stability/comparison.json"} <= files
     assert report.info.status == "FINISHED"
     capsys.readouterr()

@@ -46,10 +46,10 @@ def cli(*arguments: str, program: str = sys.executable, **environment: str) -> s
 
 def trainings_of(pid: int) -> list[psutil.Process]:
     found = []
-    for each in psutil.Process(pid).children():
+    for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if "mlflow_stability.demo.training" in each.cmdline():
-                found.append(each)
+            if "mlflow_stability.demo.training" in child.cmdline():
+                found.append(child)
     return found
 
 
@@ -96,7 +96,7 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
         "-m", "mlflow_stability", "diagnose", run_id, program=python(DELIVERY), MLFLOW_TRACKING_URI=sqlite_uri
     )
     assert diagnosed.returncode == 1
-    assert sorted(each.name for each in (tmp_path / ".mlflow-stability").iterdir()) == [".gitignore", "batches"]
+    assert sorted(path.name for path in (tmp_path / ".mlflow-stability").iterdir()) == [".gitignore", "batches"]
     assert "rm -r .mlflow-stability" in shown.stdout
 
 
@@ -118,7 +118,7 @@ def test_ctrl_c_leaves_no_training_behind(sqlite_uri: str, tmp_path: Path) -> No
     assert demo.returncode == 130
     assert out == ""
     assert "Traceback" not in err
-    assert not [each for each in trainings if each.is_running()]
+    assert not [training for training in trainings if training.is_running()]
 
 
 @pytest.mark.slow

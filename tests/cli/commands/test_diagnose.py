@@ -76,14 +76,14 @@ def test_a_person_reads_verdict_curve_and_remedies(capsys: pytest.CaptureFixture
 def test_several_inputs_give_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "./logs/nan.jsonl", "logs", "--output-format", "json"]) == 1
     said = document(capsys)
-    assert [each["source"] for each in said["runs"]] == [
+    assert [row["source"] for row in said["runs"]] == [
         "logs/bad.jsonl",
         "./logs/nan.jsonl",
         "logs/bad.jsonl",
         "logs/good.jsonl",
         "logs/nan.jsonl",
     ]
-    assert {each["source"] for each in said["issues"]} == {"logs/bad.jsonl", "./logs/nan.jsonl", "logs/nan.jsonl"}
+    assert {issue["source"] for issue in said["issues"]} == {"logs/bad.jsonl", "./logs/nan.jsonl", "logs/nan.jsonl"}
 
 
 def test_only_the_kinds_asked_for_are_shown_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_a_higher_sensitivity_finds_what_a_lower_one_misses(tmp_path: Path) -> N
     losses = [3.0 - at / 60 + 0.02 * (-1) ** at for at in range(60)]
     losses[30] = 3.0
     Path("small.jsonl").write_text("".join(f'{{"step": {at}, "loss": {loss}}}\n' for at, loss in enumerate(losses)))
-    codes = [run(["diagnose", "small.jsonl", "--sensitivity", each]) for each in ("low", "normal", "high")]
+    codes = [run(["diagnose", "small.jsonl", "--sensitivity", name]) for name in ("low", "normal", "high")]
     assert codes == [0, 0, 1]
 
 
@@ -195,8 +195,8 @@ def test_unreadable_inputs_are_reported_beside_the_diagnoses_of_the_others(capsy
     errors = said.err.splitlines()
     assert [line.startswith("mlflow-stability: ") for line in errors] == [True] * 3
     told = json.loads(said.out)
-    assert [each["source"] for each in told["errors"]] == ["empty.csv", "model.pt", "gone.csv"]
-    assert [each["outcome"] for each in told["runs"]] == ["healthy"]
+    assert [error["source"] for error in told["errors"]] == ["empty.csv", "model.pt", "gone.csv"]
+    assert [row["outcome"] for row in told["runs"]] == ["healthy"]
 
 
 def test_when_nothing_can_be_read_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,19 +217,19 @@ def test_a_hostile_name_reaches_neither_terminal_nor_page(capsys: pytest.Capture
 
 @pytest.mark.slow
 def test_a_run_of_a_store_is_diagnosed(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run_id = stored_run(sqlite_uri, [float(each) for each in diverging()])
+    run_id = stored_run(sqlite_uri, [float(value) for value in diverging()])
     assert run(["diagnose", run_id, "--tracking-uri", sqlite_uri, "--output-format", "json"]) == 1
     said = document(capsys)
     assert said["summary"]["total_runs"] == 1
     assert "total_files" not in said["summary"]
-    assert {each["source"] for each in said["issues"]} == {run_id}
+    assert {issue["source"] for issue in said["issues"]} == {run_id}
 
 
 def test_a_report_is_added_to_the_run(sqlite_uri: str) -> None:
-    run_id = stored_run(sqlite_uri, [float(each) for each in diverging()])
+    run_id = stored_run(sqlite_uri, [float(value) for value in diverging()])
     assert run(["diagnose", run_id, "--tracking-uri", sqlite_uri, "--log-to-run", "--output", "mine.csv"]) == 1
     client = MlflowClient(tracking_uri=sqlite_uri)
-    names = {each.path for each in client.list_artifacts(run_id, "stability")}
+    names = {artifact.path for artifact in client.list_artifacts(run_id, "stability")}
     assert {"stability/report.html", "stability/report.json"} <= names
     page = Path(client.download_artifacts(run_id, "stability/report.html")).read_text(encoding="utf-8")
     assert "divergence" in page

@@ -135,7 +135,7 @@ def test_alerts_are_tried_with_a_message_to_every_channel(
         url = f"json://me:hunter2hunter2@{server.address}/hook"
         monkeypatch.setenv("MLFLOW_STABILITY_ALERTS", url)
         assert run(["doctor", "--tracking-uri", sqlite_uri, "--alerts"]) == 0
-        assert [each.body["title"] for each in server.taken] == ["INFO: test message"]
+        assert [item.body["title"] for item in server.taken] == ["INFO: test message"]
         assert "JSON: a test message was sent" in capsys.readouterr().out
         server.answers = [500]
         assert run(["doctor", "--tracking-uri", sqlite_uri, "--alerts"]) == 2

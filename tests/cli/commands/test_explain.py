@@ -91,7 +91,7 @@ def test_a_kind_is_listed_and_suggested_once(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.count("learning_rate_out_of_range") == 1
 
 
-@pytest.mark.parametrize("kind", [each.kind for each in (*DETECTORS, *ON_REQUEST) if each.experimental])
+@pytest.mark.parametrize("kind", [detector.kind for detector in (*DETECTORS, *ON_REQUEST) if detector.experimental])
 def test_an_experimental_kind_is_not_called_not_measured(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(["explain", kind])
     said = words(capsys.readouterr().out)

@@ -97,8 +97,8 @@ def test_a_folder_that_is_no_journal_is_refused(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("kept", [["checkpoints"], ["batches"], ["checkpoints", "batches", ".gitignore"]])
 def test_what_outlives_a_training_is_nothing_to_deliver(kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    for each in kept:
-        (ROOT / each / "8f7d983df20a").mkdir(parents=True)
+    for value in kept:
+        (ROOT / value / "8f7d983df20a").mkdir(parents=True)
     assert run(["sync"]) == 0
     assert f"Nothing to deliver: {ROOT.absolute()} keeps checkpoints and batches alone." in capsys.readouterr().out
 

@@ -41,8 +41,8 @@ def cluster(place: Path, uri: str, experiment: str, nodes: int = NODES) -> None:
 def must_be_there_once(uri: str, experiment: str, nodes: int = NODES) -> None:
     runs = MlflowClient(tracking_uri=uri).search_runs([experiment])
     assert len(runs) == nodes
-    for each in runs:
-        assert list(load_run(each.info.run_id, uri)["step"]) == list(range(1, STEPS + 1))
+    for item in runs:
+        assert list(load_run(item.info.run_id, uri)["step"]) == list(range(1, STEPS + 1))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_delivery_that_was_killed_is_continued(
     wait_until(lambda: len(journal_roots_below(shared)) == 1 and troubled_server.mood == "down", 120)
     first.kill()
     first.communicate()
-    (session,) = [each for root in journal_roots_below(shared) for each in session_folders(root)]
+    (session,) = [folder for root in journal_roots_below(shared) for folder in session_folders(root)]
     wait_until(lambda: not holder_lives(session))  # those that it started end with it
 
     troubled_server.down_after, troubled_server.mood = None, "up"
@@ -126,9 +126,9 @@ def left_by_another_machine(root: Path, uri: str) -> Training:
 
 def make_old(folder: Path) -> None:
     before = time.time() - DAY
-    for each in [*folder.rglob("*"), folder]:
-        if not each.is_symlink():
-            os.utime(each, (before, before))
+    for path in [*folder.rglob("*"), folder]:
+        if not path.is_symlink():
+            os.utime(path, (before, before))
 
 
 def checkpoints_of(root: Path, name: str, pid: int) -> Path:
@@ -174,11 +174,11 @@ def test_the_oldest_journals_are_removed_until_the_rest_fits(sqlite_uri: str, tm
     root = tmp_path / ".mlflow-stability"
     folders = [checkpoints_of(root, f"run-{number}", 0) for number in range(3)]
     for number, folder in enumerate(folders):
-        for each in folder.rglob("*"):
-            os.utime(each, (time.time() - DAY * (9 - number),) * 2)
+        for path in folder.rglob("*"):
+            os.utime(path, (time.time() - DAY * (9 - number),) * 2)
         os.utime(folder, (time.time() - DAY * (9 - number),) * 2)
     assert run(["sync", "--max-size", "2.5MB"]) == 0
-    assert [each.exists() for each in folders] == [False, True, True]
+    assert [path.exists() for path in folders] == [False, True, True]
 
 
 @pytest.mark.parametrize(("option", "value"), [("--older-than", "30"), ("--max-size", "5 apples")])

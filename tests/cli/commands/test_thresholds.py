@@ -19,10 +19,10 @@ def test_every_threshold_of_every_detector_and_rule_is_printed_with_its_default(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     said = said_by(capsys)
-    for each in (*DETECTORS, *ON_REQUEST):
-        assert name_of(each) in said or not fields(each)
-        for field in fields(each):
-            default = getattr(each(), field.name)
+    for detector in (*DETECTORS, *ON_REQUEST):
+        assert name_of(detector) in said or not fields(detector)
+        for field in fields(detector):
+            default = getattr(detector(), field.name)
             shown = str(default) if isinstance(default, bool) else f"{default:g}"
             assert f"{field.name} = {shown}" in said
     for rule in RULES:

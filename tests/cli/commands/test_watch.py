@@ -43,7 +43,7 @@ def journal(tmp_path: Path) -> Iterator[JournalWriter]:
 def stored(uri: str, name: str, *, ended: bool = True) -> str:
     client = MlflowClient(tracking_uri=uri)
     run_id = str(client.create_run("0", run_name=name).info.run_id)
-    points = [Metric(metric_key(each), 2.0 + 1 / step, 250 * step, step) for step in range(1, 201) for each in SIGNALS]
+    points = [Metric(metric_key(item), 2.0 + 1 / step, 250 * step, step) for step in range(1, 201) for item in SIGNALS]
     client.log_batch(run_id, points)
     if ended:
         client.set_terminated(run_id)

@@ -73,11 +73,11 @@ def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_t
     wait_until(lambda: server.taken)
     (page,) = training.folder.glob("*/alerts.json")
     run_id = read_page(page.parent / "delivered.json")["run_id"]
-    texts = [each.read_bytes() for each in training.folder.rglob("*") if each.is_file()]
+    texts = [path.read_bytes() for path in training.folder.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in text for text in texts)
     training.end()
     assert courier.wait(60) == 0
-    burst, killed = (each.body for each in server.requests)
+    burst, killed = (request.body for request in server.requests)
     assert burst["title"] == "WARNING: 14 loss spikes in 195 steps (400 to 595)"
     assert burst["message"].endswith(run_page(run_id, rest_server).url)
     assert killed["title"] == "CRITICAL: kill at step 400"
@@ -97,7 +97,7 @@ def test_a_server_that_fails_is_asked_again_reported_once_and_the_message_arrive
     advance(session, lambda: server.taken)
     training.end(Closing("finished", "", 50, time.time()))
     advance(session, lambda: session.over)
-    assert [each.status for each in server.requests] == [500, 503, 200]
+    assert [request.status for request in server.requests] == [500, 503, 200]
     gaps = [after.time - before.time for before, after in zip(server.requests, server.requests[1:], strict=False)]
     assert gaps[0] >= 1.0
     assert gaps[1] >= 2.0
@@ -128,7 +128,7 @@ def test_a_server_that_never_answers_delays_neither_the_record_nor_the_end_for_l
     assert len(load_run(read_page(delivered)["run_id"], sqlite_uri)) == 200
     server.answers = []
     advance(session, lambda: session.over)
-    assert sorted(each.body["title"] for each in server.taken) == [
+    assert sorted(item.body["title"] for item in server.taken) == [
         "CRITICAL: crash at step 200",
         "CRITICAL: loss spike at step 50",
     ]
@@ -142,14 +142,14 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
     courier = training.start_courier(**{OUTLETS_VARIABLE: settings(server).text()})
     training.train(1, 50)
     training.journal.append(spike(50, Severity.CRITICAL))
-    (folder,) = (each.parent for each in training.folder.glob("*/journal"))
+    (folder,) = (path.parent for path in training.folder.glob("*/journal"))
     page = folder / "alerts.json"
     wait_until(lambda: server.requests and not read_page(page)["channels"]["json"]["pending"])
     kill(courier)
     training.journal.append(at_step(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
     training.end(Closing("finished", "", 51, time.time()))
     assert training.start_courier(**{OUTLETS_VARIABLE: settings(server).text()}).wait(60) == 0
-    assert [each.body["title"] for each in server.requests] == [
+    assert [request.body["title"] for request in server.requests] == [
         "CRITICAL: loss spike at step 50",
         "CRITICAL: NaN at step 51",
     ]
@@ -175,13 +175,13 @@ def test_an_older_training_is_reported_only_if_it_had_alerts_itself(
         training = training_of(root, sqlite_uri)
         training.train(1, 5)
         if had_alerts:
-            (folder,) = (each.parent for each in training.folder.glob("*/journal"))
+            (folder,) = (path.parent for path in training.folder.glob("*/journal"))
             (folder / "alerts.json").write_text("{}")
         training.end()
         left = settings(server).left_behind()
         session = SessionDelivery(training.folder, sqlite_uri, lambda: False, left)
         advance(session, lambda session=session: session.over)
-    assert [each.body["title"] for each in server.requests] == ["CRITICAL: kill at step 5"]
+    assert [request.body["title"] for request in server.requests] == ["CRITICAL: kill at step 5"]
 
 
 def test_conditions_on_signals_are_looked_at_in_the_journal(root: Path, sqlite_uri: str, server: ChatServer) -> None:
@@ -193,7 +193,9 @@ def test_conditions_on_signals_are_looked_at_in_the_journal(root: Path, sqlite_u
     training.journal.append(spike(50, Severity.CRITICAL))
     training.end(Closing("finished", "", 50, time.time()))
     advance(session, lambda: session.over)
-    assert [each.body["title"] for each in server.requests] == ["WARNING: loss>=41 (10 times) in 9 steps (41 to 50)"]
+    assert [request.body["title"] for request in server.requests] == [
+        "WARNING: loss>=41 (10 times) in 9 steps (41 to 50)"
+    ]
 
 
 @pytest.mark.slow
@@ -208,5 +210,5 @@ def test_a_training_that_hangs_is_reported_once(
     advance(session, lambda: time.monotonic() > until)
     training.end(Closing("finished", "", 20, time.time()))
     advance(session, lambda: session.over)
-    assert [each.body["title"] for each in server.requests] == ["CRITICAL: stall at step 20"]
+    assert [request.body["title"] for request in server.requests] == ["CRITICAL: stall at step 20"]
     assert "py-spy dump" in server.requests[0].body["message"]

@@ -60,7 +60,7 @@ def test_an_alert_is_repeated_at_most_once_and_by_its_first_key(
         server.before_answer = server.after_answer = lambda: None
         training.end(Closing("finished", "", 50, time.time()))
         assert training.start_courier(**environment).wait(60) == 0
-    first, again = (each.body for each in server.taken)
+    first, again = (item.body for item in server.taken)
     if key:
         assert first[key]
         assert again[key] == first[key]

@@ -196,9 +196,9 @@ def test_the_picture_says_how_many_layers_there_are_where_only_some_have_maps(
         return b"\x89PNG"
 
     monkeypatch.setattr("mlflow_stability.figures.style.sharp_png", kept)
-    for each in keep(tmp_path, [10], layers=24):
-        if each.layer_number % 2 == 0 and each.layer_number != 0:  # the training itself keeps maps of some alone
-            next(tmp_path.rglob(f"*-{each.layer_number:04d}-*.arrays")).unlink()
+    for item in keep(tmp_path, [10], layers=24):
+        if item.layer_number % 2 == 0 and item.layer_number != 0:  # the training itself keeps maps of some alone
+            next(tmp_path.rglob(f"*-{item.layer_number:04d}-*.arrays")).unlink()
     to_the_end(pictures_of(tmp_path, Shelf()))
     assert len(figures) == 12
     assert "12 of 24 layers drawn" in " ".join(texts(figures[0]))

@@ -90,15 +90,15 @@ def keep(folder: Path, steps: range | list[int], layers: int = 1, attempt: int =
         for step in steps
         for number in range(layers)
     ]
-    for each in maps:
-        write_attention_map(folder, each)
+    for item in maps:
+        write_attention_map(folder, item)
     return maps
 
 
 def age(folder: Path) -> None:
     """What was written was written long ago."""
-    for each in attention_map_files(folder):
-        os.utime(each.path, (time.time() - 100, time.time() - 100))
+    for file in attention_map_files(folder):
+        os.utime(file.path, (time.time() - 100, time.time() - 100))
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Pa
     maps, shelf = keep(tmp_path, [10, 500], layers=2), Shelf()
     drive(both(tmp_path, shelf))
     assert list(shelf.maps) == [f"stability/data/attention/part-000-0000-{step:012d}.npz" for step in (10, 500)]
-    found = [each for part in shelf.maps.values() for each in part]
+    found = [item for part in shelf.maps.values() for item in part]
     assert all(same(one, other) for one, other in zip(found, maps, strict=True))
     assert shelf.pictures == [
         f"stability/attention/step_{step:06d}_layer{layer}.png" for step in (500, 10) for layer in (0, 1)
@@ -280,7 +280,7 @@ def test_only_the_damaged_map_is_lost(tmp_path: Path, caplog: pytest.LogCaptureF
     shelf = Shelf()
     with caplog.at_level(logging.WARNING):
         drive(both(tmp_path, shelf))
-    assert [[each.layer for each in maps] for maps in shelf.maps.values()] == [["h.1"]]
+    assert [[table.layer for table in maps] for maps in shelf.maps.values()] == [["h.1"]]
     assert shelf.charted == [("stability/attention/L01_h.1", 10)]
 
 
@@ -309,9 +309,9 @@ def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp
     training.end(Closing("finished", "", 30, time.time()))
     wait_until(lambda: not folder.exists())
     courier.wait(60)
-    listed = [each.path for each in client.list_artifacts(run_id, "stability/attention") if not each.is_dir]
+    listed = [artifact.path for artifact in client.list_artifacts(run_id, "stability/attention") if not artifact.is_dir]
     assert len(listed) == 4
-    images = [each.path.rpartition("/")[2] for each in client.list_artifacts(run_id, "images")]
+    images = [artifact.path.rpartition("/")[2] for artifact in client.list_artifacts(run_id, "images")]
     keys = Counter(name.split("+")[0] for name in images if name.endswith(".png"))
     # Two measured steps, and the first of them once more at step 0, where MLflow opens its card.
     assert keys == {"stability~attention~L00_h.0": 3, "stability~attention~L01_h.1": 3}

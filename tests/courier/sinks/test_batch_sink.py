@@ -38,7 +38,7 @@ def drive(sink: BatchSink) -> None:
 
 def sent(uri: str, run_id: str) -> list[str]:
     listed = MlflowClient(tracking_uri=uri).list_artifacts(run_id, BATCHES_FOLDER)
-    return sorted(Path(each.path).name for each in listed)
+    return sorted(Path(item.path).name for item in listed)
 
 
 def test_files_are_named_by_recording_and_by_the_step_that_the_run_counts(

@@ -86,7 +86,7 @@ def test_an_upload_that_broke_off_is_done_again(run: RunCheckpoints, tmp_path: P
 def test_nothing_is_left_beside_the_checkpoints(run: RunCheckpoints, tmp_path: Path) -> None:
     keep(tmp_path / "kept", 500)
     drive(sink_of(run, tmp_path))
-    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_recording_brings_its_checkpoints_along(tmp_path: Path, sqlite_uri: str) -> None:

@@ -46,8 +46,8 @@ def told(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
 def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri: str) -> None:
     run = told(root, sqlite_uri, {"learning_rate": "0.1", "model": "GPT"})
     assert run.data.params == {"stability.learning_rate": "0.1", "stability.model": "GPT"}
-    said = [each for _, each in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(each, Fact)]
-    assert [(each.key, each.value) for each in said] == [("learning_rate", "0.1"), ("model", "GPT")]
+    said = [item for _, item in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(item, Fact)]
+    assert [(point.key, point.value) for point in said] == [("learning_rate", "0.1"), ("model", "GPT")]
 
 
 @pytest.mark.slow
@@ -131,8 +131,8 @@ def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: s
     report = deliver_session(training.folder)
     asked = [
         any(
-            isinstance(each, Fact) and each.key == "git.commit"
-            for _, each in RunReader(run_id, sqlite_uri).event_lines()
+            isinstance(item, Fact) and item.key == "git.commit"
+            for _, item in RunReader(run_id, sqlite_uri).event_lines()
         )
         for run_id in report.run_ids
     ]

@@ -98,8 +98,8 @@ def test_only_pictures_with_data_are_drawn(training: Training) -> None:
 
 @pytest.mark.slow
 def test_weights_activations_and_sparse_codes_have_their_pictures(training: Training) -> None:
-    of_modules = tuple(Signal(each, place) for each in ("activation_rms", "activation_dead") for place in "ab")
-    of_codes = tuple(Signal(each, "encoder") for each in DUTY_CYCLES)
+    of_modules = tuple(Signal(name, place) for name in ("activation_rms", "activation_dead") for place in "ab")
+    of_codes = tuple(Signal(cycle, "encoder") for cycle in DUTY_CYCLES)
     for step in range(1, 4):
         values = (2.0, 1.0, 1e-3, 1e-4) + (0.5,) * (len(of_modules) + len(of_codes))
         training.journal.append(StepReading(step, WHOLE + of_modules + of_codes, values, 0, float(step)))
@@ -212,7 +212,7 @@ def test_pictures_arrive_in_a_real_run(training: Training, sqlite_uri: str) -> N
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = str(client.create_run("0").info.run_id)
     fed(training, RunWriter(client, run_id)).drive()
-    assert "stability/dashboard.png" in [each.path for each in client.list_artifacts(run_id, "stability")]
+    assert "stability/dashboard.png" in [artifact.path for artifact in client.list_artifacts(run_id, "stability")]
     assert len(client.list_artifacts(run_id, "stability/layers")) == 4
 
 

@@ -35,7 +35,7 @@ class Shelf:
 
     @property
     def steps(self) -> list[int]:
-        return [each.step for name in sorted(self.parts) for each in self.parts[name]]
+        return [part.step for name in sorted(self.parts) for part in self.parts[name]]
 
 
 def stream_of(folder: Path, shelf: Shelf, **delivered: int) -> LayerSink:
@@ -49,8 +49,8 @@ def drive(stream: LayerSink) -> None:
 
 def keep(folder: Path, steps: range) -> list[LayerTable]:
     tables = [bare(step, what) for step in steps for what in ("gradient", "weight")]
-    for each in tables:
-        write_layer_table(folder, each)
+    for item in tables:
+        write_layer_table(folder, item)
     return tables
 
 

@@ -148,7 +148,7 @@ def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
     again = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     fed.drive()
     Fed(training.journal, again).drive()
-    last = {signal: max(each.step for each in shelf.points if each.signal == signal) for (signal,) in layouts}
+    last = {signal: max(point.step for point in shelf.points if point.signal == signal) for (signal,) in layouts}
     assert last == {Signal("loss"): 36, Signal("loss", "track_1"): 37}
 
 

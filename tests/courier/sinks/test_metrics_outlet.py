@@ -92,7 +92,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     use_memory(training, 30)
     training.journal.append(at_step(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
     wait_until(lambda: is_open(port))
-    (folder,) = (each.parent for each in training.folder.glob("*/journal"))
+    (folder,) = (path.parent for path in training.folder.glob("*/journal"))
     run_id = wait_until(lambda: read_page(folder / "delivered.json").get("run_id"))
     labels = ("GPT", run_id)
     # Its last line is the spike: then all before it was read, too.
@@ -110,7 +110,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     assert found["llm_step_duration_seconds_count"] == {labels: 30.0}
     assert found["llm_step_duration_seconds_bucket"][(*labels, "0.025")] == 30.0
     assert found["llm_step_duration_seconds_bucket"][(*labels, "0.01")] == 0.0
-    known = {each.prometheus for each in EVERYTHING}
+    known = {item.prometheus for item in EVERYTHING}
     assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found} <= known
     training.end(Closing("finished", "", 30, time.time()))
     assert courier.wait(60) == 0
@@ -203,18 +203,18 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     found = collector.last()
     (loss,) = found["llm.training.loss"].gauge.data_points
     assert loss.as_double == 30.0
-    assert {each.key: each.value.string_value for each in loss.attributes}["model_name"] == "GPT"
+    assert {attribute.key: attribute.value.string_value for attribute in loss.attributes}["model_name"] == "GPT"
     (steps,) = found["llm.training.steps"].sum.data_points
     assert steps.as_int or steps.as_double == 30
     assert found["llm.training.steps"].sum.is_monotonic
     (times,) = found["llm.step_duration_seconds"].histogram.data_points
     assert times.count == 30
     points = found["llm.gpu.memory_bytes"].gauge.data_points
-    memory = [{each.key: each.value.string_value for each in point.attributes} for point in points]
+    memory = [{attribute.key: attribute.value.string_value for attribute in point.attributes} for point in points]
     assert [(labels["gpu_id"], labels["type"]) for labels in memory] == [
         *(("0", "allocated"), ("1", "allocated"), ("1", "peak")),
     ]
-    assert set(found) <= {each.otel for each in EVERYTHING}
+    assert set(found) <= {item.otel for item in EVERYTHING}
 
 
 @pytest.mark.slow

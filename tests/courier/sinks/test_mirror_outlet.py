@@ -77,7 +77,7 @@ def histograms_in(folder: Path) -> list[tuple[int, str, float]]:
 def in_mlflow(uri: str, run_id: str) -> Points:
     client = MlflowClient(uri)
     return {
-        key: sorted((each.step, each.value) for each in client.get_metric_history(run_id, key))
+        key: sorted((point.step, point.value) for point in client.get_metric_history(run_id, key))
         for key in client.get_run(run_id).data.metrics
     }
 
@@ -101,7 +101,7 @@ def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sq
     assert found == in_single_precision(in_mlflow(sqlite_uri, run_id))
     assert len(found) > 4
     (imported,) = read(folder)
-    assert {each.name for each in imported.metrics} == set(found)
+    assert {metric.name for metric in imported.metrics} == set(found)
 
 
 @pytest.mark.slow
@@ -194,8 +194,8 @@ def test_wandb_has_the_points_of_mlflow_in_an_offline_run(root: Path, sqlite_uri
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     assert history.name == run.info.run_name
     found = {
-        each.name: list(zip(each.series.steps.tolist(), each.series.values.tolist(), strict=True))
-        for each in history.metrics
+        metric.name: list(zip(metric.series.steps.tolist(), metric.series.values.tolist(), strict=True))
+        for metric in history.metrics
     }
     assert found == in_mlflow(sqlite_uri, run.info.run_id)
 

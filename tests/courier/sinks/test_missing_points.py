@@ -94,7 +94,7 @@ def delivered(training, sqlite_uri):
 @pytest.mark.slow
 def test_what_a_locked_database_could_not_take_is_filled_in_at_the_end(delivered, sqlite_uri):
     client = MlflowClient(sqlite_uri)
-    curve = Counter(each.step for each in client.get_metric_history(delivered, metric_key(Signal("loss"))))
+    curve = Counter(point.step for point in client.get_metric_history(delivered, metric_key(Signal("loss"))))
     assert sorted(curve) == [1, *range(ASKED, STEPS + 1, ASKED)]
     assert set(curve.values()) == {1}
     kept = bookkeeping(delivered, sqlite_uri)

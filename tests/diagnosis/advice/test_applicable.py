@@ -135,7 +135,7 @@ def test_a_later_nan_without_a_known_origin_keeps_the_advice_to_find_it() -> Non
     later = changed(NAN, step=500, message="loss is NaN at step 500.")
     exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
     history = run_of(metric_of("loss", losses), events=[NAN, exact, later], params=FLOAT32)
-    first, second = [each for each in diagnosis_of(history).findings if each.kind == "nan_detected"]
+    first, second = [finding for finding in diagnosis_of(history).findings if finding.kind == "nan_detected"]
     assert NanDetected.remedies[0] not in first.remedies
     assert NanDetected.remedies[0] in second.remedies
 
@@ -150,18 +150,18 @@ def test_a_lower_learning_rate_is_not_advised_against_a_batch_without_targets(ki
         found = diagnosis_of(broken(NAN, seen, exact, params=params))
         assert found.cause is not None
         assert found.cause.name == "loss_function"
-        for each in found.findings:
-            assert not any(re.search("learning rate|lip gradients|fp16", sentence) for sentence in sentences(each)), (
-                each
-            )
+        for finding in found.findings:
+            assert not any(
+                re.search("learning rate|lip gradients|fp16", sentence) for sentence in sentences(finding)
+            ), finding
 
 
 def diverged(*events: Finding, params: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> Diagnosis:
     losses = falling(400)
     losses[AT:] *= 1 + np.minimum(4, (np.arange(AT, 400) - AT) / 10)
     attempts = np.zeros(400)
-    for each in events:
-        attempts[each.step + 1 :] += each.kind == "rollback"
+    for event in events:
+        attempts[event.step + 1 :] += event.kind == "rollback"
     rose = at_step(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
     history = run_of(metric_of("loss", losses, attempts=attempts), events=[rose, *events], params=params)
     return diagnosis_of(replace(history, tags=tags or {}))
@@ -178,7 +178,7 @@ def test_going_back_is_not_advised_where_a_rollback_followed() -> None:
 
 
 def test_advice_to_restart_names_the_step_and_is_conditional_without_a_known_checkpoint() -> None:
-    start = next(each.start for each in diverged().findings if each.kind == "divergence")
+    start = next(finding.start for finding in diverged().findings if finding.kind == "divergence")
     assert f"Restart from a checkpoint before step {start}, if there is one." in of_going_back(diverged())
     kept = diverged(tags={"stability.checkpoints": ".mlflow-stability/checkpoints/1"})
     assert f"Restart from a checkpoint before step {start}." in of_going_back(kept)
@@ -227,7 +227,7 @@ def test_smaller_steps_are_not_advised_against_a_missing_zero_grad(kind: str) ->
     broke = at_step(AT, kind.partition(":")[0], Severity.CRITICAL, "It stands out.", remedies=remedies)
     norms = metric_of("grad_norm", falling(400))
     with_cause = diagnosis_of(run_of(metric_of("loss", losses), norms, events=[seen, broke]))
-    (episode,) = [each for each in with_cause.findings if each.start == AT and each.kind == broke.kind]
+    (episode,) = [finding for finding in with_cause.findings if finding.start == AT and finding.kind == broke.kind]
     call = MissingZeroGrad.remedies[0]
     back = Remedy(Action.RESTART_BEFORE_STEP, step=AT, conditional=True)
     assert episode.remedies in ((call,), (call, back))

@@ -26,8 +26,8 @@ def diverged(
     rose = at_step(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=remedies)
     history = run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[rose], params=params)
     diagnosis = diagnosis_of(history)
-    every = [*diagnosis.remedies, *(each for finding in diagnosis.findings for each in finding.remedies)]
-    return diagnosis, [each for each in every if each.topic is Topic.CLIP_GRADIENTS]
+    every = [*diagnosis.remedies, *(remedy for finding in diagnosis.findings for remedy in finding.remedies)]
+    return diagnosis, [item for item in every if item.topic is Topic.CLIP_GRADIENTS]
 
 
 def norms_of(usual: float, exploded: float) -> np.ndarray:

@@ -13,7 +13,9 @@ from mlflow_stability.vocabulary.result.comparison import GateVerdict
 
 
 def against(card: RunCard, baseline: RunCard, *others: RunCard) -> GateVerdict:
-    return next(each for each in gate_of([baseline, card, *others], baseline).verdicts if each.source == card.source)
+    return next(
+        verdict for verdict in gate_of([baseline, card, *others], baseline).verdicts if verdict.source == card.source
+    )
 
 
 @pytest.mark.parametrize("seed", range(1, 8))

@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.result.comparison import BaselineGate
 
 
 def failed(gate: BaselineGate) -> list[str]:
-    return [each.source for each in gate.verdicts if not each.passed]
+    return [verdict.source for verdict in gate.verdicts if not verdict.passed]
 
 
 @pytest.mark.slow
@@ -78,5 +78,5 @@ def test_runs_that_could_not_be_compared_are_named() -> None:
     gate = gate_of([baseline, short, tiny], baseline)
     assert "Not compared: the final loss of tiny" in gate.cannot_tell[0]
     assert "short, tiny, which made fewer than the baseline's 800 steps" in gate.cannot_tell[1]
-    passed = next(each for each in gate.verdicts if each.source == "short")
+    passed = next(verdict for verdict in gate.verdicts if verdict.source == "short")
     assert passed.reasons == ("Not worse in how it ended, findings, loss spikes and final loss.",)

@@ -34,8 +34,8 @@ def named_in_code() -> set[str]:
     found: set[str] = set()
     for file in (PACKAGE / "diagnosis").rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-        firsts = [each.args[0] for each in calls if isinstance(each.func, ast.Name) and each.func.id == "cause_found"]
-        found |= {str(each.value) for each in firsts if isinstance(each, ast.Constant)}
+        firsts = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "cause_found"]
+        found |= {str(first.value) for first in firsts if isinstance(first, ast.Constant)}
     return found
 
 
@@ -49,7 +49,7 @@ def test_every_cause_that_is_named_in_the_code_is_in_the_catalog() -> None:
 
 
 def test_every_cause_of_the_catalog_is_named_somewhere() -> None:
-    texts = set().union(*(texts_in(ast.parse(each.read_text())) for each in (PACKAGE / "diagnosis").rglob("*.py")))
+    texts = set().union(*(texts_in(ast.parse(path.read_text())) for path in (PACKAGE / "diagnosis").rglob("*.py")))
     assert set(causes()) <= texts | set(KINDS)  # the end of a process is named by its kind
 
 
@@ -58,7 +58,7 @@ def test_a_cause_that_is_not_in_the_catalog_cannot_be_named() -> None:
         excluded("gremlins", RecordedSettings(None, None, None, None))
 
 
-@pytest.mark.parametrize("cause", causes().values(), ids=lambda each: str(each.name))
+@pytest.mark.parametrize("cause", causes().values(), ids=lambda letter: str(letter.name))
 def test_a_cause_is_documented_in_full_and_can_be_explained(
     cause: CauseType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

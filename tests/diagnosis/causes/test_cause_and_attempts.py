@@ -38,7 +38,7 @@ def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> R
     losses[106] *= 5
     attempts = (steps > ROLLED_BACK).astype(np.int64)
     looks = list(range(0, COUNT, 10))
-    norms = [10.0 + 0.01 * each for each in looks]
+    norms = [10.0 + 0.01 * value for value in looks]
     norms[10] = 699.0
     events = [
         at_step(96, "divergence", Severity.CRITICAL, "loss rose.", evidence={"level": 2.0, "loss": 4.0}),
@@ -47,7 +47,7 @@ def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> R
     ]
     return run_of(
         metric_of("loss", losses, attempts=attempts),
-        measured("param_norm", norms, looks, [int(each > ROLLED_BACK) for each in looks]),
+        measured("param_norm", norms, looks, [int(value > ROLLED_BACK) for value in looks]),
         events=events if told else events[:1],
         params=params,
     )
@@ -56,8 +56,8 @@ def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> R
 def test_a_rollback_of_our_own_is_not_blamed_on_weight_decay() -> None:
     for told in (True, False):
         history = rolled_back(told=told)
-        for each in diagnosis_of(history).findings:
-            assert each.cause is None or each.cause.name != "weight_decay", each
+        for finding in diagnosis_of(history).findings:
+            assert finding.cause is None or finding.cause.name != "weight_decay", finding
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -68,8 +68,8 @@ def test_the_curves_that_a_cause_is_looked_for_in_end_with_the_attempt(told: boo
         context = episode_context(episode, history, run_curves(history))
         assert context.loss is not None
         curves = (context.loss, *context.curves("param_norm"))
-        assert min(int(each.steps[0]) for each in curves) == first
-        assert max(int(each.steps[-1]) for each in curves) == last
+        assert min(int(curve.steps[0]) for curve in curves) == first
+        assert max(int(curve.steps[-1]) for curve in curves) == last
         assert context.whole_loss is not None
         assert len(context.whole_loss.steps) == COUNT
 
@@ -90,12 +90,12 @@ def test_a_spike_soon_after_a_rollback_is_no_missing_warm_up() -> None:
     with_rates = run_of(*history.metrics, rates, events=history.events)
     episode = over_steps("divergence", Severity.CRITICAL, 108, 108, 120, "", recovered=False, metric="loss")
     looks = check_results(episode, with_rates, run_curves(with_rates))
-    assert all(each.cause is None or each.cause.name != "no_warm_up" for each in looks)
+    assert all(item.cause is None or item.cause.name != "no_warm_up" for item in looks)
 
 
 def shrinking() -> tuple[Metric, ...]:
     looks = list(range(0, COUNT, 10))
-    norms = [100.0 if each < 200 else 100 * 0.5 ** ((each - 190) / 10) for each in looks]
+    norms = [100.0 if value < 200 else 100 * 0.5 ** ((value - 190) / 10) for value in looks]
     losses = falling(COUNT)
     losses[205:] *= 1 + np.minimum(4, (np.arange(205, COUNT) - 204) / 10)
     return metric_of("loss", losses), measured("param_norm", norms, looks, [0] * len(looks))
@@ -118,8 +118,8 @@ def test_weight_decay_is_named_only_where_there_is_any(params: dict[str, str], c
     history = run_of(*shrinking(), events=events, params=params)
     episode = over_steps("divergence", Severity.CRITICAL, 205, 205, 399, "", recovered=False, metric="loss")
     looks = check_results(episode, history, run_curves(history))
-    assert any(each.cause is not None and each.cause.name == "weight_decay" for each in looks) is named
-    assert any(each.ruled_out == "weight decay: 0" for each in looks) is not named
+    assert any(item.cause is not None and item.cause.name == "weight_decay" for item in looks) is named
+    assert any(item.ruled_out == "weight decay: 0" for item in looks) is not named
 
 
 def test_gradients_that_grew_later_than_the_loss_do_not_explain_it() -> None:
@@ -128,8 +128,8 @@ def test_gradients_that_grew_later_than_the_loss_do_not_explain_it() -> None:
     norms[92:] *= np.exp((np.arange(92, COUNT) - 92) / 60)
     episode = over_steps("divergence", Severity.CRITICAL, 44, 300, COUNT - 1, "", recovered=False, metric="loss")
     history = run_of(metric_of("loss", losses), metric_of("grad_norm", norms))
-    for each in check_results(episode, history, run_curves(history)):
-        assert each.cause is None or each.cause.since is None or each.cause.since <= 44, each.cause
+    for result in check_results(episode, history, run_curves(history)):
+        assert result.cause is None or result.cause.since is None or result.cause.since <= 44, result.cause
 
 
 def random_run(seed: int) -> RunHistory:
@@ -174,7 +174,7 @@ def random_run(seed: int) -> RunHistory:
         if seed % 5 == number:
             events.append(at_step(at, kind, Severity.WARNING, "trouble", attempt=int(attempts[at])))
     params = dict(NO_DECAY) if seed % 2 else {}
-    return run_of(*metrics, events=sorted(events, key=lambda each: each.step) if seed % 3 else None, params=params)
+    return run_of(*metrics, events=sorted(events, key=lambda event: event.step) if seed % 3 else None, params=params)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -195,7 +195,7 @@ def test_whatever_a_run_holds_causes_keep_to_the_attempt_the_order_of_time_and_t
 def test_each_exclusion_has_a_setting_that_does_not_exclude_it() -> None:
     known = settings_of(run_of(params={"stability.parameter_types": "float16", "optimizer": "Adam", "wd": "0.1"}))
     none = settings_of(run_of(params=NO_DECAY))
-    excludable = [each.name for each in causes().values() if each.excluded_by is not None]
+    excludable = [cause.name for cause in causes().values() if cause.excluded_by is not None]
     assert len(excludable) >= 3
     for name in excludable:
         assert excluded(name, none), name
@@ -206,5 +206,5 @@ def test_each_exclusion_has_a_setting_that_does_not_exclude_it() -> None:
 def test_the_checklist_counts_the_points_of_all_attempts() -> None:
     history = rolled_back()
     items = checklist_of("loss_spike", history, diagnosis_of(history)).items
-    said = " ".join(each.finding for each in items)
+    said = " ".join(item.finding for item in items)
     assert f"All {COUNT} points of loss are finite." in said

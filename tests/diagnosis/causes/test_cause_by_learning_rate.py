@@ -73,7 +73,7 @@ def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:
     found = diagnosis_of(run_named(loss=diverging_from(390), learning_rate=rising))
     assert found.cause is not None
     assert found.cause.name == "learning_rate_too_high"
-    assert not any("learning rate" in each for each in found.cause.ruled_out)
+    assert not any("learning rate" in text for text in found.cause.ruled_out)
 
 
 @pytest.mark.parametrize(("back", "named"), [(True, True), (False, False)])
@@ -107,7 +107,7 @@ def test_a_constant_rate_from_which_nothing_is_learned_is_not_ruled_out_and_is_l
     assert found.cause is not None
     assert found.cause.name == "learning_rate_too_high"
     assert str(found.remedies[0]).startswith("Lower the learning rate from 0.3 to about 0.03")
-    assert not any("0.3" in each and "too high" in each for each in found.cause.ruled_out)
+    assert not any("0.3" in text and "too high" in text for text in found.cause.ruled_out)
     assert not any(remedy.topic is Topic.RAISE_RATE for remedy in found.remedies)
 
 
@@ -116,7 +116,7 @@ def test_a_usual_rate_from_which_nothing_is_learned_is_not_checked() -> None:
     found = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 3e-4)))
     assert found.cause is not None
     assert found.cause.name == "guessing"
-    assert any("a rate below 0.0003 was not tried" in each for each in found.cause.not_checked)
+    assert any("a rate below 0.0003 was not tried" in text for text in found.cause.not_checked)
 
 
 def test_a_constant_rate_at_which_the_loss_had_fallen_is_ruled_out_with_that_evidence() -> None:
@@ -196,8 +196,8 @@ def test_the_cause_finds_the_jumps_that_the_detector_finds(seed: int) -> None:
         StepReading(step, (Signal("learning_rate"),), (float(rate),), 0, 0.0) for step, rate in enumerate(rates)
     ]
     (curve,) = curves_of(run_of(metric_of("learning_rate", rates)), "learning_rate")
-    assert [each.step for each in jumps_in(curve)] == [
-        each.step for each in replay(readings, detectors_named(["learning_rate_jump"]))
+    assert [jump.step for jump in jumps_in(curve)] == [
+        point.step for point in replay(readings, detectors_named(["learning_rate_jump"]))
     ]
 
 

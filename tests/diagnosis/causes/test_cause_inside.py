@@ -74,7 +74,7 @@ def test_half_of_the_heads_collapsed_is_a_cause_and_a_single_head_is_not() -> No
 
 
 def test_an_optimizer_that_lags_at_the_step_of_the_divergence_is_not_its_cause() -> None:
-    start = min(each.start for each in diagnosis_of(with_signals()).findings)
+    start = min(finding.start for finding in diagnosis_of(with_signals()).findings)
 
     def lagging(at: int) -> RunHistory:
         values = [9.0 if step == at else 1.0 for step in range(start + 1)]

@@ -68,7 +68,7 @@ def test_a_layer_is_not_explained_by_what_came_long_after_its_gradient_was_gone(
         facts = replace(later, first_step=first_step)
         event = at_step(400, "dead_layer", Severity.WARNING, place="blocks.0", facts=facts)
         found = diagnosis_of(run_of(metric_of("loss", falling(COUNT + 1)), units, events=[event]))
-        (finding,) = [each for each in found.findings if each.kind == "dead_layer"]
+        (finding,) = [item for item in found.findings if item.kind == "dead_layer"]
         return finding.cause.name if finding.cause is not None else None
 
     assert named(first_step=400) == "dead_units"
@@ -87,8 +87,8 @@ def test_codes_that_had_narrowed_when_they_were_next_looked_at_are_a_possible_ca
     assert (found.cause.name, found.cause.certainty, found.cause.place) == ("sdr_collapse", "possible", "encoder")
     assert "0.2 of their bits were ever on, 0.95 at the start" in found.cause.statement
     assert any(
-        each == "normal at step 200, changed at step 232; the loss rose from step 228 on"
-        for each in found.cause.evidence
+        value == "normal at step 200, changed at step 232; the loss rose from step 228 on"
+        for value in found.cause.evidence
     )
 
 

@@ -39,7 +39,7 @@ def watched(*events: Finding, losses: np.ndarray, gradients: np.ndarray | None =
     rates = np.full(COUNT, 3e-4)
     metrics = [metric_of("loss", losses), metric_of("learning_rate", rates)]
     metrics.append(metric_of("grad_norm", norms() if gradients is None else gradients))
-    return run_of(*metrics, events=sorted(events, key=lambda each: each.step))
+    return run_of(*metrics, events=sorted(events, key=lambda event: event.step))
 
 
 def test_a_sudden_loss_jump_is_a_bad_batch_even_if_the_loss_never_recovers() -> None:
@@ -114,7 +114,7 @@ def test_a_single_nan_loss_with_weights_that_work_afterwards_is_a_bad_batch() ->
     losses[AT] = math.nan
     cause = named(watched(broken(AT), *skipped(AT), losses=losses))
     assert cause.name == "bad_batch"
-    assert any("with the same weights the next batches gave" in each for each in cause.evidence)
+    assert any("with the same weights the next batches gave" in text for text in cause.evidence)
 
 
 @pytest.mark.parametrize(("losses_times", "norms_times"), [(-1000.0, 1.0), (1.0, 1000.0)])
@@ -127,8 +127,8 @@ def test_batches_with_a_low_loss_or_large_gradients_do_not_rule_out_damaged_weig
     losses[AT] = math.nan
     found = diagnosis_of(watched(broken(AT), *skipped(AT), losses=losses, gradients=gradients))
     assert found.cause is None or found.cause.name != "bad_batch"
-    said = [each.cause.statement for each in found.findings if each.cause is not None]
-    assert not any("the next batches were normal" in each for each in said)
+    said = [finding.cause.statement for finding in found.findings if finding.cause is not None]
+    assert not any("the next batches were normal" in text for text in said)
 
 
 def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> None:
@@ -154,7 +154,7 @@ def test_after_one_skipped_step_corrupted_weights_are_ruled_out_and_not_called_u
     losses[AT] = math.nan
     cause = named(watched(broken(AT), *skipped(AT), losses=losses))
     assert f"corrupted weights: the same weights gave a finite loss at step {AT + 1}" in cause.ruled_out
-    assert not any(each.startswith("corrupted weights: visible only where") for each in cause.not_checked)
+    assert not any(text.startswith("corrupted weights: visible only where") for text in cause.not_checked)
 
 
 def test_an_infinite_gradient_with_a_loss_scale_and_a_finite_loss_is_not_a_bad_batch() -> None:

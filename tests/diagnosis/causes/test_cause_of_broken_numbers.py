@@ -117,14 +117,14 @@ def test_the_operation_in_which_one_batch_became_non_finite_is_named(source: str
     diagnosis = diagnosis_of(one_skipped(origin(source, output_nan=3.0)))
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.place) == (name, place)
-    assert any("with the same weights the next batches gave" in each for each in diagnosis.cause.evidence)
+    assert any("with the same weights the next batches gave" in text for text in diagnosis.cause.evidence)
     assert not any(remedy.action is Action.FIND_FIRST_NAN_MODULE for remedy in diagnosis.remedies)
 
 
 def test_the_evidence_for_one_overflowing_batch_names_the_operation() -> None:
     cause = named(one_skipped(origin("forward", output_nan=0.0, output_inf=7.0)))
     assert (cause.name, cause.place) == ("bad_batch", "blocks.1.norm")
-    assert any("comes from log in blocks.1.norm (model.py:41)" in each for each in cause.evidence)
+    assert any("comes from log in blocks.1.norm (model.py:41)" in text for text in cause.evidence)
 
 
 def test_an_operation_that_gave_only_infinities_overflowed() -> None:
@@ -158,12 +158,12 @@ def test_ruled_out_causes_do_not_contradict_the_named_cause(event: Finding, name
     cause = named(broken(event))
     assert cause.name == name
     assert len(cause.ruled_out) > 2
-    assert not any(each.startswith(denied) for each in cause.ruled_out), cause.ruled_out
+    assert not any(text.startswith(denied) for text in cause.ruled_out), cause.ruled_out
 
 
 def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -> None:
     cause = named(broken(origin("forward", output_inf=544.0, output_nan=0.0, input_least=0.0, input_greatest=1.0)))
-    (said,) = [each for each in cause.ruled_out if each.startswith("overflow")]
+    (said,) = [text for text in cause.ruled_out if text.startswith("overflow")]
     assert "range from 0 to 1" in said
     assert "infinite" not in said
 
@@ -188,7 +188,7 @@ def test_the_origin_of_a_much_later_nan_is_not_evidence() -> None:
     losses[100] = 9.0
     spike = at_step(100, "loss_spike", Severity.WARNING, "loss is 9.")
     found = diagnosis_of(run_of(metric_of("loss", losses), events=[spike, origin("forward", output_inf=9.0)]))
-    assert found.cause is None or not any("not finite" in each for each in found.cause.evidence)
+    assert found.cause is None or not any("not finite" in text for text in found.cause.evidence)
 
 
 def test_huge_values_inside_a_healthy_model_after_a_normal_batch_mean_damaged_weights() -> None:
@@ -271,8 +271,8 @@ def test_nan_in_the_inputs_is_a_certain_cause_where_the_batch_was_not_run_again(
     cause = named(broken(inputs(nan=1)))
     assert (cause.name, cause.certainty) == ("bad_batch", "certain")
     assert "args[0] float32 32x20 from -3 to 3 (1 NaN)" in cause.statement
-    assert not any(each.startswith("bad batch") for each in cause.ruled_out)
-    assert any("Net.forward is a closure" in each for each in cause.not_checked)
+    assert not any(text.startswith("bad batch") for text in cause.ruled_out)
+    assert any("Net.forward is a closure" in text for text in cause.not_checked)
 
 
 @pytest.mark.parametrize(

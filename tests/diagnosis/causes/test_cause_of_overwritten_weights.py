@@ -53,7 +53,7 @@ def test_adam_that_forgets_squares_before_gradients_can_take_any_step(group: str
     cause = cause_of(overwritten(601, 3000.0, ADAM | {f"stability.{group}betas": "(0.999, 0.9)"}))
     assert cause is not None
     assert cause.name != "damaged_weights"
-    assert any("the optimizer can change it has no bound at betas=(0.999, 0.9)" in each for each in cause.not_checked)
+    assert any("the optimizer can change it has no bound at betas=(0.999, 0.9)" in text for text in cause.not_checked)
 
 
 @pytest.mark.parametrize(("betas", "at_most"), [("(0.9, 0.999)", "10"), ("(0.5, 0.5)", "10"), ("(0.0, 0.9999)", "100")])
@@ -76,7 +76,7 @@ def test_betas_that_were_changed_while_it_trained_tell_no_bound() -> None:
 def test_gradients_that_grew_with_the_weights_are_no_excuse_under_sgd(at: int) -> None:
     run = overwritten(at, 3000.0, {"stability.optimizer": "SGD", "stability.momentum": "0"})
     norms = np.where(np.arange(800) < at, 1.0, 1e8)
-    metrics = [each for each in run.metrics if each.meaning.quantity != "grad_norm"]
+    metrics = [metric for metric in run.metrics if metric.meaning.quantity != "grad_norm"]
     cause = cause_of(replace(run, metrics=(*metrics, metric_of("grad_norm", norms))))
     assert cause is not None
     assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
@@ -97,12 +97,12 @@ def replaced(share: float, *, jump: bool = True) -> RunHistory:
 
 
 def test_weights_that_changed_between_two_steps_before_a_jump_of_the_loss_were_replaced() -> None:
-    causes = [each.cause for each in diagnosis_of(replaced(0.4)).findings if each.cause is not None]
-    assert {(each.name, each.certainty) for each in causes} == {("weights_replaced", "certain")}
+    causes = [finding.cause for finding in diagnosis_of(replaced(0.4)).findings if finding.cause is not None]
+    assert {(cause.name, cause.certainty) for cause in causes} == {("weights_replaced", "certain")}
     assert "between steps 300 and 301: they changed by 0.4 of their norm" in causes[0].statement
 
 
 def test_a_change_as_small_as_an_update_is_less_sure_and_one_without_a_jump_is_no_finding() -> None:
-    causes = [each.cause for each in diagnosis_of(replaced(0.002)).findings if each.cause is not None]
-    assert {each.certainty for each in causes if each.name == "weights_replaced"} <= {"likely"}
+    causes = [finding.cause for finding in diagnosis_of(replaced(0.002)).findings if finding.cause is not None]
+    assert {cause.certainty for cause in causes if cause.name == "weights_replaced"} <= {"likely"}
     assert diagnosis_of(replaced(0.4, jump=False)).outcome == "healthy"

@@ -59,7 +59,7 @@ def test_a_divergence_after_a_gradient_explosion_is_attributed_to_the_gradients(
     exploding[196:] *= 40
     cause = cause_in(run_named(loss=diverging_from(200), learning_rate=rates(), grad_norm=exploding))
     assert cause.name in ("gradient_explosion", "bad_batch") or "gradient" in cause.statement
-    assert any(each.startswith("learning rate: constant at 0.0003; at this rate") for each in cause.ruled_out)
+    assert any(text.startswith("learning rate: constant at 0.0003; at this rate") for text in cause.ruled_out)
 
 
 def test_one_step_up_and_back_with_its_gradient_is_a_bad_batch() -> None:
@@ -68,8 +68,8 @@ def test_one_step_up_and_back_with_its_gradient_is_a_bad_batch() -> None:
     jumping[250] *= 30
     cause = cause_in(run_named(loss=losses, learning_rate=rates(), grad_norm=jumping))
     assert cause.name == "bad_batch"
-    assert any("gradient norm" in each for each in cause.evidence)
-    assert any("learning rate: constant" in each for each in cause.ruled_out)
+    assert any("gradient norm" in text for text in cause.evidence)
+    assert any("learning rate: constant" in text for text in cause.ruled_out)
 
 
 def test_an_infinity_before_the_nan_is_an_overflow() -> None:
@@ -95,7 +95,7 @@ def test_a_nan_without_warning_signs_is_reported_without_a_cause() -> None:
     losses[300:] = nan
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.cause is None
-    assert any(str(each).startswith("No cause found for NaN at step 300. ") for each in diagnosis.cannot_tell)
+    assert any(str(value).startswith("No cause found for NaN at step 300. ") for value in diagnosis.cannot_tell)
 
 
 def test_a_plateau_with_vanishing_gradients_is_attributed_to_them() -> None:

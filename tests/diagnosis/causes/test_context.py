@@ -19,7 +19,7 @@ def test_a_usual_gradient_norm_is_one_number_in_a_report() -> None:
     cause = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=events)).cause
     assert cause is not None
     said = [
-        number for each in (*cause.evidence, *cause.ruled_out) for number in re.findall(r"baseline ([\d.e+-]+)", each)
+        number for item in (*cause.evidence, *cause.ruled_out) for number in re.findall(r"baseline ([\d.e+-]+)", item)
     ]
     assert len(said) >= 2
     assert len(set(said)) == 1
@@ -31,5 +31,5 @@ def test_a_median_of_another_stretch_is_not_called_usual() -> None:
     event = at_step(300, "nan_detected", Severity.CRITICAL, "loss is NaN.", evidence={"loss": math.nan})
     found = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[event]))
     assert found.cause is not None
-    (batch,) = [each for each in found.cause.ruled_out if "bad batch" in each]
+    (batch,) = [text for text in found.cause.ruled_out if "bad batch" in text]
     assert batch.endswith("median of its last 16 values: 0.1")

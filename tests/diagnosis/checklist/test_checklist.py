@@ -172,7 +172,7 @@ def test_every_question_and_every_choice_is_in_a_checklist() -> None:
 def test_without_a_run_every_decision_has_its_condition(kind: str) -> None:
     decisions = checklist_of(kind).decisions
     assert len(decisions) >= 2
-    assert not any("{" in each.do or not each.when for each in decisions)
+    assert not any("{" in decision.do or not decision.when for decision in decisions)
 
 
 def test_a_note_says_when_a_finding_has_no_checklist_of_its_own() -> None:
@@ -195,14 +195,16 @@ def test_a_trouble_that_began_too_early_for_a_checkpoint_restarts_from_the_first
     losses[4:] = math.nan
     history = run_named(loss=losses)
     (decision,) = checklist_of("nan_detected", history, diagnosis_of(history)).decisions
-    assert [each.action for each in decision.remedies if "RESTART" in each.action.name] == [Action.RESTART_FROM_START]
+    assert [remedy.action for remedy in decision.remedies if "RESTART" in remedy.action.name] == [
+        Action.RESTART_FROM_START
+    ]
 
 
 def test_a_run_without_the_finding_has_nothing_to_decide() -> None:
     history = run_named(loss=falling(300))
     checklist = checklist_of("loss_spike", history, diagnosis_of(history))
     assert checklist.note == "The run has no loss_spike finding."
-    assert [(each.when, each.do) for each in checklist.decisions] == [("nothing was found", "Continue.")]
+    assert [(decision.when, decision.do) for decision in checklist.decisions] == [("nothing was found", "Continue.")]
 
 
 def test_a_jump_of_the_rate_is_decided_with_its_own_rate_and_a_step_before_it() -> None:

@@ -60,7 +60,7 @@ def of_rare_values(dice: np.random.Generator) -> list[RunCard]:
 @pytest.mark.parametrize("make", [repeated_settings, of_unequal_length, of_rare_values])
 def test_a_parameter_without_effect_is_rarely_named(make: Callable[[np.random.Generator], list[RunCard]]) -> None:
     cohorts = [associations_of(make(np.random.default_rng(number))) for number in range(COHORTS)]
-    assert sum(bool(each.associations) for each in cohorts) <= 2
+    assert sum(bool(cohort.associations) for cohort in cohorts) <= 2
 
 
 def grid(rates: int, seeds: int, bad: float) -> list[RunCard]:
@@ -73,7 +73,7 @@ def grid(rates: int, seeds: int, bad: float) -> list[RunCard]:
 
 
 def test_an_effect_in_every_setting_is_named_even_if_settings_were_repeated() -> None:
-    assert [each.params for each in associations_of(grid(5, 3, bad=3)).associations] == [("lr",)]
+    assert [association.params for association in associations_of(grid(5, 3, bad=3)).associations] == [("lr",)]
 
 
 def test_with_too_few_settings_counts_are_reported_instead_of_an_association() -> None:
@@ -93,13 +93,13 @@ def test_a_second_effect_seen_in_only_two_settings_is_reported_but_not_named() -
         for lr, warmup, seed in itertools.product(range(1, 11), (0, 1), range(4))
     ]
     found = associations_of(cards)
-    assert [each.params for each in found.associations] == [("lr",)]
-    assert any("Association of warmup with instability beside lr" in each for each in found.cannot_tell)
+    assert [association.params for association in found.associations] == [("lr",)]
+    assert any("Association of warmup with instability beside lr" in text for text in found.cannot_tell)
 
 
 def test_repetitions_are_evidence_where_only_one_parameter_was_changed() -> None:
     cards = [card for card in grid(4, 5, bad=3) if card.params["opt"] == "sgd"]
-    assert [each.params for each in associations_of(cards).associations] == [("lr",)]
+    assert [association.params for association in associations_of(cards).associations] == [("lr",)]
 
 
 def test_a_run_that_was_stopped_early_does_not_count_as_stable() -> None:
@@ -111,7 +111,7 @@ def test_a_run_that_was_stopped_early_does_not_count_as_stable() -> None:
     found = p_value_of(feature, exposure_of(cards))
     assert found is not None
     assert found < 0.001
-    assert [each.params for each in associations_of(cards).associations] == [("lr",)]
+    assert [association.params for association in associations_of(cards).associations] == [("lr",)]
 
 
 def test_the_statement_gives_the_median_start_where_almost_all_runs_are_lost() -> None:

@@ -68,8 +68,8 @@ def test_choosing_the_best_of_equal_groups_does_not_make_the_others_look_worse(c
     """The best one is chosen by its losses, and that has to be reckoned with."""
     told = [
         any(
-            each.p_value is not None and each.p_value < 0.05
-            for each in seed_groups_of(groups_of_seeds(groups(count, 5, number)))
+            group.p_value is not None and group.p_value < 0.05
+            for group in seed_groups_of(groups_of_seeds(groups(count, 5, number)))
         )
         for number in range(100)
     ]
@@ -79,7 +79,7 @@ def test_choosing_the_best_of_equal_groups_does_not_make_the_others_look_worse(c
 def test_three_seeds_against_three_are_never_worse_beyond_chance() -> None:
     for number in range(20):
         assert all(
-            (each.p_value or 1.0) > 0.05 for each in seed_groups_of(groups_of_seeds(groups(2, 3, number, worse=1.0)))
+            (group.p_value or 1.0) > 0.05 for group in seed_groups_of(groups_of_seeds(groups(2, 3, number, worse=1.0)))
         )
 
 
@@ -99,7 +99,7 @@ def test_the_final_loss_of_a_run_that_was_stopped_early_does_not_count() -> None
     assert len(group.sources) == 4
     cohort = cohort_of(cards)
     assert cohort is not None
-    assert any("1 run: stopped early" in each for each in cohort.cannot_tell)
+    assert any("1 run: stopped early" in text for text in cohort.cannot_tell)
 
 
 def test_one_seed_that_was_run_four_times_is_one_seed() -> None:

@@ -14,7 +14,7 @@ def test_the_best_and_worst_of_many_groups_are_shown_and_p_values_are_corrected_
     cards = [card for part in parts.values() for card in part]
     _, *shown = survival_of(cards, parts)
     assert len(shown) == MAX_PARTS
-    assert [each.lost for each in shown[-2:]] == [5, 5]
+    assert [item.lost for item in shown[-2:]] == [5, 5]
     _, *alone = survival_of(cards, {"p18": parts["p18"], "p17": parts["p17"]})
     assert shown[-2].p_value is not None
     assert alone[0].p_value is not None
@@ -26,7 +26,7 @@ def test_runs_without_the_parameter_are_a_group_of_their_own() -> None:
     cards += [made(f"unset{n}", {}) for n in range(10)]
     cohort = cohort_of(cards)
     assert cohort is not None
-    assert [(each.label, each.runs) for each in cohort.survival[1:]] == [
+    assert [(item.label, item.runs) for item in cohort.survival[1:]] == [
         ("clip ≤ 20.5", 20),
         ("clip > 20.5", 20),
         ("clip not set", 10),
@@ -40,7 +40,7 @@ def test_a_parameter_that_is_mostly_at_its_highest_value_is_split_below_it() -> 
     ]
     cohort = cohort_of(cards)
     assert cohort is not None
-    assert [each.label for each in cohort.survival[1:]] == ["warmup ≤ 50", "warmup > 50"]
+    assert [item.label for item in cohort.survival[1:]] == ["warmup ≤ 50", "warmup > 50"]
 
 
 def test_three_runs_lost_by_chance_rarely_differ_significantly_from_the_others() -> None:

@@ -65,7 +65,7 @@ def test_without_values_by_layer_nothing_is_added() -> None:
 
 def test_several_remarks_of_the_model_check_stay_several() -> None:
     said = ("Frozen: a.", "Not in the optimizer: b.", "Not in the optimizer: b.")
-    events = [at_step(1, "model_lint", Severity.INFO, each) for each in said]
+    events = [at_step(1, "model_lint", Severity.INFO, item) for item in said]
     history = run_of(metric_of("loss", falling(300)), events=events)
-    remarks = [each.message for each in diagnosis_of(history).findings if each.kind == "model_lint"]
+    remarks = [finding.message for finding in diagnosis_of(history).findings if finding.kind == "model_lint"]
     assert sorted(remarks) == ["Frozen: a.", "Not in the optimizer: b."]

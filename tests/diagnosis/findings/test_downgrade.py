@@ -25,7 +25,7 @@ def test_more_spikes_never_make_a_run_healthy(count: int) -> None:
     losses[np.linspace(1000, 3900, count).astype(int)] *= 3
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.outcome == "unstable"
-    assert sum(each.severity is Severity.WARNING for each in diagnosis.findings) == count
+    assert sum(finding.severity is Severity.WARNING for finding in diagnosis.findings) == count
 
 
 def test_small_waves_that_repeat_every_epoch_are_one_remark() -> None:
@@ -33,7 +33,7 @@ def test_small_waves_that_repeat_every_epoch_are_one_remark() -> None:
     losses = (1 + 2 * np.exp(-steps / 800)) * (1 + 0.25 * np.abs(steps % 400 / 200 - 1)) * noise(1, 4000)
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.outcome == "healthy"
-    assert len([each for each in diagnosis.findings if each.kind == "divergence"]) <= 1
+    assert len([finding for finding in diagnosis.findings if finding.kind == "divergence"]) <= 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -63,7 +63,7 @@ def test_a_replayed_divergence_starts_where_the_loss_left_its_level() -> None:
     rng, steps = np.random.default_rng(3), np.arange(3000)
     losses = -0.9 + 0.8 * np.exp(-steps / 200) + rng.normal(0, 0.02, 3000) + np.where(steps >= 2000, 0.6, 0)
     diagnosis = diagnosis_of(run_named(loss=losses))
-    assert [(each.kind, each.start) for each in diagnosis.findings] == [("divergence", 2000)]
+    assert [(finding.kind, finding.start) for finding in diagnosis.findings] == [("divergence", 2000)]
 
 
 def test_the_verdict_describes_the_end_of_a_divergence_by_its_last_values() -> None:
@@ -85,7 +85,8 @@ def test_the_requested_threshold_decides(threshold: float, outcome: str) -> None
     losses = falling(3000, noise=0.03)
     losses[2000:2003] *= 2
     asked = [
-        replace(each, threshold=threshold) if isinstance(each, LossSpike) else each for each in default_detectors()
+        replace(detector, threshold=threshold) if isinstance(detector, LossSpike) else detector
+        for detector in default_detectors()
     ]
     assert diagnosis_of(run_named(loss=losses), detectors=asked).outcome == outcome
 

@@ -42,8 +42,8 @@ def test_a_nan_to_the_end_has_not_recovered_and_one_in_between_has() -> None:
     broken[60:] = nan
     mended[60] = nan
     event = event_at(60, "nan_detected", Severity.CRITICAL, loss=nan)
-    assert [(each.recovered, each.end) for each in episodes_of(broken, event)] == [(False, 99)]
-    assert [(each.recovered, each.end) for each in episodes_of(mended, event)] == [(True, 60)]
+    assert [(episode.recovered, episode.end) for episode in episodes_of(broken, event)] == [(False, 99)]
+    assert [(episode.recovered, episode.end) for episode in episodes_of(mended, event)] == [(True, 60)]
 
 
 def test_an_infinity_that_turned_into_nan_is_one_episode() -> None:
@@ -56,7 +56,7 @@ def test_an_infinity_that_turned_into_nan_is_one_episode() -> None:
 def test_the_spikes_at_the_onset_of_a_divergence_belong_to_it() -> None:
     losses = np.r_[falling(200), np.linspace(1.6, 9, 200)]
     found = episodes_of(losses, event_at(203), event_at(230), event_at(215, "divergence", Severity.CRITICAL))
-    assert [each.kind for each in found] == ["divergence"]
+    assert [finding.kind for finding in found] == ["divergence"]
     assert not found[0].recovered
     assert found[0].spikes == (203,)  # the one that neighbouring events are
 
@@ -73,8 +73,8 @@ def test_a_recorded_divergence_that_passed_has_recovered() -> None:
 def test_a_recorded_plateau_is_over_when_the_loss_fell_after_it(after: float, recovered: bool) -> None:
     losses = np.r_[np.linspace(4.8, 4, 100), np.full(200, 4.0), np.full(100, after)]
     losses = losses * np.exp(np.random.default_rng(0).normal(0, 0.002, 400))
-    plateaus = [each for each in episodes_of(losses, event_at(250, "plateau")) if each.kind == "plateau"]
-    assert [each.recovered for each in plateaus] == [recovered]
+    plateaus = [episode for episode in episodes_of(losses, event_at(250, "plateau")) if episode.kind == "plateau"]
+    assert [item.recovered for item in plateaus] == [recovered]
 
 
 def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_in_hindsight() -> None:
@@ -84,8 +84,8 @@ def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_i
     loud[400:440] *= 2
     for losses, severity in ((calm, Severity.INFO), (loud, Severity.WARNING)):
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms)))
-        jumps = [each for each in diagnosis.findings if each.kind == "gradient_explosion"]
-        assert [each.severity for each in jumps] == [severity]
+        jumps = [finding for finding in diagnosis.findings if finding.kind == "gradient_explosion"]
+        assert [jump.severity for jump in jumps] == [severity]
 
 
 def test_a_finding_that_became_a_warning_later_begins_where_it_was_found_first() -> None:

@@ -18,7 +18,7 @@ def found(path: Path, text: str, name: str = "train.log") -> dict[str, Finding]:
     log = path / name
     log.write_text(text)
     (run,) = read(log)
-    return {each.kind: each for each in diagnosis_of(run).findings}
+    return {finding.kind: finding for finding in diagnosis_of(run).findings}
 
 
 def losses() -> list[float]:
@@ -102,7 +102,7 @@ def test_words_of_a_log_are_findings_at_their_batch_and_line(tmp_path: Path) -> 
             (1400, "Batch 1402: ROLLBACK TRIGGERED\n"),
         ),
     )
-    assert {kind: (each.start, each.severity.name) for kind, each in episodes.items()} == {
+    assert {kind: (finding.start, finding.severity.name) for kind, finding in episodes.items()} == {
         "nan_detected": (503, "INFO"),
         "step_skipped": (503, "INFO"),
         "inf_detected": (905, "INFO"),

@@ -77,7 +77,7 @@ def test_parameters_without_a_gradient_did_no_harm_where_the_loss_of_their_train
 def test_a_finding_of_an_ordinary_detector_is_not_experimental() -> None:
     losses = falling(600)
     losses[400:404] *= 4
-    (found,) = [each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "loss_spike"]
+    (found,) = [finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "loss_spike"]
     assert not found.experimental
 
 
@@ -94,9 +94,9 @@ def test_a_warning_of_few_of_many_trainings_in_a_log_is_information(
     attempts: list[int], starts: int, kept: list[bool]
 ) -> None:
     warnings = [
-        replace(each, where=replace(each.where, attempt=attempt))
+        replace(item, where=replace(item.where, attempt=attempt))
         for attempt in attempts
-        for each in [warning("loss_spike", 40)]
+        for item in [warning("loss_spike", 40)]
     ]
     judged = rare_among_starts(warnings, range(starts))
     assert [finding.severity is Severity.WARNING for finding in judged] == kept

@@ -32,7 +32,7 @@ def line_of(lines: list[str], step: int) -> int:
 def test_a_finding_names_the_line_of_the_value_at_which_it_begins(tmp_path: Path, every: int) -> None:
     lines = printed(every=every)
     text = "\n".join(lines) + "\n"
-    found = {each.kind: each for each in diagnosis_of(history(tmp_path, text, "train.log")).findings}
+    found = {finding.kind: finding for finding in diagnosis_of(history(tmp_path, text, "train.log")).findings}
     for kind, step in (("loss_spike", 200), ("nan_detected", 290)):
         assert found[kind].metrics["line"] == line_of(lines, step)
         assert found[kind].message.endswith(f"(line {line_of(lines, step)}).")
@@ -90,7 +90,7 @@ def test_findings_in_tables_and_json_name_their_line(
     tmp_path: Path, name: str, written: Callable[[list[dict[str, float]]], list[str]], holds: str
 ) -> None:
     lines = written(logged())
-    found = {each.kind: each for each in diagnosis_of(history(tmp_path, "\n".join(lines), name)).findings}
+    found = {finding.kind: finding for finding in diagnosis_of(history(tmp_path, "\n".join(lines), name)).findings}
     for kind, step in (("loss_spike", 200), ("nan_detected", 290)):
         at = int(found[kind].metrics["line"])
         row = " ".join(lines[at - 1 : at + 3]) if name == "trainer_state.json" else lines[at - 1]
@@ -113,7 +113,9 @@ def test_a_document_in_one_line_names_none(tmp_path: Path) -> None:
 def test_what_has_no_lines_names_none(tmp_path: Path) -> None:
     losses = falling(100)
     losses[60] = math.nan
-    (episode,) = (each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "nan_detected")
+    (episode,) = (
+        finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "nan_detected"
+    )
     assert "line" not in episode.metrics
     text = "\n".join(printed())
     cell = {"cell_type": "code", "source": ["fit()"], "metadata": {}, "execution_count": 1}
@@ -121,4 +123,4 @@ def test_what_has_no_lines_names_none(tmp_path: Path) -> None:
     notebook = {"cells": [{**cell, "outputs": [output]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     found = diagnosis_of(history(tmp_path, json.dumps(notebook), "train.ipynb")).findings
     assert found
-    assert all("line" not in each.metrics for each in found)
+    assert all("line" not in item.metrics for item in found)

@@ -47,7 +47,7 @@ STEPS = (100, 180, 260, 400, 520, 700, 760)
 def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding() -> None:
     events = [*map(broken, STEPS), *map(skipped, STEPS[:6])]
     diagnosis = diagnosis_of(history(*events, bad=STEPS))
-    (episode,) = [each for each in diagnosis.findings if each.severity > Severity.INFO]
+    (episode,) = [finding for finding in diagnosis.findings if finding.severity > Severity.INFO]
     assert (episode.kind, episode.start, episode.end, episode.count) == ("inf_detected", 100, 760, 7)
     assert "Found 7 times, last at step 760" in episode.message
     assert "Found 6 times, last at step 700" in episode.message
@@ -56,7 +56,7 @@ def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding()
 
 def test_trouble_that_comes_again_long_afterwards_is_another_finding() -> None:
     diagnosis = diagnosis_of(history(broken(100), broken(800), bad=(100, 800)))
-    assert [each.start for each in diagnosis.findings] == [100, 800]
+    assert [finding.start for finding in diagnosis.findings] == [100, 800]
 
 
 def test_steps_that_are_skipped_without_a_bad_number_are_one_finding_of_their_own() -> None:
@@ -70,7 +70,7 @@ def test_the_finding_and_the_verdict_name_the_operation_with_the_first_non_finit
     said = BORN[:1].upper() + BORN[1:]
     assert diagnosis.outcome == "unstable"
     assert said in diagnosis.verdict
-    (episode,) = [each for each in diagnosis.findings if each.severity > Severity.INFO]
+    (episode,) = [finding for finding in diagnosis.findings if finding.severity > Severity.INFO]
     assert episode.message.endswith(said)
     assert str(episode.remedies[0]) == "Keep what goes into sqrt above zero."
 

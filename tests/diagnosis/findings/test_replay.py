@@ -31,7 +31,7 @@ def test_the_history_of_a_run_gives_the_events_that_training_would_have_given() 
         StepReading(step, (Signal("loss"), Signal("grad_norm")), (float(losses[step]), float(norms[step])))
         for step in range(600)
     ]
-    detectors = [each for each in default_detectors() if each.kind not in BETTER_SEEN_WHOLE]
+    detectors = [detector for detector in default_detectors() if detector.kind not in BETTER_SEEN_WHOLE]
     expected = replay(readings, detectors)
     assert expected
     assert repr(events_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms)))) == repr(expected)

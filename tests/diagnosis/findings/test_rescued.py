@@ -186,7 +186,7 @@ def test_a_run_that_still_lacks_zero_grad_has_not_recovered(later: tuple[Finding
     )
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
     assert diagnosis.verdict.startswith(expected)
-    (uncleared,) = [each for each in diagnosis.findings if each.kind == "missing_zero_grad"]
+    (uncleared,) = [finding for finding in diagnosis.findings if finding.kind == "missing_zero_grad"]
     assert (uncleared.recovered, uncleared.end) == ((True, 260) if later else (False, 180))
 
 
@@ -216,7 +216,7 @@ def test_a_second_divergence_after_a_recovered_one_is_reported_from_its_own_firs
         at_step(413, "rollback", Severity.INFO, "Rolled back from step 413 to step 301.", evidence={"target": 301.0}),
     )
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
-    first, second = [each for each in diagnosis.findings if each.kind == "divergence"]
+    first, second = [finding for finding in diagnosis.findings if finding.kind == "divergence"]
     assert (first.start, first.end, first.recovered) == (412, 413, True)
     assert (second.start, second.end, second.recovered) == (602, 799, False)
     assert diagnosis.verdict.startswith("Diverged: loss rose from step 602 on: ended near ")

@@ -26,7 +26,9 @@ def diagnosed(path: Path, text: str, asked: str = "") -> Diagnosis:
 
 def serious(found: Diagnosis) -> list[tuple[str, Severity, int, int]]:
     return [
-        (each.kind, each.severity, each.start, each.end) for each in found.findings if each.severity > Severity.INFO
+        (finding.kind, finding.severity, finding.start, finding.end)
+        for finding in found.findings
+        if finding.severity > Severity.INFO
     ]
 
 
@@ -76,7 +78,7 @@ def test_a_crash_of_one_attempt_is_not_the_verdict_on_the_next_attempt(tmp_path:
     text = lines(1, 60) + "Loss is nan, stopping training\nRuntimeError: no\n" + lines(1, 90)
     found = diagnosed(tmp_path, text)
     assert serious(found) == []
-    assert {(each.kind, each.attempt, each.start) for each in found.findings} == {
+    assert {(finding.kind, finding.attempt, finding.start) for finding in found.findings} == {
         ("nan_detected", 0, 60),
         ("crashed", 0, 60),
     }

@@ -20,7 +20,7 @@ COMMANDS = (
 def test_repetitions_that_were_started_by_command_lines_with_their_seed_are_repetitions(command: str) -> None:
     cards = [made(f"s{seed}", {"seed": seed, "lr": 0.1, "argv": command.format(seed=seed)}) for seed in range(3)]
     assert [len(group) for group in groups_of_seeds(cards)] == [3]
-    assert [each.name for each in differences_of(cards)] == ["seed"]
+    assert [difference.name for difference in differences_of(cards)] == ["seed"]
 
 
 def test_repetitions_on_several_machines_are_grouped_and_the_machines_are_listed() -> None:
@@ -30,16 +30,16 @@ def test_repetitions_on_several_machines_are_grouped_and_the_machines_are_listed
         for seed, (system, count) in enumerate(machines)
     ]
     assert [len(group) for group in groups_of_seeds(cards)] == [2]
-    assert {each.name for each in differences_of(cards)} == {"seed", "system", "processors", "threads"}
+    assert {difference.name for difference in differences_of(cards)} == {"seed", "system", "processors", "threads"}
 
 
 def test_a_rate_in_both_the_script_and_the_optimizer_is_listed_once() -> None:
     same = [made(str(rate), {"lr": rate, "learning_rate": f"{rate:g}"}) for rate in (0.1, 0.01)]
-    assert [each.name for each in differences_of(same)] == ["lr"]
+    assert [difference.name for difference in differences_of(same)] == ["lr"]
     other = [made(str(rate), {"lr": rate, "learning_rate": 0.5 * rate}) for rate in (0.1, 0.01)]
-    assert [each.name for each in differences_of(other)] == ["learning_rate", "lr"]
+    assert [difference.name for difference in differences_of(other)] == ["learning_rate", "lr"]
     alone = [made(str(rate), {"learning_rate": rate, "color": "x"}) for rate in (0.1, 0.01)]
-    assert [each.name for each in differences_of(alone)] == ["learning_rate"]
+    assert [difference.name for difference in differences_of(alone)] == ["learning_rate"]
 
 
 def test_a_recorded_rate_is_listed_for_every_run_even_if_another_parameter_equals_it_in_some() -> None:
@@ -52,12 +52,12 @@ def test_a_recorded_rate_is_listed_for_every_run_even_if_another_parameter_equal
         ]
         rate = differences_of(cards)[0]
         assert (rate.name, rate.values) == ("learning_rate", ("0.1", "0.01", "0.02"))
-        assert [each.name for each in features_of(cards)[0]] == ["learning_rate"]
+        assert [entry.name for entry in features_of(cards)[0]] == ["learning_rate"]
 
 
 def test_two_rates_that_differ_in_some_run_are_both_listed() -> None:
     cards = [made("a", {"learning_rate": 0.1, "lr": 0.1}), made("b", {"learning_rate": 0.01, "lr": 0.02})]
-    assert [each.name for each in differences_of(cards)] == ["learning_rate", "lr"]
+    assert [difference.name for difference in differences_of(cards)] == ["learning_rate", "lr"]
 
 
 ADAMW = {
@@ -74,38 +74,38 @@ SGD = {"optimizer": "SGD", "learning_rate": 0.1, "momentum": 0.9, "dampening": 0
 
 def test_defaults_of_an_optimizer_are_not_differences() -> None:
     found = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW)])
-    assert [each.name for each in found] == ["learning_rate", "optimizer", "momentum"]
-    assert not any(each.name == "amsgrad" for each in features_of([made("a", ADAMW), made("b", SGD)])[0])
+    assert [entry.name for entry in found] == ["learning_rate", "optimizer", "momentum"]
+    assert not any(entry.name == "amsgrad" for entry in features_of([made("a", ADAMW), made("b", SGD)])[0])
 
 
 def test_an_option_that_the_user_set_is_a_difference() -> None:
     found = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW | {"amsgrad": True})])
-    assert "amsgrad" in [each.name for each in found]
+    assert "amsgrad" in [entry.name for entry in found]
     found = differences_of([made("a", SGD), made("b", SGD | {"nesterov": True})])
-    assert [each.name for each in found] == ["nesterov"]
+    assert [entry.name for entry in found] == ["nesterov"]
     some = {name: value for name, value in ADAMW.items() if name != "eps"}
-    assert [each.name for each in differences_of([made("a", ADAMW), made("b", some)])] == ["eps"]
+    assert [difference.name for difference in differences_of([made("a", ADAMW), made("b", some)])] == ["eps"]
 
 
 def test_arguments_of_a_schedule_are_listed_only_where_they_differ() -> None:
     linear = {"scheduler": "LinearLR", "scheduler.end_factor": 1.0, "scheduler.total_iters": 20}
     found = differences_of([made("a", linear), made("b", {}), made("c", linear)])
-    assert [each.name for each in found] == ["scheduler"]
+    assert [entry.name for entry in found] == ["scheduler"]
     found = differences_of([made("a", linear), made("b", linear | {"scheduler.total_iters": 50})])
-    assert [each.name for each in found] == ["scheduler.total_iters"]
+    assert [entry.name for entry in found] == ["scheduler.total_iters"]
 
 
 def test_of_the_settings_that_a_schedule_gives_the_optimizer_only_the_peak_is_listed() -> None:
     cycle = {"scheduler": "OneCycleLR", "max_lr": 0.003, "min_lr": 1.2e-8, "base_momentum": 0.85, "max_momentum": 0.95}
     found = differences_of([made("a", {"learning_rate": 0.00012, **cycle}), made("b", {"learning_rate": 0.001})])
-    assert [each.name for each in found] == ["learning_rate", "max_lr", "scheduler"]
+    assert [entry.name for entry in found] == ["learning_rate", "max_lr", "scheduler"]
 
 
 def test_trained_parameters_are_listed_beside_the_total_where_some_are_frozen() -> None:
     whole = [made(str(n), {"parameters_total": n, "parameters_trainable": n}) for n in (10, 20)]
-    assert [each.name for each in differences_of(whole)] == ["parameters_total"]
+    assert [difference.name for difference in differences_of(whole)] == ["parameters_total"]
     frozen = [*whole, made("c", {"parameters_total": 20, "parameters_trainable": 5})]
-    assert [each.name for each in differences_of(frozen)] == ["parameters_total", "parameters_trainable"]
+    assert [difference.name for difference in differences_of(frozen)] == ["parameters_total", "parameters_trainable"]
 
 
 def test_parameters_that_people_choose_come_first() -> None:
@@ -115,8 +115,8 @@ def test_parameters_that_people_choose_come_first() -> None:
         made("c", {"zeta": 2, "color": "y", "seed": 3, "width": 9, "lr": 0.3, "batch_size": 9}),
     ]
     order = ["lr", "batch_size", "width", "seed", "color", "zeta"]
-    assert [each.name for each in differences_of(cards)] == order
-    plotted = [each.name for each in features_of([*cards, *cards])[0]]
+    assert [difference.name for difference in differences_of(cards)] == order
+    plotted = [entry.name for entry in features_of([*cards, *cards])[0]]
     assert plotted == [name for name in order if name != "seed"]
 
 

@@ -55,7 +55,7 @@ def test_numbers_and_dates_of_runs_do_not_separate_repetitions_and_are_never_nam
     assert [len(group) for group in groups_of_seeds(cards)] == [30, 30]
     found = associations_of(cards)
     assert found.associations == ()
-    assert [each.name for each in found.features] == ["lr"]
+    assert [feature.name for feature in found.features] == ["lr"]
 
 
 def test_parameters_that_people_vary_are_part_of_the_setting() -> None:

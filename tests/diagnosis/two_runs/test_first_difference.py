@@ -13,7 +13,7 @@ from mlflow_stability.diagnosis.two_runs import first_difference_of
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(20, 1500), st.sampled_from([0.005, 0.02, 0.1, 0.3]))
 def test_two_runs_that_differ_only_by_noise_never_part(seed: int, count: int, noise: float) -> None:
-    one, other = (falling(count, seed=2 * seed + each, noise=noise) for each in (0, 1))
+    one, other = (falling(count, seed=2 * seed + number, noise=noise) for number in (0, 1))
     assert first_difference_of(history_of_loss(one), history_of_loss(other, "b")).parts_at is None
 
 

@@ -43,7 +43,7 @@ def beside(
     every: int = 1,
     lasts: int | None = None,
 ) -> LayerComparison:
-    last = every * (max(len(each) for layers in (one, other) for each in layers.values()) - 1)
+    last = every * (max(len(layer) for layers in (one, other) for layer in layers.values()) - 1)
     cards = (made("a", {}, lost=onsets[0], last=last), made("b", {}, lost=onsets[1], last=lasts or last))
     rulers = step_columns_of(*cards)
     assert rulers is not None
@@ -136,7 +136,7 @@ def test_missing_measurements_are_distinguished_from_layers_and_steps_that_a_run
         LayerCourse("grad_norm", ("a", "b"), np.ones((2, 120), np.float32)),
         LayerCourse("grad_norm", ("a",), gap),
     ]
-    (found,) = layers_beside(*({"grad_norm": each} for each in courses), rulers, cards)  # type: ignore[misc]
+    (found,) = layers_beside(*({"grad_norm": course} for course in courses), rulers, cards)  # type: ignore[misc]
     whole, lacking_one = (found.without_colour(number) for number in (0, 1))
     assert not any(where.any() for where in whole.values())
     assert lacking_one["absent layer"].any(axis=1).tolist() == [False, True]

@@ -37,7 +37,9 @@ def test_the_cause_is_that_of_the_divergence_and_not_of_a_spike_that_recovered_b
 
 def test_a_finding_that_does_not_decide_has_its_own_cause_beside_it() -> None:
     found = diagnosis_of(a_spike_and_a_jump())
-    (spike,) = [each for each in found.findings if each.kind == "loss_spike" and each.severity >= Severity.WARNING]
+    (spike,) = [
+        finding for finding in found.findings if finding.kind == "loss_spike" and finding.severity >= Severity.WARNING
+    ]
     assert spike.cause is not None
     assert (spike.start, spike.cause.name, spike.cause.step) == (200, "bad_batch", 200)
 
@@ -116,8 +118,8 @@ def rate_that_jumped(*, events: bool) -> RunHistory:
 
 def test_what_a_nan_came_of_explains_it_before_what_is_seen_of_it_in_its_own_step() -> None:
     found = diagnosis_of(rate_that_jumped(events=False))
-    (nan,) = [each for each in found.findings if each.kind == "nan_detected"]
-    before = next(each for each in found.findings if each.kind == "divergence")
+    (nan,) = [finding for finding in found.findings if finding.kind == "nan_detected"]
+    before = next(finding for finding in found.findings if finding.kind == "divergence")
     assert found.outcome == "broken"
     assert before.cause is not None
     assert nan.start - before.start > 100

@@ -75,7 +75,9 @@ def test_a_branch_without_gradients_is_only_mentioned_where_the_loss_fell_almost
 ) -> None:
     mistake = Finding.at(PART, 100, Severity.WARNING, remedies=NoGradient.remedies)
     loss = metric_of("loss", falling(2000, last=last))
-    (found,) = [each for each in diagnosis_of(run_of(loss, events=[mistake])).findings if each.kind == "no_gradient"]
+    (found,) = [
+        finding for finding in diagnosis_of(run_of(loss, events=[mistake])).findings if finding.kind == "no_gradient"
+    ]
     assert found.severity is severity
 
 

@@ -24,7 +24,7 @@ def spiked(unit: str) -> Diagnosis:
 
 def test_a_log_of_epochs_has_findings_at_epochs() -> None:
     found = spiked("epoch")
-    (episode,) = (each for each in found.findings if each.kind == "loss_spike")
+    (episode,) = (finding for finding in found.findings if finding.kind == "loss_spike")
     assert "at epoch 40" in episode.message
     assert "epoch 40" in found.verdict
     assert "step 40" not in repr(found)

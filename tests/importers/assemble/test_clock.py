@@ -166,8 +166,8 @@ def test_every_value_has_a_step_and_an_attempt_whatever_the_log_says(
     first = column([(2 * row, float(step), float(epoch)) for row, (step, epoch) in enumerate(one)])
     second = column([(2 * row + 1, float(step), float(epoch)) for row, (step, epoch) in enumerate(two)])
     clock = clock_of({"a": first, "b": second}, first)
-    for each in (first, second):
-        steps, attempts = clock.of(each)
-        assert len(steps) == len(attempts) == len(each)
+    for value in (first, second):
+        steps, attempts = clock.of(value)
+        assert len(steps) == len(attempts) == len(value)
         assert (np.diff(attempts) >= 0).all()
         assert steps.dtype == attempts.dtype == np.int64

@@ -32,7 +32,7 @@ def as_lines(rows: list[dict[str, object]]) -> str:
 
 
 @pytest.mark.parametrize("written", [as_table, as_lines, json.dumps])
-@pytest.mark.parametrize(("field", "word"), [*((each, "val") for each in FIELDS), *(("phase", each) for each in WORDS)])
+@pytest.mark.parametrize(("field", "word"), [*((item, "val") for item in FIELDS), *(("phase", item) for item in WORDS)])
 def test_a_field_that_names_the_data_makes_two_losses(tmp_path: Path, written: object, field: str, word: str) -> None:
     run = history(tmp_path, written(rows_of(field, word)))  # type: ignore[operator]
     assert curve(run, "loss") == [(step, 3 / step) for step in range(1, 31)]
@@ -67,7 +67,7 @@ def test_other_fields_and_texts_say_nothing(field: str, text: str) -> None:
 def test_a_metric_that_names_its_own_data_split_keeps_its_name(tmp_path: Path) -> None:
     table = "epoch,phase,train_loss,val_loss\n" + "".join(f"{n},val,{2 / (n + 1)},{3 / (n + 1)}\n" for n in range(5))
     run = history(tmp_path, table)
-    assert {each.name: each.meaning.quantity for each in run.metrics if each.meaning.is_known} == {
+    assert {item.name: item.meaning.quantity for item in run.metrics if item.meaning.is_known} == {
         "train_loss": "loss",
         "val_loss": "val_loss",
     }
@@ -79,7 +79,7 @@ def test_every_row_of_a_table_may_name_its_metric_and_its_data(tmp_path: Path) -
         f"{n},{split},{name},{n + at}" for n in range(4) for split in ("train", "val") for at, name in enumerate("ab")
     ]
     run = history(tmp_path, "step,split,metric,value\n" + "\n".join(rows))
-    assert {each.name: each.series.values.tolist() for each in run.metrics} == {
+    assert {item.name: item.series.values.tolist() for item in run.metrics} == {
         "a": [0, 1, 2, 3],
         "b": [1, 2, 3, 4],
         "val/a": [0, 1, 2, 3],
@@ -133,4 +133,4 @@ def test_a_list_of_samples_next_to_the_training_is_no_validation(tmp_path: Path)
         "log": [{"step": n, "loss": 1 / n} for n in range(1, 9)],
         "test": [{"id": n, "score": 1} for n in range(5)],
     }
-    assert [each.name for each in history(tmp_path, json.dumps(document)).metrics] == ["loss"]
+    assert [entry.name for entry in history(tmp_path, json.dumps(document)).metrics] == ["loss"]

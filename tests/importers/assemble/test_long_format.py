@@ -22,7 +22,7 @@ def test_rows_of_one_value_each_are_the_curves_that_they_name(tmp_path: Path, ke
     )
     for text in (lines, json.dumps(rows), table):
         run = history(tmp_path, text)
-        assert {each.name for each in run.metrics} == {"loss", "lr"}
+        assert {metric.name for metric in run.metrics} == {"loss", "lr"}
         assert curve(run, "loss") == [(0, 3.0), (1, 2.0), (2, 1.0)]
         assert run.metrics[0].series.times[0] == 1.7e9
 
@@ -30,4 +30,4 @@ def test_rows_of_one_value_each_are_the_curves_that_they_name(tmp_path: Path, ke
 def test_a_row_that_has_other_numbers_too_is_an_ordinary_row(tmp_path: Path) -> None:
     rows = [{"name": "exp", "step": n, "value": 1.0, "loss": 2.0} for n in range(3)]
     run = history(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
-    assert {each.name for each in run.metrics} == {"value", "loss"}
+    assert {metric.name for metric in run.metrics} == {"value", "loss"}

@@ -76,7 +76,7 @@ def written(rows: list[dict[str, object]], how: str) -> str:
 @pytest.mark.parametrize("how", ["result.json", "progress.csv"])
 def test_of_rllib_s_hundreds_of_numbers_those_that_matter_are_read(tmp_path: Path, how: str) -> None:
     run = history(tmp_path, written([rllib(n) for n in N], how), how)
-    assert {each.name for each in run.metrics if not each.meaning.bookkeeping} == {
+    assert {item.name for item in run.metrics if not item.meaning.bookkeeping} == {
         "episode_reward_mean",
         "episode_len_mean",
         "custom_metrics/apples_eaten",
@@ -91,7 +91,7 @@ def test_of_rllib_s_hundreds_of_numbers_those_that_matter_are_read(tmp_path: Pat
 @pytest.mark.parametrize("how", ["result.json", "progress.csv"])
 def test_rllib_s_new_stack_is_read_too(tmp_path: Path, how: str) -> None:
     run = history(tmp_path, written([new_stack(n) for n in N], how), how)
-    names = {each.name for each in run.metrics if not each.meaning.bookkeeping}
+    names = {item.name for item in run.metrics if not item.meaning.bookkeeping}
     assert names - {"num_env_steps_sampled_lifetime"} == {
         "env_runners/episode_return_mean",
         "learners/default_policy/total_loss",
@@ -106,7 +106,7 @@ def test_what_a_user_reports_to_tune_is_read_whatever_its_name(tmp_path: Path) -
         for n in N
     ]
     run = history(tmp_path, written(rows, "result.json"), "result.json")
-    assert {each.name for each in run.metrics} == {"mse", "anything"}
+    assert {entry.name for entry in run.metrics} == {"mse", "anything"}
     assert curve(run, "mse") == [(n, 4.0 / n) for n in N]
 
 

@@ -41,7 +41,7 @@ def test_rows_may_end_with_a_separator_that_the_header_lacks(tmp_path: Path, mar
     rows = "".join(f"{n}{mark}{value}{mark}0.1{mark}\n" for n, value in enumerate(LOSSES))
     run = history(tmp_path, f"step{mark}loss{mark}lr\n{rows}")
     assert curve(run, "loss") == list(enumerate(LOSSES))
-    assert [each.name for each in run.metrics] == ["loss", "lr"]
+    assert [entry.name for entry in run.metrics] == ["loss", "lr"]
 
 
 def with_commas(mark: str, quoted: str = "") -> str:
@@ -64,5 +64,5 @@ def test_a_date_with_points_leaves_decimal_commas_what_they_are(tmp_path: Path) 
 def test_commas_between_thousands_beside_decimal_points_are_no_decimals(tmp_path: Path) -> None:
     rows = "".join(f'{n},{value},"{1 + n},234"\n' for n, value in enumerate(LOSSES))
     run = history(tmp_path, f"step,loss,tokens\n{rows}")
-    assert [each.name for each in run.metrics] == ["loss"]
+    assert [entry.name for entry in run.metrics] == ["loss"]
     assert curve(run, "loss") == list(enumerate(LOSSES))

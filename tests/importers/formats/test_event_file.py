@@ -82,7 +82,7 @@ def test_nan_is_kept_and_images_are_skipped(tmp_path: Path) -> None:
     picture = field(1, b"image") + field(4, field(1, 4) + field(3, b"\x89PNG"))
     file.write_bytes(VERSION + b"".join(event(n, simple("loss", math.nan), picture) for n in (1, 2)))
     (run,) = read(file)
-    assert [each.name for each in run.metrics] == ["loss"]
+    assert [metric.name for metric in run.metrics] == ["loss"]
     assert all(math.isnan(value) for _, value in curve(run, "loss"))
 
 
@@ -118,8 +118,8 @@ def test_what_a_run_wrote_of_training_and_validation_is_one_run(tmp_path: Path) 
     assert run.source == str(tmp_path / "logs" / "run1")
     assert curve(run, "train/epoch_loss") == [(0, 8.0), (1, 4.0), (2, pytest.approx(8 / 3))]
     assert curve(run, "validation/epoch_loss") == [(0, 9.0), (1, 4.5), (2, 3.0)]
-    assert {each.meaning.quantity for each in run.metrics} >= {"loss", "val_loss", "learning_rate"}
-    assert all(each.series.attempts.max() == 0 for each in run.metrics)
+    assert {metric.meaning.quantity for metric in run.metrics} >= {"loss", "val_loss", "learning_rate"}
+    assert all(metric.series.attempts.max() == 0 for metric in run.metrics)
 
 
 def test_experiments_in_sibling_folders_are_separate_runs(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_trainings_in_several_cells_are_several_runs_and_each_can_be_asked_for(t
     prose = cell(printed("Using 8 GPUs, 12 samples\n"), shown("<table><tr><th>a</th></tr><tr><td>1</td></tr></table>"))
     first, second = runs(tmp_path, cell(printed(keras(9))), prose, cell(printed(keras(12))))
     assert [first.name, second.name] == ["train.ipynb, cell 2", "train.ipynb, cell 4"]
-    assert [len(curve(each, "loss")) for each in (first, second)] == [9, 12]
+    assert [len(curve(item, "loss")) for item in (first, second)] == [9, 12]
     assert second.source == str(tmp_path / "train.ipynb" / "cell 4")
     (again,) = read(Path(second.source))
     assert again.name == second.name
@@ -103,7 +103,7 @@ HUGGING_FACE = """
 def hugging_face(rows: int) -> str:
     cells = [(10 * n, "No log" if n == 1 else f"{4 / n:.6f}", f"{5 / n:.6f}", "0.5") for n in range(1, rows + 1)]
     return HUGGING_FACE.format(
-        rows="".join("<tr>\n" + "".join(f"  <td>{each}</td>\n" for each in row) + "</tr>" for row in cells)
+        rows="".join("<tr>\n" + "".join(f"  <td>{value}</td>\n" for value in row) + "</tr>" for row in cells)
     )
 
 
@@ -112,7 +112,7 @@ def test_the_table_that_hugging_face_s_trainer_shows_is_read(tmp_path: Path) -> 
     assert curve(run, "Training Loss") == [(20, 2.0), (30, pytest.approx(4 / 3)), (40, 1.0)]
     assert steps(run, "Validation Loss") == [10, 20, 30, 40]
     assert metric(run, "Validation Loss").meaning.quantity == "val_loss"
-    assert "F1 & more" in {each.name for each in run.metrics}
+    assert "F1 & more" in {entry.name for entry in run.metrics}
 
 
 def test_fastai_s_table_and_a_history_shown_as_a_frame_are_read(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_rows_and_histories_within_a_dictionary_are_read(tmp_path: Path) -> None
         [1, 0.5, 1 / 3, 0.25]
     )
     nested = history(tmp_path, pickle.dumps({"fold 1": {"loss": [2.0, 1.0]}, "fold 2": {"loss": [4.0, 3.0]}}))
-    assert {each.name for each in nested.metrics} == {"fold 1/loss", "fold 2/loss"}
+    assert {metric.name for metric in nested.metrics} == {"fold 1/loss", "fold 2/loss"}
 
 
 plain = st.recursive(
@@ -94,13 +94,13 @@ def test_a_pickle_that_wants_to_run_something_is_refused_and_nothing_is_run(
 ) -> None:
     target = tmp_path / "made"
 
-    def aimed(each: object) -> object:
-        if isinstance(each, bytes):
-            return each.replace(b"{}", str(target).encode())
+    def aimed(argument: object) -> object:
+        if isinstance(argument, bytes):
+            return argument.replace(b"{}", str(target).encode())
         return (
-            [aimed(part) for part in each]
-            if isinstance(each, list)
-            else str(each).replace("{!r}", repr(str(target))).replace("{}", str(target))
+            [aimed(part) for part in argument]
+            if isinstance(argument, list)
+            else str(argument).replace("{!r}", repr(str(target))).replace("{}", str(target))
         )
 
     evil = Runs(call, *map(aimed, arguments))

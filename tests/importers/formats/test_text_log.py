@@ -16,14 +16,14 @@ def test_the_listing_of_the_source_in_front_of_a_log_is_no_log(tmp_path: Path) -
     run = history(
         tmp_path, code + "".join(f"step:{n}/9 train_loss:{5 - n / 4} train_time:{n}ms\n" for n in range(1, 10))
     )
-    assert [each.name for each in run.metrics] == ["train_loss", "train_time"]
+    assert [entry.name for entry in run.metrics] == ["train_loss", "train_time"]
     assert steps(run, "train_loss") == list(range(1, 10))
 
 
 def test_a_banner_is_no_data(tmp_path: Path) -> None:
     banner = "params:24405641 L:6 d:512\n  BATCH  : 16384 tok/step  seq=2048\nwarmup:1/3\nwarmup:2/3\nwarmup:3/3\n"
     run = history(tmp_path, banner + "".join(f"step:{n}/90 loss:{7 / n} t:10ms\n" for n in range(1, 9)))
-    assert {each.name for each in run.metrics} == {"loss", "t"}
+    assert {entry.name for entry in run.metrics} == {"loss", "t"}
     assert metric(run, "t").meaning.bookkeeping
 
 
@@ -187,7 +187,7 @@ def test_fairseq_writes_numbers_as_text_and_says_of_overflows(tmp_path: Path) ->
     assert run.format == "fairseq"
     assert curve(run, "loss") == [(1, 16.5), (2, 25.2), (3, 18.1)]
     assert (metric(run, "loss").meaning.quantity, metric(run, "train_loss").meaning.is_known) == ("loss", False)
-    assert [(each.kind, each.step, each.metrics) for each in run.reported] == [
+    assert [(finding.kind, finding.step, finding.metrics) for finding in run.reported] == [
         ("step_skipped", 1, {"line": 2.0, "loss_scale": 2.0})
     ]
     assert "the loss scale is being calibrated" in " ".join(run.notes)
@@ -273,7 +273,7 @@ def test_a_message_about_the_best_validation_so_far_is_no_curve(tmp_path: Path) 
         f"Epoch {n} loss: {9 / n}\nMetric val_loss improved by 0.0{n} >= min_delta = 0.0.\n" for n in range(1, 9)
     )
     log += "".join(f"Epoch {n}: val_loss improved from {n}.5 to {n}.4, saving model\n" for n in range(9, 1, -1))
-    assert [each.name for each in history(tmp_path, log).metrics] == ["loss"]
+    assert [entry.name for entry in history(tmp_path, log).metrics] == ["loss"]
 
 
 @pytest.mark.parametrize("name", ["Avg Reward", "Accuracy"])

@@ -55,10 +55,10 @@ def test_values_are_read_in_every_way_that_wandb_ever_wrote_them(tmp_path: Path)
             field(1, b"histogram") + field(16, b'{"_type": "histogram", "values": [1]}'),
             field(1, b"broken") + field(16, b"{"),
         )
-        return field(2, b"".join(field(1, each) for each in items) + field(2, field(1, n)))
+        return field(2, b"".join(field(1, item) for item in items) + field(2, field(1, n)))
 
     run = history(tmp_path, wandb_file(row(n) for n in range(2)))
-    assert {each.name for each in run.metrics} == {"nested.loss", "old nested.loss", "typed", "whole", "quoted"}
+    assert {metric.name for metric in run.metrics} == {"nested.loss", "old nested.loss", "typed", "whole", "quoted"}
     assert curve(run, "nested.loss") == curve(run, "old nested.loss") == curve(run, "typed") == [(0, 0.5), (1, 0.5)]
     assert curve(run, "whole") == [(0, 0.0), (1, 1.0)]
     assert all(math.isnan(value) for _, value in curve(run, "quoted"))
@@ -147,9 +147,9 @@ def test_a_wandb_folder_is_one_run(tmp_path: Path) -> None:
     (run / "run-1.wandb").write_bytes(wandb_file(falling(5)))
     (run / "files" / "output.log").write_text("step 1 loss 2\nstep 2 loss 1\n")
     (run / "logs" / "debug.log").write_text("step 1 loss 2\nstep 2 loss 1\n")
-    assert [each.source for each in read(tmp_path)] == [str(run / "run-1.wandb")]
+    assert [item.source for item in read(tmp_path)] == [str(run / "run-1.wandb")]
     (run / "run-1.wandb").write_bytes(wandb_file([]))
-    assert [Path(each.source).name for each in read(tmp_path)] == ["output.log", "debug.log"]
+    assert [Path(item.source).name for item in read(tmp_path)] == ["output.log", "debug.log"]
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6), st.binary(max_size=40))
@@ -157,7 +157,7 @@ def test_no_wandb_file_makes_reading_fail(
     tmp_path_factory: pytest.TempPathFactory, records: list[bytes], tail: bytes
 ) -> None:
     file = tmp_path_factory.mktemp("wandb") / "run.wandb"
-    for content in (wandb_file([*falling(2), *records]) + tail, wandb_file(field(2, each) for each in records)):
+    for content in (wandb_file([*falling(2), *records]) + tail, wandb_file(field(2, record) for record in records)):
         file.write_bytes(content)
         read_or_refused(file)
     file.write_bytes(IDENTITY + tail)

@@ -37,14 +37,17 @@ def test_an_end_after_which_training_went_on_is_an_event_at_its_line_and_no_outc
 def test_an_event_in_the_log_belongs_to_the_attempt_in_which_it_was_logged(tmp_path: Path) -> None:
     text = lines(1, 9) + "Killed\n" + lines(1, 9) + "OVERFLOW! Skipping step\n" + lines(10, 12) + "KeyboardInterrupt\n"
     run = history(tmp_path, text)
-    assert [(each.kind, each.attempt, each.step) for each in run.reported] == [("killed", 0, 9), ("step_skipped", 1, 9)]
+    assert [(finding.kind, finding.attempt, finding.step) for finding in run.reported] == [
+        ("killed", 0, 9),
+        ("step_skipped", 1, 9),
+    ]
     assert run.outcome == "interrupted"
 
 
 def test_lines_without_a_step_like_those_before_it_tell_that_training_went_on(tmp_path: Path) -> None:
     epochs = [f"loss: {4 / n:.3f} acc: 0.{n}\n" for n in range(1, 10)]
     run = history(tmp_path, "".join(epochs[:5]) + "ValueError: bad batch\n" + "".join(epochs[5:]))
-    assert (run.outcome, [each.kind for each in run.reported]) == ("", ["crashed"])
+    assert (run.outcome, [finding.kind for finding in run.reported]) == ("", ["crashed"])
     run = history(tmp_path, "".join(epochs) + "Killed\nfinal score: 0.5 files: 7\n")
     assert run.outcome == "killed"
 
@@ -52,7 +55,7 @@ def test_lines_without_a_step_like_those_before_it_tell_that_training_went_on(tm
 def test_the_step_that_words_name_is_their_step_and_other_ranks_say_the_same(tmp_path: Path) -> None:
     guard = "[rank{}] nonfinite_guard:skip planned_step:{} grad_norms:[inf,inf]\n"
     text = lines(1, 10) + "".join(guard.format(rank, step) for step in (12, 13) for rank in range(4))
-    facts = [(each.step, line_of(each)) for each in reported(tmp_path, text)]
+    facts = [(point.step, line_of(point)) for point in reported(tmp_path, text)]
     assert [(step, line.names_not_finite, line.names_nan) for step, line in facts] == [
         (12, True, False),
         (13, True, False),
@@ -78,11 +81,11 @@ def test_a_setting_is_not_taken_for_what_happened(tmp_path: Path, setting: str) 
 def test_a_log_that_says_that_it_stopped_for_a_number_is_believed_where_nothing_follows(
     tmp_path: Path, words: str
 ) -> None:
-    said = [each for each in reported(tmp_path, lines(1, 9) + words + "\n") if line_of(each).is_end]
-    assert [(each.kind in ("nan_detected", "inf_detected"), each.step) for each in said] == [(True, 9)]
+    said = [item for item in reported(tmp_path, lines(1, 9) + words + "\n") if line_of(item).is_end]
+    assert [(finding.kind in ("nan_detected", "inf_detected"), finding.step) for finding in said] == [(True, 9)]
     said = reported(tmp_path, lines(1, 9) + words + "\n" + lines(10, 12))
-    assert not any(line_of(each).is_end for each in said)
-    assert any(line_of(each).went_on for each in said)
+    assert not any(line_of(item).is_end for item in said)
+    assert any(line_of(item).went_on for item in said)
 
 
 @pytest.mark.parametrize(

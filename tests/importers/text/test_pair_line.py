@@ -153,8 +153,8 @@ def test_a_kind_of_line_that_was_seen_before_is_read_alike(line: str) -> None:
 
 
 numbers = st.one_of(
-    st.floats(0, 1e6, allow_nan=False).map(lambda each: f"{each:.4f}"),
-    st.floats(1e-9, 1e9).map(lambda each: f"{each:.2e}"),
+    st.floats(0, 1e6, allow_nan=False).map(lambda value: f"{value:.4f}"),
+    st.floats(1e-9, 1e9).map(lambda value: f"{value:.2e}"),
     st.sampled_from(["nan", "inf", "-inf", "0", "-1.5", "NaN"]),
 )
 

@@ -18,7 +18,7 @@ def test_one_or_two_norms_of_twenty_times_the_usual_are_information(steps: int) 
 @pytest.mark.parametrize("level", [1e-4, 0.03, 1.0, 300.0])
 def test_an_explosion_advises_to_clip_at_the_usual_norm(level: float) -> None:
     (event,) = judged("gradient_explosion", grad_norm=at(norms * level, 600, 20.0))
-    (target,) = [each.target for each in event.remedies if each.topic is Topic.CLIP_GRADIENTS]
+    (target,) = [remedy.target for remedy in event.remedies if remedy.topic is Topic.CLIP_GRADIENTS]
     assert target == pytest.approx(level, rel=0.1)
 
 

@@ -75,13 +75,16 @@ def test_a_tenth_of_the_start_is_narrow_too() -> None:
 def test_layers_that_collapse_together_are_one_finding_and_later_ones_another() -> None:
     late = [0.95, 0.95, 0.95, 0.95, 0.01, 0.01]
     events = collapse(a__head_0=NARROW, b__head_0=[0.95, 0.5, 0.01, 0.001, 0.001, 0.001], c__head_0=late)
-    assert [(each.step, each.place, each.metrics["layers"]) for each in events] == [(400, "b", 2.0), (600, "c", 1.0)]
+    assert [(event.step, event.place, event.metrics["layers"]) for event in events] == [
+        (400, "b", 2.0),
+        (600, "c", 1.0),
+    ]
     assert "The same in 1 more layer." in events[0].message
 
 
 def test_a_layer_that_recovers_and_collapses_again_is_named_again() -> None:
     course = [0.9, 0.01, 0.01, 0.9, 0.9, 0.01, 0.01]
-    assert [each.step for each in collapse(a__head_0=course)] == [300, 700]
+    assert [point.step for point in collapse(a__head_0=course)] == [300, 700]
 
 
 def test_broken_values_are_not_narrow() -> None:

@@ -50,9 +50,9 @@ def experts(shares: Sequence[Sequence[float]], tokens: float = 100, every: int =
     count = len(shares[0])
     numbers = {"tokens": tokens, "experts": float(len(shares)), "active": 2.0}
     series: dict[str, list[float]] = {f"router_{name}@gate": [value] * count for name, value in numbers.items()}
-    series |= {f"router_share@gate.expert_{at}": list(each) for at, each in enumerate(shares)}
+    series |= {f"router_share@gate.expert_{at}": list(item) for at, item in enumerate(shares)}
     apart = {
-        name: [value if at == 0 else None for value in each for at in range(every)] for name, each in series.items()
+        name: [value if at == 0 else None for value in item for at in range(every)] for name, item in series.items()
     }
     return judged("dead_expert", loss=[1.0] * count * every, **apart)
 

@@ -41,13 +41,13 @@ def test_the_opponent_of_a_gan_may_take_the_noise_away() -> None:
 def test_a_batch_that_is_repeated_is_not_a_constant_output_before_it_is_learned() -> None:
     stuck = usual.copy()
     stuck[400:] = 1.05 * usual[300:400].mean() * np.exp(-1e-3 * np.arange(1, 201))
-    assert [each.kind for each in judged("repeated_data", loss=stuck)] == ["repeated_data"]
+    assert [finding.kind for finding in judged("repeated_data", loss=stuck)] == ["repeated_data"]
 
 
 def test_it_is_reported_again_after_the_noise_has_returned() -> None:
     stuck = usual.copy()
     stuck[300:340] = stuck[500:540] = 1.3 - 1e-4 * np.arange(40)
-    assert [each.step // 100 for each in judged("repeated_data", loss=stuck)] == [3, 5]
+    assert [point.step // 100 for point in judged("repeated_data", loss=stuck)] == [3, 5]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

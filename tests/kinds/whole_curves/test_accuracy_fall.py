@@ -30,7 +30,7 @@ def run(count: int, ends: float, seed: int = 0, percent: bool = False, **more: n
     if percent:
         values |= {name: 100 * values[name] for name in ("train_acc", "val_acc")}
     meanings = metric_meanings(values)
-    return run_of(*(metric_of(name, each, meaning=meanings[name]) for name, each in values.items()))
+    return run_of(*(metric_of(name, item, meaning=meanings[name]) for name, item in values.items()))
 
 
 def found(history: RunHistory) -> list[Finding]:

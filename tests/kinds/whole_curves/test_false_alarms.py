@@ -27,7 +27,9 @@ def test_healthy_losses_of_all_shapes_give_no_warning(name: str) -> None:
     for seed, every in zip(SEEDS, (1, 10, 1), strict=True):
         losses = HEALTHY[name](np.random.default_rng(seed))[::every]
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses, steps=np.arange(0, 1000, every))))
-        alarms += [(seed, each.kind, each.start) for each in diagnosis.findings if each.severity > Severity.INFO]
+        alarms += [
+            (seed, finding.kind, finding.start) for finding in diagnosis.findings if finding.severity > Severity.INFO
+        ]
         # The sign of this one keeps changing, and nothing else was logged.
         unknown = ["cannot_tell"] if name == "policy_gradient" else []
         assert diagnosis.outcome in ["healthy", *unknown] or alarms
@@ -63,8 +65,8 @@ def test_a_healthy_run_with_gradients_a_schedule_and_validations_is_healthy(sche
         values = (losses, norms, SCHEDULES[schedule](steps), losses[49::50] * 1.02 + rng.normal(0, 0.02, 20))
         at = (steps, steps, steps, steps[49::50])
         metrics = [
-            metric_of(name, each, meaning=meanings[name], steps=on)
-            for name, each, on in zip(names, values, at, strict=True)
+            metric_of(name, item, meaning=meanings[name], steps=on)
+            for name, item, on in zip(names, values, at, strict=True)
         ]
         diagnosis = diagnosis_of(run_of(*metrics))
         assert (diagnosis.outcome, diagnosis.severity) == ("healthy", Severity.INFO)
@@ -81,7 +83,7 @@ def test_a_lucky_stretch_before_the_end_of_a_very_noisy_loss_is_no_level_to_rise
         validations = np.concatenate([np.linspace(1.5, 1.2, 20), np.linspace(1.2, 1.5, 31)])
         metrics = (metric_of("loss", losses, meaning=meanings["loss"], steps=np.arange(512)),)
         metrics += (metric_of("val_loss", validations, meaning=meanings["val_loss"], steps=np.arange(5, 515, 10)),)
-        alarms += [each for each in diagnosis_of(run_of(*metrics)).findings if each.kind == "divergence"]
+        alarms += [finding for finding in diagnosis_of(run_of(*metrics)).findings if finding.kind == "divergence"]
     assert alarms == []
 
 
@@ -94,7 +96,7 @@ def test_the_luckiest_of_many_noisy_validations_confirms_no_divergence() -> None
         validations = (0.7 + 0.4 * np.exp(-steps / 100)) * np.exp(rng.normal(0, 0.12, 315))
         pairs = (("loss", losses), ("val_loss", validations))
         metrics = [metric_of(name, values, meaning=meanings[name], steps=steps) for name, values in pairs]
-        alarms += [each for each in diagnosis_of(run_of(*metrics)).findings if each.kind == "divergence"]
+        alarms += [finding for finding in diagnosis_of(run_of(*metrics)).findings if finding.kind == "divergence"]
     assert alarms == []
 
 
@@ -104,7 +106,7 @@ def test_noise_with_rare_outliers_rarely_gives_a_warning() -> None:
         diagnosis_of(run_of(metric_of("loss", OTHERS["heavy_tails"](np.random.default_rng(seed))))).severity
         for seed in range(6000, 6020)
     ]
-    assert sum(each > Severity.INFO for each in loud) <= 5  # Student's t with 3 degrees: doublings do occur
+    assert sum(value > Severity.INFO for value in loud) <= 5  # Student's t with 3 degrees: doublings do occur
     assert max(loud) < Severity.CRITICAL
 
 
@@ -122,10 +124,10 @@ def test_a_problem_is_found_once_and_where_it_began(name: str) -> None:
     maker, wanted, onset = PEERS[name]
     for seed in range(5000, 5004):
         diagnosis = diagnosis_of(run_of(metric_of("loss", maker(np.random.default_rng(seed)))))
-        serious = [each for each in diagnosis.findings if each.severity > Severity.INFO]
+        serious = [finding for finding in diagnosis.findings if finding.severity > Severity.INFO]
         if wanted == "loss_spike":  # of one step: a warning only where it cost much of the progress
-            serious = [each for each in diagnosis.findings if each.kind == wanted] or serious
-        assert [each.kind for each in serious] == [wanted]
+            serious = [finding for finding in diagnosis.findings if finding.kind == wanted] or serious
+        assert [finding.kind for finding in serious] == [wanted]
         assert -40 <= serious[0].start - onset <= 160
 
 
@@ -133,7 +135,7 @@ def test_a_penalty_of_a_game_may_rise_and_stay() -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 400)
     losses = np.concatenate([np.full(200, 0.7), np.full(200, 2.5)]) * np.exp(noise)
     generator, plain = metric_of("generator_loss", losses), metric_of("loss", losses)
-    assert [each for each in diagnosis_of(run_of(generator)).findings if each.severity > Severity.INFO] == []
+    assert [finding for finding in diagnosis_of(run_of(generator)).findings if finding.severity > Severity.INFO] == []
     assert diagnosis_of(run_of(plain)).outcome == "diverged"
 
 
@@ -146,5 +148,5 @@ def test_one_validation_above_the_best_does_not_make_a_noisy_loss_rise() -> None
         steps = np.array([0, 20, 40, 60, 80, 100])
         validation = metric_of("val_loss", [0.6, 0.45, 0.36, 0.33, 0.32, 0.377], steps=steps)
         episodes = diagnosis_of(run_of(metric_of("loss", losses), validation)).findings
-        found += any(each.kind == "divergence" for each in episodes)
+        found += any(episode.kind == "divergence" for episode in episodes)
     assert found == 0

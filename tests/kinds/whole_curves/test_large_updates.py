@@ -83,8 +83,8 @@ def test_updates_of_plain_sgd_are_information_unless_they_replace_the_weights(
     history = recorded(4.5, 2.9, ratio, rate=10.0)
     values = {"grad_norm": 0.9, "update_norm": 10.0 * move} | ({"grad_norm_clipped": clipped} if clipped else {})
     more = (
-        metric_of(name, np.full(STEPS.shape, each), steps=list(STEPS), meaning=Meaning(name, is_known=True))
-        for name, each in values.items()
+        metric_of(name, np.full(STEPS.shape, value), steps=list(STEPS), meaning=Meaning(name, is_known=True))
+        for name, value in values.items()
     )
     (finding,) = found_in(run_of(*history.metrics, *more))
     assert finding.severity is severity

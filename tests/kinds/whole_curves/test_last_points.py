@@ -18,7 +18,7 @@ def test_a_loss_that_explodes_in_its_last_points_has_diverged_and_the_verdict_gi
     losses[-count:] *= np.exp(2.0 * np.arange(1, count + 1))
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert (diagnosis.outcome, diagnosis.severity) == ("diverged", Severity.CRITICAL)
-    (episode,) = [each for each in diagnosis.findings if each.kind == "divergence"]
+    (episode,) = [finding for finding in diagnosis.findings if finding.kind == "divergence"]
     assert (episode.start, episode.end, episode.recovered) == (2000 - count, 1999, False)
     assert f"ended at {losses[-1]:.4g}" in diagnosis.verdict
 
@@ -79,7 +79,7 @@ def test_a_loss_that_is_missing_at_the_end_is_not_called_healthy() -> None:
     diagnosis = diagnosis_of(run_of(losses, rates))
     said = "loss has no value after step 1499, but lr continues to step 1999"
     assert (diagnosis.outcome, diagnosis.verdict) == ("cannot_tell", f"Cannot tell: {said}.")
-    assert any(said in str(each) for each in diagnosis.cannot_tell)
+    assert any(said in str(value) for value in diagnosis.cannot_tell)
     assert diagnosis.severity is Severity.INFO
 
 
@@ -107,15 +107,15 @@ def test_gradients_that_grow_gradually_while_the_loss_rises_are_found_and_are_th
     norms = np.exp(rng.normal(0, 0.2, 3000)) * np.minimum(1e4, np.exp(np.maximum(0, steps - 2500) / grown))
     losses = falling(3000) * np.maximum(1, 1 + (steps - 2600) / 200)
     diagnosis = diagnosis_of(run_named(loss=losses, grad_norm=norms))
-    explosions = [each for each in diagnosis.findings if each.kind == "gradient_explosion"]
-    assert [2500 <= each.start <= 2560 for each in explosions] == [True]
+    explosions = [finding for finding in diagnosis.findings if finding.kind == "gradient_explosion"]
+    assert [2500 <= explosion.start <= 2560 for explosion in explosions] == [True]
     assert diagnosis.outcome == "diverged"
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "gradient_explosion"
     assert not [
-        each
-        for each in diagnosis_of(run_named(loss=falling(3000), grad_norm=norms)).findings
-        if each.metrics.get("grown")
+        finding
+        for finding in diagnosis_of(run_named(loss=falling(3000), grad_norm=norms)).findings
+        if finding.metrics.get("grown")
     ]
 
 
@@ -128,9 +128,9 @@ def test_the_verdict_says_near_if_the_end_is_the_median_of_several_points() -> N
 def test_a_loss_that_ends_as_nan_is_reported_with_its_last_finite_value() -> None:
     losses = np.r_[falling(60), 8.0, 150.0, 4e5, 2.2e12, 2.14e25, np.full(60, nan)]
     (episode,) = [
-        each
-        for each in diagnosis_of(run_named(loss=losses)).findings
-        if each.kind == "divergence" and not each.recovered
+        finding
+        for finding in diagnosis_of(run_named(loss=losses)).findings
+        if finding.kind == "divergence" and not finding.recovered
     ]
     assert "last finite value 2.14e+25" in episode.message
 
@@ -143,7 +143,7 @@ def run_verdict(losses: np.ndarray) -> str:
 def test_a_short_curve_that_still_comes_back_from_a_jump_is_information(end: list[float]) -> None:
     losses = np.r_[np.geomspace(0.23, 5.6e-5, 7), end]
     diagnosis = diagnosis_of(run_named(loss=losses))
-    (found,) = [each for each in diagnosis.findings if each.kind == "divergence"]
+    (found,) = [finding for finding in diagnosis.findings if finding.kind == "divergence"]
     assert (found.severity is Severity.INFO) is (end[-1] == 4.3e-4)
     assert (diagnosis.outcome == "diverged") is (end[-1] != 4.3e-4)
 

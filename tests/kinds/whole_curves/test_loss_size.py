@@ -35,7 +35,7 @@ def test_a_loss_without_a_level_has_diverged_from_a_thousand_times_its_first_siz
 ) -> None:
     loss = np.where(STEPS < 300, 1.0, last) * noise(1, 0.05)
     found = LossSizeRule().find(run_curves(recorded(loss, LossLevel(NoLevel.BOOTSTRAPPED))))
-    assert [each.kind for each in found] == kinds
+    assert [finding.kind for finding in found] == kinds
 
 
 def test_a_tiny_loss_without_a_level_may_grow_a_thousandfold() -> None:

@@ -14,7 +14,7 @@ def severities(at: int, value: float) -> list[tuple[str, Severity, bool | None]]
     norms = np.random.default_rng(0).uniform(0.9, 1.1, 400)
     norms[at] = value
     found = diagnosis_of(run_named(loss=falling(400), grad_norm=norms)).findings
-    return [(each.kind, each.severity, each.recovered) for each in found]
+    return [(finding.kind, finding.severity, finding.recovered) for finding in found]
 
 
 def test_one_nan_in_the_middle_of_a_run_is_a_warning() -> None:
@@ -36,7 +36,7 @@ def test_a_validation_that_begins_non_finite_was_not_measured_yet(value: float, 
     validations = falling(40)
     validations[at] = value
     found = diagnosis_of(run_named(loss=falling(40), val_loss=validations)).findings
-    assert [each.severity for each in found if each.kind in ("nan_detected", "inf_detected")] == [severity]
+    assert [finding.severity for finding in found if finding.kind in ("nan_detected", "inf_detected")] == [severity]
 
 
 def test_a_training_loss_that_begins_non_finite_is_critical() -> None:

@@ -25,7 +25,7 @@ def test_a_divergence_begins_at_its_jump_and_not_in_the_noise_before(seed: int, 
     losses = (0.5 + 2 * np.exp(-np.arange(2000) / 150)) * correlated(seed, 2000, spread)
     losses[1499:] *= factor
     found = DivergenceRule().find(run_curves(run_named(loss=losses)))
-    assert all(1496 <= each.start <= 1502 for each in found)
+    assert all(1496 <= process.start <= 1502 for process in found)
     assert found or factor < 2
 
 

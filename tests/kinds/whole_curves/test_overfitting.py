@@ -40,7 +40,7 @@ def turning(points: int, rise: float, at: float = 0.3, noise: float = 0.01, seed
 @pytest.mark.parametrize(("points", "rise"), [(6, 0.5), (8, 0.4), (12, 0.25), (30, 0.15), (100, 0.12), (1000, 0.12)])
 def test_a_validation_loss_that_turns_and_stays_risen_is_overfitting(points: int, rise: float) -> None:
     episodes = found(falling(points), turning(points, rise))
-    assert [each.kind for each in episodes] == ["overfitting"]
+    assert [episode.kind for episode in episodes] == ["overfitting"]
     assert "while loss fell by" in episodes[0].message
 
 
@@ -117,7 +117,7 @@ def test_it_is_dated_after_the_best_validation() -> None:
 
 def test_the_diagnosis_of_a_run_of_28_epochs_names_it() -> None:
     history = run_named(loss=falling(28), val_loss=turning(28, 0.13, at=0.45, noise=0.015))
-    assert "overfitting" in {each.kind for each in diagnosis_of(history).findings}
+    assert "overfitting" in {finding.kind for finding in diagnosis_of(history).findings}
     assert run_curves(history).validations
 
 

@@ -76,7 +76,7 @@ def test_a_lower_threshold_finds_what_the_usual_one_does_not() -> None:
 
 
 def test_one_threshold_leaves_the_others_of_a_rule_as_they_are() -> None:
-    (rule,) = (each() for each in RULES if each.kind == "loss_spike")
+    (rule,) = (finding() for finding in RULES if finding.kind == "loss_spike")
     assert rule.like(LossSpike(threshold=16.0)).smallest_jump == rule.smallest_jump  # type: ignore[attr-defined]
     assert rule.like(LossSpike(smallest_rise=2.0)).deviations == rule.deviations  # type: ignore[attr-defined]
     assert rule.like(LossSpike(returns=5)).returns == 5  # type: ignore[attr-defined]
@@ -91,4 +91,4 @@ def test_a_detector_by_name_and_one_with_thresholds_judge_together() -> None:
     both = [*detectors_named(["divergence"]), LossSpike(threshold=10)]
     losses = falling(600)
     losses[300] *= 8
-    assert [each.kind for each in diagnosis_of(run_named(loss=losses), detectors=both).findings] == ["loss_spike"]
+    assert [finding.kind for finding in diagnosis_of(run_named(loss=losses), detectors=both).findings] == ["loss_spike"]

@@ -65,7 +65,7 @@ def test_a_gradient_norm_that_a_loss_scaler_skipped_is_only_mentioned() -> None:
     norms = np.ones(100)
     norms[[3, 50]] = inf
     episodes = found(NonFiniteRule(), run_named(loss=falling(100), grad_norm=norms))
-    assert [(each.start, each.severity) for each in episodes] == [(3, Severity.INFO), (50, Severity.INFO)]
+    assert [(episode.start, episode.severity) for episode in episodes] == [(3, Severity.INFO), (50, Severity.INFO)]
 
 
 def test_a_gradient_norm_that_stays_nan_is_critical() -> None:
@@ -235,7 +235,7 @@ def test_losses_and_validations_are_paired_by_their_place() -> None:
         **{"train/box_loss": boxes, "train/cls_loss": classes, "val/box_loss": boxes + 0.1, "val/cls_loss": rising}
     )
     episodes = found(OverfittingRule(), history)
-    assert [each.metric for each in episodes] == ["val/cls_loss"]
+    assert [episode.metric for episode in episodes] == ["val/cls_loss"]
 
 
 def test_a_model_that_is_never_right_is_stuck_whatever_its_loss_does() -> None:
@@ -260,7 +260,7 @@ asked_rules_nan = float("nan")
 
 
 def kinds(history: RunHistory, *detectors: Detector) -> set[str]:
-    return {each.kind for each in diagnosis_of(history, detectors=detectors or None).findings}
+    return {finding.kind for finding in diagnosis_of(history, detectors=detectors or None).findings}
 
 
 def troubled() -> RunHistory:

@@ -28,7 +28,7 @@ def collapsed(seed: int, last: int) -> NDArray[np.float64]:
 
 
 def found(values: NDArray[np.float64], name: str = "charts/episodic_return") -> list[Severity]:
-    return [each.severity for each in ReturnFallRule().find(run_curves(run_named(**{name: values})))]
+    return [finding.severity for finding in ReturnFallRule().find(run_curves(run_named(**{name: values})))]
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 4))

@@ -9,7 +9,7 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 
 def serious(run: RunHistory) -> list[tuple[str, int]]:
-    return [(each.kind, each.start) for each in diagnosis_of(run).findings if each.severity > Severity.INFO]
+    return [(finding.kind, finding.start) for finding in diagnosis_of(run).findings if finding.severity > Severity.INFO]
 
 
 def by_heart(points: int, seed: int = 0) -> np.ndarray:

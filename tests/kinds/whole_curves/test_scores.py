@@ -26,7 +26,7 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 def rules_find(history: RunHistory, sensitivity: str) -> list[Finding]:
     detectors = at_sensitivity(default_detectors(), sensitivity)
-    return [each for each in apply_rules(RULES, run_curves(history), detectors) if each.severity > Severity.INFO]
+    return [rule for rule in apply_rules(RULES, run_curves(history), detectors) if rule.severity > Severity.INFO]
 
 
 def same(one: Finding, other: Finding) -> bool:
@@ -40,13 +40,13 @@ def test_low_sensitivity_finds_what_has_a_score_of_one_and_a_half(form: str) -> 
     sure = unsure = 0
     for seed in range(60):
         history = ill_run(form, seed, points=60).history()
-        normal, low = (rules_find(history, each) for each in ("normal", "low"))
-        for each in normal:
-            score = max(one.score for one in normal if same(one, each))  # several rules may find it
+        normal, low = (rules_find(history, name) for name in ("normal", "low"))
+        for item in normal:
+            score = max(one.score for one in normal if same(one, item))  # several rules may find it
             sure += score > 1.6
             unsure += score < 1.4
             if not 1.4 < score < 1.6:
-                assert any(same(one, each) for one in low) == (score > 1.5), seed
+                assert any(same(one, item) for one in low) == (score > 1.5), seed
     assert sure
     assert unsure
 
@@ -62,7 +62,9 @@ def test_a_larger_spike_has_a_higher_score() -> None:
     def score(factor: float) -> float:
         losses = falling(300)
         losses[200] *= factor
-        (found,) = (each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "loss_spike")
+        (found,) = (
+            finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "loss_spike"
+        )
         return found.score
 
     assert 1 <= score(1.4) < score(2.0) < score(6.0)
@@ -71,7 +73,7 @@ def test_a_larger_spike_has_a_higher_score() -> None:
 def test_what_is_no_matter_of_degree_has_the_highest_score() -> None:
     losses = falling(300)
     losses[200:] = math.nan
-    (found,) = (each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "nan_detected")
+    (found,) = (finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "nan_detected")
     assert (found.score, found.severity) == (MAX_SCORE, Severity.CRITICAL)
 
 
@@ -79,7 +81,7 @@ def test_what_is_found_live_has_its_sigma_over_its_threshold_for_a_score() -> No
     losses = 2.0 * np.exp(0.02 * np.random.default_rng(3).standard_normal(600))
     losses[500] *= 1.8
     panel, layout = Panel((LossSpike(),)), (Signal("loss"),)
-    (event,) = (e for at, each in enumerate(losses.tolist()) for e in panel.judge(StepReading(at, layout, (each,))))
+    (event,) = (e for at, item in enumerate(losses.tolist()) for e in panel.judge(StepReading(at, layout, (item,))))
     assert event.score == pytest.approx(event.metrics["z"] / event.metrics["limit"], rel=0.01)
     assert event.score > 2
 

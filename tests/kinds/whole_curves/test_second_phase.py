@@ -67,10 +67,10 @@ def test_the_rise_of_a_range_test_is_no_divergence() -> None:
     assert diagnosis_of(run_of(metric_of("loss", np.r_[rise, training]), constant)).outcome != "healthy"
     large = at_step(140, "gradient_explosion", Severity.WARNING, "gradient norm 5.27.")
     seen = diagnosis_of(run_of(metric_of("loss", np.r_[rise, training]), named, events=[large]))
-    assert [(each.kind, each.severity) for each in seen.findings] == [("gradient_explosion", Severity.INFO)]
+    assert [(finding.kind, finding.severity) for finding in seen.findings] == [("gradient_explosion", Severity.INFO)]
     alone = metric_of("learning_rate", ramp, meaning=meaning)
     found = diagnosis_of(run_of(metric_of("loss", rise), alone)).findings
-    assert [each.kind for each in found if each.severity >= Severity.WARNING] == []
+    assert [finding.kind for finding in found if finding.severity >= Severity.WARNING] == []
 
 
 def test_a_loss_that_fell_in_the_one_step_of_the_optimizer_before_is_no_plateau() -> None:

@@ -19,18 +19,18 @@ LEVELS = ("low", "normal", "high")
 
 def serious(history: RunHistory, sensitivity: str) -> set[str]:
     found = diagnosis_of(history, detectors=at_sensitivity(default_detectors(), sensitivity)).findings
-    return {each.kind for each in found if each.severity >= Severity.WARNING}
+    return {finding.kind for finding in found if finding.severity >= Severity.WARNING}
 
 
-@pytest.mark.parametrize("judgement", [each for each in (*DETECTORS, *RULES) if each.by_sensitivity])
+@pytest.mark.parametrize("judgement", [detector for detector in (*DETECTORS, *RULES) if detector.by_sensitivity])
 def test_every_threshold_that_is_declared_to_move_is_one_of_its_class(judgement: type) -> None:
-    assert set(judgement.by_sensitivity) <= {each.name for each in fields(judgement)}
+    assert set(judgement.by_sensitivity) <= {field.name for field in fields(judgement)}
 
 
-@pytest.mark.parametrize("rule", [each for each in RULES if each.by_sensitivity])
+@pytest.mark.parametrize("rule", [item for item in RULES if item.by_sensitivity])
 def test_every_rule_that_moves_has_a_detector_of_its_kind_to_follow(rule: type) -> None:
-    followed = [each for each in DETECTORS if each.kind == rule.kind and not each.rule]
-    assert any(each.by_sensitivity for each in followed)
+    followed = [detector for detector in DETECTORS if detector.kind == rule.kind and not detector.rule]
+    assert any(item.by_sensitivity for item in followed)
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_every_rule_that_moves_has_a_detector_of_its_kind_to_follow(rule: type) 
 )
 def test_the_higher_the_sensitivity_the_more_is_found(form: str, kind: str) -> None:
     runs = [ill_run(form, seed, points=60).history() for seed in range(40)]
-    counts = [sum(kind in serious(each, level) for each in runs) for level in LEVELS]
+    counts = [sum(kind in serious(run, level) for run in runs) for level in LEVELS]
     assert counts[0] <= counts[1] <= counts[2]
     assert counts[0] < counts[2]
 
@@ -53,5 +53,5 @@ def test_the_higher_the_sensitivity_the_more_is_found(form: str, kind: str) -> N
 @pytest.mark.slow
 def test_the_higher_the_sensitivity_the_more_healthy_runs_are_flagged() -> None:
     runs = [healthy_run(seed, PLAIN, points=60).history() for seed in range(60)]
-    counts = [sum(bool(serious(each, level)) for each in runs) for level in LEVELS]
+    counts = [sum(bool(serious(run, level)) for run in runs) for level in LEVELS]
     assert counts[0] <= counts[1] <= counts[2]

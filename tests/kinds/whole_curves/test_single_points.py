@@ -19,4 +19,4 @@ def test_a_run_that_was_interrupted_after_one_step_says_so_too() -> None:
 def test_a_run_without_a_loss_still_says_that_there_is_none() -> None:
     found = diagnosis_of(run_of(metric_of("learning_rate", [0.1, 0.1], steps=[1, 2])))
     assert "single point" not in found.verdict
-    assert any("no training loss was logged" in str(each) for each in found.cannot_tell)
+    assert any("no training loss was logged" in str(value) for value in found.cannot_tell)

@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.result.finding import Finding
 
 def spikes_of(losses: np.ndarray, every: int = 1) -> list[Finding]:
     history = run_of(metric_of("loss", losses, steps=np.arange(0, len(losses) * every, every)))
-    return [each for each in diagnosis_of(history).findings if each.kind == "loss_spike"]
+    return [finding for finding in diagnosis_of(history).findings if finding.kind == "loss_spike"]
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.3])
@@ -31,7 +31,7 @@ def test_one_high_loss_of_a_long_log_is_information(factor: float) -> None:
 def test_one_high_loss_that_undid_much_of_the_progress_is_a_warning_though_it_recovered(factor: float) -> None:
     losses = falling(1000)
     losses[600] *= factor
-    assert [each.severity for each in spikes_of(losses)] == [Severity.WARNING]
+    assert [spike.severity for spike in spikes_of(losses)] == [Severity.WARNING]
 
 
 @pytest.mark.parametrize("count", [3, 10])
@@ -46,26 +46,26 @@ def test_one_point_of_a_short_log_that_undid_much_of_the_progress_is_a_warning()
     small, large = falling(60), falling(60)
     small[40] *= 1.15
     large[40] *= 1.8
-    assert [each.severity for each in spikes_of(large, every=50)] == [Severity.WARNING]
-    assert all(each.severity is Severity.INFO for each in spikes_of(small, every=50))
+    assert [spike.severity for spike in spikes_of(large, every=50)] == [Severity.WARNING]
+    assert all(spike.severity is Severity.INFO for spike in spikes_of(small, every=50))
 
 
 def test_one_high_loss_after_which_the_loss_stays_higher_is_a_warning() -> None:
     losses = falling(1000)
     losses[600] *= 1.25
     losses[601:610] *= 1.12
-    assert Severity.WARNING in {each.severity for each in spikes_of(losses)}
+    assert Severity.WARNING in {spike.severity for spike in spikes_of(losses)}
 
 
 def test_three_single_spikes_are_warnings() -> None:
     losses = falling(2000)
     losses[[600, 1100, 1500]] *= 1.25
-    assert [(each.start, each.severity) for each in spikes_of(losses)] == [
+    assert [(spike.start, spike.severity) for spike in spikes_of(losses)] == [
         (step, Severity.WARNING) for step in (600, 1100, 1500)
     ]
     losses = falling(4000)
     losses[[900, 2100, 3400]] *= 1.25
-    assert [each.severity for each in spikes_of(losses)] == [Severity.INFO] * 3
+    assert [spike.severity for spike in spikes_of(losses)] == [Severity.INFO] * 3
 
 
 def test_a_single_spike_above_a_threshold_of_ones_own_is_a_warning() -> None:
@@ -73,4 +73,4 @@ def test_a_single_spike_above_a_threshold_of_ones_own_is_a_warning() -> None:
     losses[600] *= 1.6
     asked = choose_detectors(["default", LossSpike(threshold=8.0, threshold_alone=True)])
     found = diagnosis_of(run_named(loss=losses), detectors=asked).findings
-    assert [each.severity for each in found if each.kind == "loss_spike"] == [Severity.WARNING]
+    assert [finding.severity for finding in found if finding.kind == "loss_spike"] == [Severity.WARNING]

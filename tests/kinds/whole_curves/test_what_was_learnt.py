@@ -14,7 +14,9 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 
 def serious(history: RunHistory) -> list[tuple[str, int]]:
-    return [(each.kind, each.start) for each in diagnosis_of(history).findings if each.severity > Severity.INFO]
+    return [
+        (finding.kind, finding.start) for finding in diagnosis_of(history).findings if finding.severity > Severity.INFO
+    ]
 
 
 def learnt(count: int, every: int = 1) -> np.ndarray:
@@ -67,4 +69,4 @@ def test_a_divergence_by_one_jump_begins_at_the_jump() -> None:
         noise = np.exp(np.random.default_rng(seed).normal(0, 0.4, 800))
         losses = np.r_[0.01 + 2.4 * np.exp(-np.arange(400) / 40), np.full(400, 4.0)] * noise
         found = DivergenceRule().find(run_curves(run_named(loss=losses)))
-        assert [each.start for each in found] == [400], seed
+        assert [process.start for process in found] == [400], seed

@@ -13,7 +13,9 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 
 def serious(history: RunHistory) -> list[tuple[str, int]]:
-    return [(each.kind, each.start) for each in diagnosis_of(history).findings if each.severity > Severity.INFO]
+    return [
+        (finding.kind, finding.start) for finding in diagnosis_of(history).findings if finding.severity > Severity.INFO
+    ]
 
 
 def test_a_gradient_norm_of_zero_while_the_loss_falls_was_not_measured() -> None:
@@ -46,7 +48,7 @@ def test_it_is_overfitting_if_the_training_loss_keeps_falling() -> None:
     training, validation = at_chance(60)
     training = training * np.linspace(1.0, 0.4, 60)
     assert "overfitting" in dict(serious(run_named(loss=training, val_loss=validation)))
-    assert [each.kind for each in judged("overfitting", loss=training, val_loss=validation)] == ["overfitting"]
+    assert [finding.kind for finding in judged("overfitting", loss=training, val_loss=validation)] == ["overfitting"]
 
 
 @pytest.mark.parametrize("kept", [27, 400])

@@ -135,7 +135,7 @@ def test_a_run_that_follows_does_not_answer_for_modules_of_an_earlier_one(
                 if fails:
                     model.load_state_dict(renamed(model.state_dict()), strict=False)
                 train(model)
-    findings = [[event.kind for event in each if isinstance(event, Finding)] for each in flown.recordings]
+    findings = [[event.kind for event in recording if isinstance(event, Finding)] for recording in flown.recordings]
     assert findings == [["nothing_loaded"], []]
 
 

@@ -86,7 +86,7 @@ def look(model: nn.Module, *calls: Tensor) -> list[Tensor]:
 
     model.register_forward_pre_hook(began, with_kwargs=True)
     model.register_forward_hook(lambda *_: turns.forward_ended())
-    found = [model(each) for each in calls]
+    found = [model(call) for call in calls]
     turns.finish()
     return found
 
@@ -111,7 +111,7 @@ def test_a_part_that_is_traced_in_the_middle_has_the_operations_of_the_script_al
             look(model, torch.ones(3, 4))
         else:
             model(torch.ones(3, 4))
-        graphs.append([each.kind() for each in model.runs[0].inlined_graph.nodes()])  # type: ignore[attr-defined]
+        graphs.append([node.kind() for node in model.runs[0].inlined_graph.nodes()])  # type: ignore[attr-defined]
     assert graphs[0] == graphs[1]
 
 

@@ -122,11 +122,11 @@ def trained(
         output.square().mean().backward()
         seen.append("")
         if turns.due(step):
-            seen[-1] = " ".join(str(each) for block in turns.blocks(step) for each in block.signals)
+            seen[-1] = " ".join(str(signal) for block in turns.blocks(step) for signal in block.signals)
         optimizer.step()
         outputs.append(output.detach().clone())
     watch.remove()
-    return [*outputs, *(each.detach() for each in model.parameters())], told, seen, counter
+    return [*outputs, *(parameter.detach() for parameter in model.parameters())], told, seen, counter
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -152,7 +152,7 @@ def test_unexpected_compiled_code_is_not_disturbed_and_is_avoided_from_the_next_
         assert not told
     assert compiled(model) == "in part"
     assert seen[0] == ""
-    assert all("activation_mean@linear" in each for each in seen[1:])
+    assert all("activation_mean@linear" in text for text in seen[1:])
     assert counter is not None
     assert counter.given_up == "compiled"
     (bare, *of_bare), (watched, *of_watched) = found
@@ -171,7 +171,7 @@ def test_what_is_kept_from_the_compiler_does_not_end_a_look() -> None:
     _, told, seen, counter = trained(model, looked=True)
     assert compiled(model) == "no"
     assert not told
-    assert all("activation_mean@linear" in each for each in seen)
+    assert all("activation_mean@linear" in text for text in seen)
     assert counter is not None
     assert (counter.given_up, counter.flops) == ("", 2 * 4 * 6 * 6)
 

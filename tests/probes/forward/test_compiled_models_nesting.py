@@ -55,9 +55,9 @@ def test_every_measured_model_has_room_for_hooks_on_every_level(limit: int) -> N
         model = dolls(limit // FRAMES_PER_MODULE)
         while too_deep(model):
             model = model.get_submodule("inner")
-        for each in model.modules():
-            each.register_forward_hook(lambda *_: None)
-            each.register_forward_pre_hook(lambda *_: None)
+        for module in model.modules():
+            module.register_forward_hook(lambda *_: None)
+            module.register_forward_pre_hook(lambda *_: None)
         assert model(torch.ones(2)).isfinite().all()
     finally:
         sys.setrecursionlimit(before)

@@ -51,9 +51,9 @@ class Keeper(nn.Module):
 
 
 def picture(model: Keeper) -> list[Any]:
-    kept = [model.calls, [id(each) for each in model.losses], {key: id(value) for key, value in model.cache.items()}]
+    kept = [model.calls, [id(loss) for loss in model.losses], {key: id(value) for key, value in model.cache.items()}]
     kept += [set(model.seen), list(model.recent), model.plain.tolist(), id(model.last), hasattr(model, "late")]
-    kept += [(each.tolist(), each._version) for each in (*model.parameters(), *model.buffers())]
+    kept += [(parameter.tolist(), parameter._version) for parameter in (*model.parameters(), *model.buffers())]
     return kept
 
 
@@ -61,7 +61,7 @@ def test_a_second_run_leaves_buffers_attributes_and_random_numbers_unchanged() -
     model = Keeper()
     model(torch.randn(4, 3)).sum().backward()
     before = picture(model)
-    gradients = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+    gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
     dice = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     with random_numbers_kept([torch.device("cpu")]):
@@ -70,10 +70,10 @@ def test_a_second_run_leaves_buffers_attributes_and_random_numbers_unchanged() -
     assert picture(model) == before
     assert torch.equal(dice[0], torch.get_rng_state())
     assert dice[1:] == (random.getstate(), np.random.get_state()[1].tolist())
-    for mine, each in zip(gradients, model.parameters(), strict=True):
+    for mine, parameter in zip(gradients, model.parameters(), strict=True):
         assert mine is not None
-        assert each.grad is not None
-        assert torch.equal(mine, each.grad)
+        assert parameter.grad is not None
+        assert torch.equal(mine, parameter.grad)
 
 
 def test_everything_is_restored_when_the_run_fails() -> None:
@@ -94,7 +94,7 @@ def test_contents_that_were_changed_in_place_are_restored_in_the_same_container(
         model.losses = []
         del model.calls
     assert model.losses is losses
-    assert [each.item() for each in losses] == [1.0]
+    assert [loss.item() for loss in losses] == [1.0]
     assert model.cache is cache
     assert not cache
     assert model.calls == 0

@@ -39,7 +39,7 @@ def trained(kind: type[SnapshotManager], looked_into: bool) -> tuple[list[Tensor
         optimizer.step()
         optimizer.zero_grad()
         outputs.append(output.detach().clone())
-    return [*outputs, *(each.detach() for each in model.parameters()), torch.get_rng_state()], second, looks
+    return [*outputs, *(parameter.detach() for parameter in model.parameters()), torch.get_rng_state()], second, looks
 
 
 class nothing:  # noqa: N801
@@ -84,7 +84,7 @@ def test_an_iterator_is_not_eaten() -> None:
     assert isinstance(model, nn.Module)
     chunks = iter([torch.ones(1, 2)] * 3)
     assert "args[0] is of type list_iterator" in reason(model, chunks)
-    assert "later is of type generator" in reason(model, later=(each for each in chunks))
+    assert "later is of type generator" in reason(model, later=(chunk for chunk in chunks))
     assert len(list(chunks)) == 3
 
 

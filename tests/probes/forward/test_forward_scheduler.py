@@ -51,7 +51,7 @@ class Looker:
         self.hooks.remove()
 
     def blocks(self) -> list[Block]:
-        found, self.seen = [Block(PLACE, (float(each.detach().sum()),)) for each in self.seen], []
+        found, self.seen = [Block(PLACE, (float(tensor.detach().sum()),)) for tensor in self.seen], []
         return found
 
     def finish(self) -> None:
@@ -197,7 +197,7 @@ def test_a_compiled_model_is_measured_in_a_second_pass_and_trains_identically() 
         loop = Loop(compiled, probe)
         outputs = [loop.train(torch.randn(5, 6)) for _ in range(6)]
         frames = int(torch._dynamo.utils.counters["frames"]["total"])
-        return [*outputs, *(each.detach().clone() for each in model.state_dict().values())], probe, frames
+        return [*outputs, *(tensor.detach().clone() for tensor in model.state_dict().values())], probe, frames
 
     bare, _, frames = trained(1000)
     watched, probe, frames_watched = trained(2)

@@ -71,7 +71,7 @@ def watched(model: nn.Module) -> tuple[ForwardWatch, Heard]:
 
 
 def hooks_of(model: nn.Module) -> int:
-    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
 def test_the_outermost_module_is_observed_by_position_and_by_name() -> None:
@@ -159,9 +159,9 @@ def test_a_script_that_calls_the_parts_of_its_model_is_observed_and_has_one_mode
     assert heard.calls == [("Net", 1, []), "ended", ("Linear", 1, []), "ended"]
     assert watch.models == (model,)
     places = [
-        dict(WatchedModules(lambda: watch.models).inside(each)) for each in (model.encoder, model.blocks[0], model)
+        dict(WatchedModules(lambda: watch.models).inside(item)) for item in (model.encoder, model.blocks[0], model)
     ]
-    assert [list(each) for each in places[:2]] == [["encoder", "encoder.inner", "encoder.drop"], ["blocks.0"]]
+    assert [list(place) for place in places[:2]] == [["encoder", "encoder.inner", "encoder.drop"], ["blocks.0"]]
     assert places[2].items() >= {**places[0], **places[1]}.items()
     watch.remove()
     assert hooks_of(model) == 0
@@ -169,7 +169,7 @@ def test_a_script_that_calls_the_parts_of_its_model_is_observed_and_has_one_mode
 
 def test_removing_leaves_every_module_unchanged() -> None:
     model = Net()
-    state = {id(each): dict(vars(each)) for each in model.modules()}
+    state = {id(module): dict(vars(module)) for module in model.modules()}
     MODULE_CALLS.forget_all()  # watches that other tests have left
     call = nn.Module.__call__.__code__
     watch, heard = watched(model)
@@ -178,7 +178,7 @@ def test_removing_leaves_every_module_unchanged() -> None:
     model(torch.ones(2, 4))
     assert heard.calls == []
     assert hooks_of(model) == 0
-    assert {id(each): dict(vars(each)) for each in model.modules()} == state
+    assert {id(module): dict(vars(module)) for module in model.modules()} == state
     assert nn.Module.__call__.__code__ is call
 
 

@@ -29,7 +29,7 @@ def test_attention_that_ctrl_c_ends_at_any_moment_leaves_nothing_once_it_is_clos
         getattr(torch_module, f"_global_forward_{name}")
         for name in ("pre_hooks", "hooks", "hooks_with_kwargs", "hooks_always_called")
     ]
-    hooks = [len(each) for each in tables]
+    hooks = [len(table) for table in tables]
     while interrupted and at < MOST:
         at += 1
         moments, interrupted, alive = Moments(at), False, [True]
@@ -51,7 +51,7 @@ def test_attention_that_ctrl_c_ends_at_any_moment_leaves_nothing_once_it_is_clos
         alive[0] = False
         end(False)
         assert thread_state() == before, f"moment {at}"
-        assert [len(each) for each in tables] == hooks, f"moment {at}"
+        assert [len(table) for table in tables] == hooks, f"moment {at}"
     assert at > 10
 
 

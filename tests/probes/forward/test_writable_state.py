@@ -253,12 +253,12 @@ def test_any_change_to_nested_containers_is_reversed(kept: Any, other: Any, data
 
     def spoil(value: Any) -> None:
         if isinstance(value, list):
-            for each in value:
-                spoil(each)
+            for item in value:
+                spoil(item)
             value.insert(data.draw(st.integers(0, len(value))), other)
         elif isinstance(value, dict):
-            for each in list(value.values()):
-                spoil(each)
+            for item in list(value.values()):
+                spoil(item)
             value["new"] = other
 
     spoil(kept)

@@ -29,10 +29,10 @@ class OtherOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        for each in self.param_lists[0]:
-            if each.grad is not None:
-                each -= self.hypers[0]["lr"] * each.grad
-                self.state[each] = {"step": self.state[each].get("step", 0) + 1}
+        for parameter in self.param_lists[0]:
+            if parameter.grad is not None:
+                parameter -= self.hypers[0]["lr"] * parameter.grad
+                self.state[parameter] = {"step": self.state[parameter].get("step", 0) + 1}
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def namespaces() -> list[dict[str, Any]]:
     """Everything that a patch could be in."""
     places = (torch, torch.autograd, torch.nn, torch.nn.Module, torch.nn.utils, torch.nn.utils.clip_grad, torch.optim)
     more = (torch.optim.Optimizer, torch_optimizer, torch.amp, torch.amp.GradScaler, torch.Tensor)
-    return [dict(vars(each)) for each in (*places, *more)]
+    return [dict(vars(place)) for place in (*places, *more)]
 
 
 def around(original: Any, *args: Any) -> Any:
@@ -48,7 +48,7 @@ def test_after_watching_every_name_in_torch_holds_the_object_that_it_held_before
         mse(model := tiny_model(), next(batches(1))).backward()
         SGD(model.parameters(), lr=0.1).step()
     after = namespaces()
-    assert len({id(each) for each in during} & {id(value) for names in before for value in names.values()}) == 0
+    assert len({id(item) for item in during} & {id(value) for names in before for value in names.values()}) == 0
     for old, new in zip(before, after, strict=True):
         # Torch imports some of its modules late, so there may be more names than before.
         assert [name for name in old if old[name] is not new.get(name)] == []

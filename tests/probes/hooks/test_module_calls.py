@@ -114,8 +114,8 @@ def test_observers_end_in_reverse_order_and_one_added_during_a_call_sees_its_end
 
     added = [MODULE_CALLS.observe(model, Adding(heard))]
     model(FOUR)
-    for each in added:
-        each()
+    for function in added:
+        function()
     assert heard == [("began", "Linear", 1, []), ("later ended", (2, 3)), ("ended", (2, 3))]
 
 
@@ -168,12 +168,12 @@ def test_a_watcher_gets_only_the_gradient_mode_and_the_training_mode() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.(trace|trace_method)` is deprecated")
 def test_calls_during_tracing_are_not_reported() -> None:
     model, calls = nn.Sequential(nn.Sequential(nn.Linear(4, 3))), Calls()
-    watched = [MODULE_CALLS.observe(each, calls) for each in model.modules()]
+    watched = [MODULE_CALLS.observe(module, calls) for module in model.modules()]
     torch.fx.symbolic_trace(model)
     torch.jit.trace(model, (FOUR,), check_trace=False)  # type: ignore[no-untyped-call]
     torch.export.export(model, (FOUR,))
-    for each in watched:
-        each()
+    for function in watched:
+        function()
     assert calls.heard == []
 
 

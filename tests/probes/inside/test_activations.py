@@ -234,7 +234,7 @@ def test_an_exception_leaves_no_hook_and_no_measurement_behind() -> None:
     with pytest.raises(KeyboardInterrupt):
         blocks_of(probe, model, torch.randn(32, 4))
     assert probe.blocks() == []
-    assert not any(id(each) in MODULE_CALLS for each in model.modules())
+    assert not any(id(module) in MODULE_CALLS for module in model.modules())
 
 
 def test_a_model_copied_or_saved_during_a_measurement_has_no_objects_of_ours() -> None:

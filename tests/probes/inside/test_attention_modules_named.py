@@ -72,7 +72,7 @@ def test_multihead_attention_in_all_its_forms(need_weights: bool) -> None:
         inputs = (query, key, key) if batch_first else (query.mT.permute(2, 0, 1), *(key.permute(1, 0, 2),) * 2)
         given = {"attn_mask": mask, "key_padding_mask": padding}
         if float_mask:
-            given = {name: torch.zeros(each.shape).masked_fill(each, -math.inf) for name, each in given.items()}
+            given = {name: torch.zeros(tensor.shape).masked_fill(tensor, -math.inf) for name, tensor in given.items()}
         found = looked(module, *inputs, need_weights=need_weights, **given)
         agree(found, "MultiheadAttention", truth)
         assert found.maps[0].kind == "cross"
@@ -97,9 +97,9 @@ def test_an_encoder_on_the_path_that_it_takes_by_itself(norm_first: bool, padded
     encoder = (
         nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).train(training).requires_grad_(training)
     )
-    for each in encoder.modules():
-        if isinstance(each, nn.MultiheadAttention):
-            nn.init.normal_(each.in_proj_bias)
+    for module in encoder.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            nn.init.normal_(module.in_proj_bias)
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -135,7 +135,7 @@ def test_a_decoder_has_two_attentions_a_layer() -> None:
     found = looked(decoder, x, memory, tgt_mask=causal, tgt_is_causal=True)
     first = decoder.layers[0]
     agree(found, "layers.0.self_attn", logits_by_module(first.self_attn, x, x, causal < 0, None))  # type: ignore[union-attr, arg-type]
-    assert [(each.layer, each.kind, each.causal) for each in found.maps] == [
+    assert [(finding.layer, finding.kind, finding.causal) for finding in found.maps] == [
         ("layers.0.self_attn", "self", True),
         ("layers.0.multihead_attn", "cross", False),
     ]

@@ -83,14 +83,14 @@ def test_models_as_they_come(make: Any, form: str) -> None:
     torch.manual_seed(3)
     truth_of = make("eager").eval()
     truth_of.requires_grad_(False)
-    for each in truth_of.parameters():
-        each.mul_(0.7 if make is t_5 else 4)  # so that heads differ, and no weight is nothing
+    for parameter in truth_of.parameters():
+        parameter.mul_(0.7 if make is t_5 else 4)  # so that heads differ, and no weight is nothing
     torch.manual_seed(3)
     model = make(form).train()
     model.load_state_dict(truth_of.state_dict())
-    for each in model.modules():
-        if isinstance(each, nn.Dropout):
-            each.p = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     found = looked(model, **given, **({"use_cache": False} if make is not bert else {}))
     expected = weights_of(truth_of(**given, output_attentions=True), make)
     assert list(found.entropy) == LAYERS[make]
@@ -98,4 +98,6 @@ def test_models_as_they_come(make: Any, form: str) -> None:
         allowed = weights > 0
         truth, _ = by_hand(weights.double().log(), allowed)
         assert found.entropy[name] == pytest.approx(truth, abs=2e-5), name
-    assert [each.kind for each in found.maps] == ["cross" if "EncDec" in name else "self" for name in LAYERS[make]]
+    assert [finding.kind for finding in found.maps] == [
+        "cross" if "EncDec" in name else "self" for name in LAYERS[make]
+    ]

@@ -98,12 +98,12 @@ def batches(count: int) -> list[Tensor]:
 def test_signals_are_named_by_module_and_head() -> None:
     found = looked(Stack(), batches(1)[0])
     assert set(found.entropy) == {"layers.0", "layers.1"}
-    assert [len(each) for each in found.entropy.values()] == [2, 2]
-    assert [(each.layer, each.layer_number, each.heads, each.tokens) for each in found.maps] == [
+    assert [len(value) for value in found.entropy.values()] == [2, 2]
+    assert [(table.layer, table.layer_number, table.heads, table.tokens) for table in found.maps] == [
         ("layers.0", 0, (0, 1), (5, 5)),
         ("layers.1", 1, (0, 1), (5, 5)),
     ]
-    assert [each.step for each in found.maps] == [7, 7]
+    assert [point.step for point in found.maps] == [7, 7]
 
 
 def test_a_module_that_attends_several_times_has_numbers_behind_its_name() -> None:
@@ -168,16 +168,16 @@ def test_a_training_is_the_same_to_the_bit(around: Any) -> None:
     model = Stack(around=around)
     trainings = Training(model), Training(model, every=3)
     losses = []
-    for each in trainings:
+    for training in trainings:
         torch.manual_seed(1)
         losses.append([])
         for x in batches(12):
             x.requires_grad_()  # a reentrant checkpoint wants it
-            losses[-1].append(each.train(x))
-            each.model.eval()
+            losses[-1].append(training.train(x))
+            training.model.eval()
             with torch.no_grad():
-                losses[-1].append(each.model(x).sum())
-            each.model.train()
+                losses[-1].append(training.model(x).sum())
+            training.model.train()
             assert nothing_left()
     assert equal(losses[0], losses[1])
     assert equal(dict(trainings[0].model.named_parameters()), dict(trainings[1].model.named_parameters()))
@@ -186,7 +186,7 @@ def test_a_training_is_the_same_to_the_bit(around: Any) -> None:
     layers = {"layers.0", "layers.1"} if around is not with_a_teacher else {
         "layers.0", "layers.0.1", "layers.1", "layers.1.1"
     }  # fmt: skip
-    assert {each.layer for each in trainings[1].maps} == layers
+    assert {table.layer for table in trainings[1].maps} == layers
 
 
 def test_a_default_device_does_no_harm() -> None:
@@ -307,7 +307,7 @@ def test_the_number_of_layers_with_maps_and_of_heads_with_series_is_limited(
     training = Training(Stack(30), every=1)
     for x in batches(2):
         training.train(x)
-    assert [each.layer_number for each in training.maps] == sorted(chosen(30)) * 2
+    assert [item.layer_number for item in training.maps] == sorted(chosen(30)) * 2
     assert len(chosen(30)) == 12
     assert min(chosen(30)) == 0
     assert max(chosen(30)) == 29
@@ -340,7 +340,7 @@ def test_two_models_in_one_training_get_different_names() -> None:
         model(batches(1)[0])
         probe.close(True)
     (block,) = probe.blocks()
-    places: Sequence[str] = [str(each) for each in block.signals]
+    places: Sequence[str] = [str(signal) for signal in block.signals]
     assert places[0].startswith("attention_entropy@Stack_0.layers.0.head_0")
     assert places[4].startswith("attention_entropy@Stack_1.layers.0.head_0")
     assert len(set(places)) == len(places) == 9
@@ -351,8 +351,8 @@ def test_a_language_model_is_measured_head_by_head() -> None:
     model = TinyGPT(layers=2, width=32, heads=4, length=16)
     found = looked(model, *batch_of(2, 16))
     assert list(found.entropy) == ["blocks.0", "blocks.1"]
-    assert all(0.5 < each < 1 for row in found.entropy.values() for each in row)
-    assert all(each.causal for each in found.maps)
+    assert all(0.5 < value < 1 for row in found.entropy.values() for value in row)
+    assert all(item.causal for item in found.maps)
 
 
 def test_a_compiled_model_is_measured_in_a_second_pass() -> None:
@@ -362,12 +362,12 @@ def test_a_compiled_model_is_measured_in_a_second_pass() -> None:
         model = Stack()
         bare, watched = Training(model, compiled=True), Training(model, every=2, compiled=True)
         losses: list[list[Tensor]] = []
-        for each in (bare, watched):
+        for item in (bare, watched):
             torch.manual_seed(1)
-            losses.append([each.train(x) for x in batches(4)])
+            losses.append([item.train(x) for x in batches(4)])
         assert equal(losses[0], losses[1])
         assert len(watched.rows) == 2
-        assert [each.layer for each in watched.maps] == ["layers.0", "layers.1"] * 2
+        assert [table.layer for table in watched.maps] == ["layers.0", "layers.1"] * 2
         assert nothing_left()
     finally:
         torch._dynamo.reset()

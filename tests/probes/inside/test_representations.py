@@ -158,7 +158,7 @@ def test_codes_are_looked_for_in_two_looks_and_what_was_found_is_measured_on() -
     _, row = looked_into(probe, model, given)
     assert "sdr_active_bits@encoder.winners" in row
     probe.open(model, 10, lambda: True)
-    heard = [name for name, each in model.named_modules() if id(each) in MODULE_CALLS]
+    heard = [name for name, item in model.named_modules() if id(item) in MODULE_CALLS]
     probe.close(True)
     assert heard == ["words", "encoder", "encoder.winners"]
 
@@ -188,8 +188,8 @@ def test_ranks_without_eigenvalues_are_the_same_to_a_thousandth(rank: int) -> No
     matrix += 0.01 * torch.randn(300, 64, generator=dice)
     gram = matrix.double().T @ matrix.double()
     shares = gram / gram.trace()
-    expected = [float(each) for each in ranks_by_eigenvalues(shares)]
-    assert [float(each) for each in ranks_by_resolvents(shares)] == pytest.approx(expected, rel=1e-3)
+    expected = [float(value) for value in ranks_by_eigenvalues(shares)]
+    assert [float(value) for value in ranks_by_resolvents(shares)] == pytest.approx(expected, rel=1e-3)
 
 
 def test_rows_that_are_not_finite_are_left_out() -> None:
@@ -236,8 +236,8 @@ def test_half_precision_is_no_other() -> None:
 def test_the_signals_are_the_same_object_every_time() -> None:
     model, probe = Speaker(), RepresentationProbe(unguarded, ("encoder",))
     given = torch.arange(WORDS).repeat(4).view(4, -1)
-    layouts = [[each.signals for each in blocks_of(probe, model, given)[1]] for _ in range(3)]
-    assert [each is other for each, other in zip(layouts[1], layouts[2], strict=True)] == [True]
+    layouts = [[item.signals for item in blocks_of(probe, model, given)[1]] for _ in range(3)]
+    assert [value is other for value, other in zip(layouts[1], layouts[2], strict=True)] == [True]
 
 
 def test_a_measured_training_is_bit_identical() -> None:

@@ -26,7 +26,7 @@ def slowly(bits: Tensor) -> dict[str, float]:
         "sdr_rows": rows,
         "sdr_width": width,
         "sdr_active_bits": active,
-        "sdr_unique_ratio": len({tuple(each.tolist()) for each in bits}) / rows,
+        "sdr_unique_ratio": len({tuple(bit.tolist()) for bit in bits}) / rows,
         "sdr_bit_usage": bits.any(0).double().mean().item(),
         "sdr_duty_entropy": -sum(p * math.log(p) for p in shares if p > 0) / math.log(width),
         "sdr_duty_std": duty.std(correction=0).item(),
@@ -77,7 +77,7 @@ def test_many_codes_are_counted_right_over_several_chunks() -> None:
 def test_different_rows_of_any_numbers_are_counted(rows: int, width: int, values: int, dtype: torch.dtype) -> None:
     dice = torch.Generator().manual_seed(rows * width)
     matrix = torch.randint(values, (rows, width), generator=dice).to(dtype)
-    assert int(different_rows(matrix)) == len({tuple(each.tolist()) for each in matrix})
+    assert int(different_rows(matrix)) == len({tuple(item.tolist()) for item in matrix})
 
 
 def test_nothing_is_drawn_from_the_generator_of_the_training() -> None:

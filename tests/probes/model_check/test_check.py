@@ -26,11 +26,11 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def named(checked: ModelCheck) -> list[str]:
-    return [each.check for each in checked.findings]
+    return [finding.check for finding in checked.findings]
 
 
 def one(checked: ModelCheck, name: str) -> ModelFinding:
-    (found,) = [each for each in checked.findings if each.check == name]
+    (found,) = [finding for finding in checked.findings if finding.check == name]
     return found
 
 
@@ -44,7 +44,7 @@ def test_a_healthy_model_has_no_findings_and_its_numbers_equal_those_of_torch() 
     assert checked.loss == pytest.approx(loss.item())
     assert checked.chance == pytest.approx(math.log(CLASSES))
     assert checked.grad_norm == pytest.approx(
-        nn.utils.get_total_norm([each.grad for each in model.parameters()]).item()
+        nn.utils.get_total_norm([item.grad for item in model.parameters()]).item()
     )
     for layer, parameter in zip(checked.layers, model.parameters(), strict=True):
         assert layer.grad_norm == pytest.approx(parameter.grad.norm().item(), rel=1e-5)
@@ -57,7 +57,7 @@ def test_what_each_module_puts_out_is_described() -> None:
     model = net()
     checked = check(model, batch())
     hidden = model[:2](batch()[0]).detach()
-    assert [each.name for each in checked.activations] == ["0", "1", "2", "3", "4", "Sequential"]
+    assert [activation.name for activation in checked.activations] == ["0", "1", "2", "3", "4", "Sequential"]
     rectified = checked.activations[1]
     assert rectified.mean == pytest.approx(hidden.mean().item(), rel=1e-4)
     assert rectified.std == pytest.approx(hidden.std().item(), rel=1e-3)
@@ -69,7 +69,7 @@ def test_what_each_module_puts_out_is_described() -> None:
 
 def test_without_batch_and_optimizer_the_result_lists_what_was_not_checked() -> None:
     said = check(net()).not_checked
-    assert [each.partition(":")[0] for each in said] == ["Without optimizer=", "Without a batch"]
+    assert [text.partition(":")[0] for text in said] == ["Without optimizer=", "Without a batch"]
 
 
 def break_values(model: nn.Sequential) -> None:
@@ -84,8 +84,8 @@ def enlarge(model: nn.Sequential) -> None:
 
 def shrink(model: nn.Sequential) -> None:
     with torch.no_grad():
-        for each in model[::2]:
-            each.weight *= 0.01
+        for item in model[::2]:
+            item.weight *= 0.01
 
 
 def flip_a_bit(model: nn.Sequential) -> None:
@@ -98,8 +98,8 @@ def make_equal(model: nn.Sequential) -> None:
 
 
 def empty(model: nn.Sequential) -> None:
-    for each in model[::2]:
-        nn.init.zeros_(each.weight)
+    for item in model[::2]:
+        nn.init.zeros_(item.weight)
 
 
 def freeze(model: nn.Sequential) -> None:
@@ -138,10 +138,10 @@ def test_weights_that_are_nearly_zero_are_not_called_zero() -> None:
 
 def test_no_usual_initialisation_is_reported() -> None:
     ways = (nn.init.xavier_normal_, nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.kaiming_uniform_)
-    for way in (*ways, lambda each: nn.init.normal_(each, std=0.02)):
+    for way in (*ways, lambda item: nn.init.normal_(item, std=0.02)):
         model = net()
-        for each in model[::2]:
-            way(each.weight)
+        for item in model[::2]:
+            way(item.weight)
         assert check(model).findings == ()
 
 
@@ -183,8 +183,8 @@ def test_an_epsilon_of_adam_that_is_zero_in_half_precision_is_found_and_makes_na
     model = net(dtype=torch.float16)
     optimizer = Adam(model.parameters())
     assert one(check(model, optimizer=optimizer), "optimizer_eps").evidence == {"eps": 1e-8}
-    for each in model.parameters():
-        each.grad = torch.zeros_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     assert not model[0].weight.isfinite().any()
     for fitting in (net(dtype=torch.bfloat16), net()):
@@ -202,7 +202,7 @@ def test_dead_units_and_what_they_keep_from_learning_are_found() -> None:
 
 def test_saturated_units_and_vanishing_gradients_are_found() -> None:
     torch.manual_seed(0)
-    deep = nn.Sequential(*(each for _ in range(12) for each in (nn.Linear(32, 32), nn.Sigmoid())), nn.Linear(32, 2))
+    deep = nn.Sequential(*(item for _ in range(12) for item in (nn.Linear(32, 32), nn.Sigmoid())), nn.Linear(32, 2))
     found = one(check(deep, (batch()[0], batch()[1] % 2)), "vanishing_gradients")
     assert found.place == "0.weight"
     with torch.no_grad():
@@ -336,7 +336,7 @@ def test_a_compiled_model_and_one_without_values_are_taken() -> None:
     with torch.device("meta"):
         empty_model = net()
     said = check(empty_model, batch()).not_checked
-    assert any("have no values yet" in each for each in said)
+    assert any("have no values yet" in text for text in said)
 
 
 @pytest.mark.parametrize(

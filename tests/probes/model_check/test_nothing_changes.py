@@ -66,11 +66,11 @@ def state_of(model: nn.Module, notes: list[Any]) -> list[Any]:
     """Everything that a check could change, copied."""
     found: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), list(notes)]
     found += [BATCH[0].clone(), BATCH[0].requires_grad, BATCH[0]._version, torch.is_grad_enabled()]
-    for name, each in model.named_modules():
-        hooks = [dict(vars(each)[table]) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
-        found += [name, each.training, hooks]
-        if isinstance(each, Careless):
-            found += [each.calls, list(each.seen), each.kept.clone(), each.dice.get_state()]
+    for name, item in model.named_modules():
+        hooks = [dict(vars(item)[table]) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
+        found += [name, item.training, hooks]
+        if isinstance(item, Careless):
+            found += [item.calls, list(item.seen), item.kept.clone(), item.dice.get_state()]
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         found += [name, id(tensor), tensor.detach().clone(), tensor._version, tensor.requires_grad, id(tensor.grad)]
         found.append(None if tensor.grad is None else tensor.grad.clone())
@@ -98,14 +98,14 @@ def test_a_check_with_a_batch_changes_not_a_bit(
 ) -> None:
     torch.manual_seed(seed)
     model, notes = PARTS[part](), []
-    for each, training in zip(model.modules(), modes, strict=False):
-        each.training = training
+    for item, training in zip(model.modules(), modes, strict=False):
+        item.training = training
     parameters = list(model.parameters())
     if frozen:
         parameters[0].requires_grad_(False)
     if with_gradients:
-        for each in parameters:
-            each.grad = torch.randn_like(each)
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
     if hooked:
         next(model.children()).register_forward_hook(lambda *_: notes.append("called"))
         parameters[-1].register_hook(lambda gradient: notes.append("gradient") or gradient)
@@ -114,14 +114,14 @@ def test_a_check_with_a_batch_changes_not_a_bit(
     after = state_of(model, notes)
     assert all(map(same, before, after))
     assert checked.loss is not None or part == "raises" or checked.not_checked
-    assert not any(part in each for each in checked.not_checked)
+    assert not any(part in group for group in checked.not_checked)
 
 
 def test_a_model_that_cannot_be_restored_is_not_run_and_the_reason_is_reported() -> None:
     class Streams(Careless):
         def __init__(self) -> None:
             super().__init__()
-            self.numbers = (each for each in range(3))
+            self.numbers = (number for number in range(3))
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * next(self.numbers)
@@ -148,10 +148,10 @@ def test_a_recorded_training_with_checks_between_its_steps_is_recorded_as_withou
                 loss.backward()
                 optimizer.step()
         said = recorded(flown).metrics
-        told = [each for each in said if each.name.startswith(("loss", "grad_norm", "micro", "activation"))]
-        return {each.name: each.series.values.tolist() for each in told}
+        told = [entry for entry in said if entry.name.startswith(("loss", "grad_norm", "micro", "activation"))]
+        return {metric.name: metric.series.values.tolist() for metric in told}
 
     bare, checked = record(tmp_path / "bare", False), record(tmp_path / "checked", True)
     assert len(bare["loss"]) == 25
-    assert any(each.startswith("activation") for each in bare)
+    assert any(text.startswith("activation") for text in bare)
     assert repr(checked) == repr(bare)  # of NaN as well

@@ -39,7 +39,7 @@ def test_a_usual_model_has_no_findings() -> None:
 def test_an_epsilon_is_odd_where_it_is_lost_in_the_precision(norm: nn.Module, told: bool) -> None:
     model = nn.Sequential(nn.Linear(8, 8), norm)
     events = lint(model)
-    assert [each.place for each in events] == (["1"] if told else [])
+    assert [event.place for event in events] == (["1"] if told else [])
 
 
 class WithDropout(nn.Linear):
@@ -130,7 +130,7 @@ def test_adam_with_its_first_beta_above_its_second_is_reported(
 ) -> None:
     model = nn.Linear(4, 4)
     events = lint(model, optimizer([{"params": [model.weight]}, {"params": [model.bias], "betas": betas}]))
-    assert [each.metrics for each in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
+    assert [event.metrics for event in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
 
 
 def test_betas_with_another_meaning_are_not_reported() -> None:
@@ -179,7 +179,7 @@ def test_all_that_is_odd_comes_as_one_event_each() -> None:
     for number in range(1, 6):
         model[f"layer{number}"].requires_grad_(False)
     optimizers = SGD(model.parameters(), lr=0.1), SGD(model["layer6"].parameters(), lr=0.1)
-    messages = [each.message for each in lint(model, *optimizers)]
+    messages = [finding.message for finding in lint(model, *optimizers)]
     assert messages == [
         "1 parameter is shared under several names: layer0.weight = layer7.weight.",
         "10 parameters are frozen, 69% of all values: layer1.weight, layer1.bias, layer2.weight and 7 more.",
@@ -189,7 +189,7 @@ def test_all_that_is_odd_comes_as_one_event_each() -> None:
 
 def test_names_are_those_of_the_author_under_wrappers() -> None:
     model = nn.DataParallel(nn.Sequential(nn.LayerNorm(8, eps=1e-12)))
-    assert [each.place for each in lint(model)] == ["0"]
+    assert [signal.place for signal in lint(model)] == ["0"]
 
 
 def test_what_lint_says_is_explained() -> None:

@@ -15,7 +15,7 @@ from mlflow_stability import check
 from mlflow_stability.demo.training_loop import Failure, FailurePoints, Notes, loop
 from mlflow_stability.vocabulary.result import Severity
 
-TWINS = list({each.twin: each for each in ZOO}.values())
+TWINS = list({item.twin: item for item in ZOO}.values())
 SLOW = {"scheduled_gpt", "plain_gpt", "half_precision_gpt", "gpt_in_half", "post_norm_transformer"}
 """Fewer steps of these will do."""
 SIZES: dict[str, Any] = {"vocab_size": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "OPT": {**SIZES, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "ResNet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 5},
     "T5": {"vocab_size": 200, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
-    "ViT": {**{name: each for name, each in SMALL.items() if name != "vocab_size"}, **PICTURE},
+    "ViT": {**{name: item for name, item in SMALL.items() if name != "vocab_size"}, **PICTURE},
 }
 HEADS = {"ViT": "ForImageClassification", "ResNet": "ForImageClassification", "GPT2": "LMHeadModel"}
 HEADS |= {"T5": "ForConditionalGeneration", "Bert": "ForMaskedLM", "DistilBert": "ForMaskedLM"}
@@ -51,14 +51,14 @@ def test_random_weights_of_a_usual_architecture_are_sound(name: str) -> None:
     pictures = {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.arange(4)}
     batch = pictures if "num_labels" in MODELS[name] else {"input_ids": ids, "labels": ids}
     checked = check(model, batch, optimizer=torch.optim.AdamW(model.parameters()))
-    assert [each for each in checked.findings if each.severity > Severity.INFO] == []
+    assert [finding for finding in checked.findings if finding.severity > Severity.INFO] == []
     assert checked.not_checked == ()
     assert checked.chance is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [False, True], ids=["before", "in it"])
-@pytest.mark.parametrize("failure", TWINS, ids=lambda each: str(each.twin))
+@pytest.mark.parametrize("failure", TWINS, ids=lambda letter: str(letter.twin))
 def test_a_sound_training_is_sound_before_and_in_it(failure: Failure, trained: bool) -> None:
     torch.set_num_threads(1)
     task = failure.task(0)
@@ -76,5 +76,5 @@ def test_a_sound_training_is_sound_before_and_in_it(failure: Failure, trained: b
             return self.loss(self.model, (inputs, targets))
 
     checked = check(WithLoss(task.model, task.loss), batch, optimizer=task.optimizer)
-    assert [each for each in checked.findings if each.severity > Severity.INFO] == []
+    assert [finding for finding in checked.findings if finding.severity > Severity.INFO] == []
     assert checked.not_checked == ()

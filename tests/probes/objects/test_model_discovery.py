@@ -34,7 +34,7 @@ def test_what_the_walk_does_not_look_for_is_looked_for_on_its_own() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with ObjectScan(nn.Module):
         (found,) = living(torch.optim.Optimizer)
-    assert any(each is optimizer for each in found)
+    assert any(value is optimizer for value in found)
 
 
 def test_a_model_made_after_a_walk_is_found_by_the_next() -> None:

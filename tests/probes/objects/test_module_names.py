@@ -45,7 +45,7 @@ def test_names_are_the_same_when_compiled() -> None:
 
 def test_names_are_the_same_with_activation_checkpoints() -> None:
     model, plain = net(), names_of(net())
-    apply_activation_checkpointing(model, check_fn=lambda each: isinstance(each, nn.Linear))
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, nn.Linear))
     backward(model, 0)
     assert "_checkpoint_wrapped_module" in "".join(name for name, _ in model.named_modules())
     assert names_of(model) == plain
@@ -53,7 +53,7 @@ def test_names_are_the_same_with_activation_checkpoints() -> None:
 
 def test_names_are_the_same_with_all_of_these_at_once(process_group: None) -> None:
     model, plain = net(), names_of(net())
-    apply_activation_checkpointing(model, check_fn=lambda each: isinstance(each, nn.Linear))
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, nn.Linear))
     wrapped = DistributedDataParallel(torch.compile(model, backend="eager"))
     assert names_of(wrapped) == plain
 

@@ -43,7 +43,7 @@ def found_by(memory: ObjectMemory, optimizer: Optimizer | None = None) -> set[nn
     with scan if optimizer is None else scan.about(optimizer):
         (modules,) = remembered(Kind.MODULE)
         remembered(Kind.MODULE, Kind.OPTIMIZER)
-    return {each for each in modules if type(each) is Own}
+    return {module for module in modules if type(module) is Own}
 
 
 def test_without_new_objects_there_is_no_second_walk(walks: Walks, memory: ObjectMemory) -> None:
@@ -92,8 +92,8 @@ def test_a_model_of_a_class_that_was_made_since_is_found(walks: Walks, memory: O
     newer = Newer()
     with ObjectScan(nn.Module, memory=memory):
         (modules,) = remembered(Kind.MODULE)
-    assert any(each is model for each in modules)
-    assert any(each is newer for each in modules)
+    assert any(module is model for module in modules)
+    assert any(module is newer for module in modules)
     assert len(walks) == 2
 
 

@@ -17,14 +17,14 @@ def rms(optimizer: Optimizer, parameters: list[nn.Parameter], divisor: float = 1
     """The root of the mean of g² / max(v, ε²), with the bias of v corrected, in double precision."""
     total, count = 0.0, 0
     for group in optimizer.param_groups:
-        for each in group["params"]:
-            if not any(each is one for one in parameters) or each.grad is None:
+        for param in group["params"]:
+            if not any(param is one for one in parameters) or param.grad is None:
                 continue
-            state = optimizer.state[each]
+            state = optimizer.state[param]
             moment = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"].double()
             moment = moment / (1 - group["betas"][1] ** float(state["step"]))
-            total += float(((each.grad.double() / divisor) ** 2 / moment.clamp_min(group["eps"] ** 2)).sum())
-            count += each.numel()
+            total += float(((param.grad.double() / divisor) ** 2 / moment.clamp_min(group["eps"] ** 2)).sum())
+            count += param.numel()
     return math.sqrt(total / count)
 
 
@@ -86,13 +86,13 @@ def test_under_a_loss_scaler_it_is_the_same_be_it_fused_or_not(fused: bool) -> N
 
 def test_beside_muon_only_the_parameters_of_adam_are_measured() -> None:
     model = net()
-    matrices = [each for each in model.parameters() if each.dim() == 2]
-    adam = AdamW([each for each in model.parameters() if each.dim() != 2], lr=0.001)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    adam = AdamW([parameter for parameter in model.parameters() if parameter.dim() != 2], lr=0.001)
     optimizers: list[Optimizer] = [Muon(matrices, lr=0.02), adam]
     measured = Measured(optimizers, [AdamRms(1, 1)])
     backward(model, 0)
-    for each in optimizers:
-        each.step()
+    for optimizer in optimizers:
+        optimizer.step()
     row = measured.end()
     biases = {name: [p for p in some if p.dim() != 2] for name, some in by_layer(model).items()}
     truth = {f"adam_rms@{name}": rms(adam, some) for name, some in biases.items() if some}
@@ -122,8 +122,8 @@ class LowRank(AdamW):
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for each in group["params"]:
-                state, gradient = self.state[each], each.grad
+            for param in group["params"]:
+                state, gradient = self.state[param], param.grad
                 if gradient.dim() == 2:
                     gradient = gradient.mean(0, keepdim=True)
                 state["step"] = state.get("step", 0) + 1

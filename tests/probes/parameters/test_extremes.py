@@ -25,7 +25,9 @@ def test_the_largest_gradient_and_the_share_of_zeros(dtype: torch.dtype) -> None
     backward(model, 0)
     model[0].weight.grad[:3] = 0
     model[3].weight.grad = None
-    values = torch.cat([each.grad.flatten().double() for each in model.parameters() if each.grad is not None])
+    values = torch.cat(
+        [parameter.grad.flatten().double() for parameter in model.parameters() if parameter.grad is not None]
+    )
     optimizer.step()
     share = float((values == 0).double().mean())
     must_be(measured.end(), {"grad_max": float(values.abs().max()), "grad_zeros": share})
@@ -38,7 +40,7 @@ def test_the_largest_gradient_is_unscaled_where_a_fused_scaler_left_it_scaled() 
     measured = Measured([optimizer], [GradientExtremes(1)])
     backward(model, 0, scale=256.0)
     scaler.scale(torch.zeros(()))
-    largest = max(float(each.grad.abs().max()) for each in model.parameters() if each.grad is not None)
+    largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters() if parameter.grad is not None)
     scaler.step(optimizer)
     assert measured.end()["grad_max"] == pytest.approx(largest / 256)
 
@@ -73,20 +75,20 @@ def test_weights_are_counted_one_by_one(values: list[float], budget: int | None)
     measured = Measured([optimizer], [WeightExtremes(1, budget)])
     optimizer.step()
     row = measured.end()
-    sizes = [abs(float(each)) for each in torch.tensor(values)]
-    assert row["param_nonfinite_count"] == sum(not math.isfinite(each) for each in sizes)
-    assert row["param_large"] == sum(1e6 < each < math.inf for each in sizes)
+    sizes = [abs(float(value)) for value in torch.tensor(values)]
+    assert row["param_nonfinite_count"] == sum(not math.isfinite(size) for size in sizes)
+    assert row["param_large"] == sum(1e6 < size < math.inf for size in sizes)
     small = float(torch.tensor(1e-10))
-    assert row["param_small"] == sum(0 < each < small for each in sizes)
+    assert row["param_small"] == sum(0 < size < small for size in sizes)
     largest = math.nan if any(map(math.isnan, sizes)) else max(sizes)
     assert row["param_max"] == pytest.approx(largest, nan_ok=True)
 
 
 def test_weights_of_all_optimizers_are_counted_together() -> None:
     models = [nn.Linear(2, 2) for _ in range(2)]
-    optimizers = [SGD(each.parameters(), lr=0.1) for each in models]
-    for each in models:
-        nn.init.constant_(each.weight, 2e6)
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
+    for model in models:
+        nn.init.constant_(model.weight, 2e6)
     measured = Measured(optimizers, [WeightExtremes(1)])
     for optimizer in optimizers:
         optimizer.step()

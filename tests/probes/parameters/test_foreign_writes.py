@@ -39,8 +39,10 @@ def measured(
 
             optimizer.step(closure)
             write(step, model)
-    found = {each.name: each.series for each in recorded(flown).metrics if each.name.startswith("foreign_")}
-    return {name: dict(zip(each.steps.tolist(), each.values.tolist(), strict=True)) for name, each in found.items()}
+    found = {metric.name: metric.series for metric in recorded(flown).metrics if metric.name.startswith("foreign_")}
+    return {
+        name: dict(zip(reading.steps.tolist(), reading.values.tolist(), strict=True)) for name, reading in found.items()
+    }
 
 
 @pytest.mark.parametrize("make", [Adam, SGD, LBFGS])
@@ -58,8 +60,8 @@ def test_a_write_is_counted_at_the_next_measurement_and_its_size_is_measured_bet
     def double(step: int, model: nn.Module) -> None:
         if step in (40, 55):
             with torch.no_grad():
-                for each in model.parameters():
-                    each.mul_(2.0)
+                for parameter in model.parameters():
+                    parameter.mul_(2.0)
 
     found = measured(tmp_path, double)
     assert found["foreign_writes"] == {41: 4.0, 60: 4.0}
@@ -69,8 +71,8 @@ def test_a_write_is_counted_at_the_next_measurement_and_its_size_is_measured_bet
 def test_a_change_through_data_leaves_no_count_but_a_change(tmp_path: Path) -> None:
     def halve(step: int, model: nn.Module) -> None:
         if step in (40, 51):
-            for each in model.parameters():
-                each.data.mul_(0.5)
+            for parameter in model.parameters():
+                parameter.data.mul_(0.5)
 
     found = measured(tmp_path, halve)
     assert "foreign_writes" not in found
@@ -80,8 +82,8 @@ def test_a_change_through_data_leaves_no_count_but_a_change(tmp_path: Path) -> N
 def test_weights_that_are_restored_before_the_next_step_have_not_changed(tmp_path: Path) -> None:
     def swap(step: int, model: nn.Module) -> None:
         if step == 40:
-            kept = {name: each.clone() for name, each in model.state_dict().items()}
-            model.load_state_dict({name: 0.0 * each for name, each in kept.items()})
+            kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model.load_state_dict({name: 0.0 * value for name, value in kept.items()})
             model.load_state_dict(kept)
 
     found = measured(tmp_path, swap)

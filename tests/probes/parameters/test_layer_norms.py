@@ -20,10 +20,10 @@ def truth(model: nn.Module, rate: float | dict[int, float], divisor: float = 1.0
         return rate if isinstance(rate, float) else rate[id(parameter)]
 
     def force(parameters: list[nn.Parameter]) -> float:
-        return norm(each.grad for each in parameters) / divisor
+        return norm(parameter.grad for parameter in parameters) / divisor
 
     def move(parameters: list[nn.Parameter]) -> float:
-        moves = [each.grad.double() * rate_of(each) for each in parameters if each.grad is not None]
+        moves = [parameter.grad.double() * rate_of(parameter) for parameter in parameters if parameter.grad is not None]
         return norm(moves) / divisor
 
     row = everywhere(model, "param_norm", norm)
@@ -66,25 +66,25 @@ def test_groups_have_learning_rates_of_their_own_be_they_numbers_or_tensors() ->
         optimizer = SGD([{"params": body, "lr": 0.1}, {"params": head, "lr": fast}], lr=0.1)
         measured = Measured([optimizer], [LayerNorms(1, 1)])
         backward(model, 0)
-        right = truth(model, {id(each): 0.1 for each in body} | {id(each): 0.5 for each in head})
+        right = truth(model, {id(item): 0.1 for item in body} | {id(item): 0.5 for item in head})
         optimizer.step()
         must_be(measured.end(), right)
 
 
 def test_optimizers_that_share_a_model_and_even_a_layer_are_added_up() -> None:
     model = net()
-    matrices = [each for each in model.parameters() if each.dim() == 2]
-    others = [each for each in model.parameters() if each.dim() != 2]
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
     optimizers: list[Optimizer] = [Muon(matrices, lr=0.02), AdamW(others, lr=0.001)]
     measured = Measured(optimizers, [LayerNorms(1, 1)])
     for seed in range(2):
         model.zero_grad()
         backward(model, seed)
-        rates = {id(each): 0.02 for each in matrices} | {id(each): 0.001 for each in others}
+        rates = {id(matrice): 0.02 for matrice in matrices} | {id(other): 0.001 for other in others}
         right = truth(model, rates)
         # The first optimizer changes its weights before the second is looked at, and those are not in its sums.
-        for each in optimizers:
-            each.step()
+        for optimizer in optimizers:
+            optimizer.step()
         must_be(measured.end(), right)
 
 
@@ -146,8 +146,8 @@ def test_a_sparse_gradient_is_left_out_and_its_weights_are_not() -> None:
     optimizer.step()
     row = measured.end()
     assert row["param_norm"] == pytest.approx(before)
-    assert sorted(each for each in row if "@" not in each) == ["param_norm"]
-    assert sorted(each for each in row if "@words" in each) == ["param_norm@words"]
+    assert sorted(text for text in row if "@" not in text) == ["param_norm"]
+    assert sorted(text for text in row if "@words" in text) == ["param_norm@words"]
     assert "grad_norm@up" in row
 
 
@@ -186,4 +186,4 @@ def test_a_learning_rate_of_numpy_gives_numbers_of_python() -> None:
     measured = Measured([optimizer], [LayerNorms(1, 1)])
     backward(model, 0)
     optimizer.step()
-    assert {type(each) for each in measured.end().values()} == {float}
+    assert {type(item) for item in measured.end().values()} == {float}

@@ -18,12 +18,12 @@ from mlflow_stability.vocabulary.measured.layer_arrays import LEVELS, LayerTable
 
 
 def tables_of(probe: LayerStatistics, step: int, attempt: int = 0) -> dict[str, LayerTable]:
-    return {each.what: each.read(each.values.tolist(), attempt) for each in probe.tables(step)}
+    return {table.what: table.read(table.values.tolist(), attempt) for table in probe.tables(step)}
 
 
 def values_of(parameters: list[nn.Parameter], what: str) -> NDArray[np.float64]:
-    tensors = [each.grad if what == "gradient" else each.detach() for each in parameters]
-    return torch.cat([each.flatten().double() for each in tensors if each is not None]).numpy()
+    tensors = [parameter.grad if what == "gradient" else parameter.detach() for parameter in parameters]
+    return torch.cat([tensor.flatten().double() for tensor in tensors if tensor is not None]).numpy()
 
 
 def must_describe(table: LayerTable, layer: str, values: NDArray[np.float64]) -> None:
@@ -51,7 +51,7 @@ def test_each_layer_is_described_as_numpy_would(dtype: torch.dtype) -> None:
     right = {(what, name): values_of(layers[name], what) for what in ("gradient", "weight") for name in layers}
     optimizer.step()
     tables = tables_of(probe, measured.step, attempt=2)
-    assert {each: table.layers for each, table in tables.items()} == dict.fromkeys(tables, tuple(layers))
+    assert {item: table.layers for item, table in tables.items()} == dict.fromkeys(tables, tuple(layers))
     assert {(table.step, table.attempt) for table in tables.values()} == {(0, 2)}
     for (what, name), values in right.items():
         must_describe(tables[what], name, values)
@@ -91,16 +91,16 @@ def test_gradients_that_a_fused_scaler_left_scaled_are_described_unscaled() -> N
 def test_a_layer_shared_by_two_optimizers_is_reported_by_the_one_that_holds_more_of_it() -> None:
     model = net()
     optimizers: list[Optimizer] = [
-        AdamW([each for each in model.parameters() if each.dim() != 2]),
-        Muon([each for each in model.parameters() if each.dim() == 2]),
+        AdamW([parameter for parameter in model.parameters() if parameter.dim() != 2]),
+        Muon([parameter for parameter in model.parameters() if parameter.dim() == 2]),
     ]
     probe = LayerStatistics(1, 1)
     Measured(optimizers, [probe])
     backward(model, 0)
     weights = {name: values_of([max(some, key=Tensor.numel)], "weight") for name, some in by_layer(model).items()}
     weights["1"] = values_of(by_layer(model)["1"], "weight")  # a norm: AdamW has all of it
-    for each in optimizers:
-        each.step()
+    for optimizer in optimizers:
+        optimizer.step()
     table = tables_of(probe, 0)["weight"]
     assert table.layers == tuple(by_layer(model))
     for name, values in weights.items():
@@ -158,10 +158,10 @@ def test_a_sample_keeps_to_its_limits_and_takes_real_values_of_the_right_layer(
     quota = max(min(most, together // count), 1)
     for layer, row in zip(samples.order, rows, strict=True):
         found = row[~row.isnan()]
-        members = [column for column, each in enumerate(layers) if each == layer]
+        members = [column for column, value in enumerate(layers) if value == layer]
         size = sum(tensors[column].numel() for column in members)
         assert len(members) <= len(found) <= min(size, quota + len(members))
-        assert all(int(each) // 10_000 == layer for each in found)
+        assert all(int(value) // 10_000 == layer for value in found)
         if size <= quota and len(members) == 1:
             assert len(found) == size
 

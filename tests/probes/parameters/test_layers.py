@@ -75,7 +75,7 @@ def test_a_second_model_gives_both_their_class_for_a_first_name() -> None:
         pass
 
     first, second = Generator(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
-    optimizers = [SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    optimizers = [SGD(item.parameters(), lr=0.1) for item in (first, second)]
     layers = Layers()
     assert set(layers.held(optimizers[0], 0).names) == {"0"}
     assert set(layers.held(optimizers[1], 0).names) == {"Sequential.0"}
@@ -84,11 +84,11 @@ def test_a_second_model_gives_both_their_class_for_a_first_name() -> None:
 
 def test_layers_that_two_optimizers_share_are_one() -> None:
     model = net()
-    matrices = Muon([each for each in model.parameters() if each.dim() == 2])
-    others = AdamW([each for each in model.parameters() if each.dim() != 2])
+    matrices = Muon([parameter for parameter in model.parameters() if parameter.dim() == 2])
+    others = AdamW([parameter for parameter in model.parameters() if parameter.dim() != 2])
     layers = Layers()
     layers.held(matrices, 0)
-    held = [layers.held(each, 1) for each in (matrices, others)]
+    held = [layers.held(item, 1) for item in (matrices, others)]
     layout = layers.layout(held)
     assert layout.names == ("0", "1", "2.0", "3")
     assert layout.of_parameter == (0, 2, 3, 0, 1, 1, 2)
@@ -117,15 +117,15 @@ def test_nothing_is_kept_alive() -> None:
     gone = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(model[0].weight)]
     del model, optimizer
     gc.collect()
-    assert [each() for each in gone] == [None, None, None]
+    assert [function() for function in gone] == [None, None, None]
 
 
 @pytest.mark.slow
 def test_a_script_that_makes_an_optimizer_for_every_sample_has_no_layers() -> None:
     model, layers = nn.Linear(2, 2), Layers()
     kept = [SGD(model.parameters(), lr=0.1) for _ in range(module.MAX_SEARCHES + 1)]
-    for step, each in enumerate(kept[:-1]):
-        layers.held(each, step)
+    for step, item in enumerate(kept[:-1]):
+        layers.held(item, step)
     assert layers.held(kept[-1], 99).names == ()
     assert not layers.held(kept[-1], 99).complete
     assert layers.held(kept[0], 100).complete

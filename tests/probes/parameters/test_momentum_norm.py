@@ -17,8 +17,8 @@ MAKERS: dict[str, tuple[str, Callable[[nn.Module], list[Optimizer]]]] = {
     "muon and momentum": (
         "momentum_buffer",
         lambda model: [
-            Muon([each for each in model.parameters() if each.dim() == 2], lr=0.02),
-            SGD([each for each in model.parameters() if each.dim() != 2], lr=0.1, momentum=0.5),
+            Muon([parameter for parameter in model.parameters() if parameter.dim() == 2], lr=0.02),
+            SGD([parameter for parameter in model.parameters() if parameter.dim() != 2], lr=0.1, momentum=0.5),
         ],
     ),
 }
@@ -34,9 +34,9 @@ def test_the_norm_is_that_of_the_buffers(name: str, dtype: torch.dtype) -> None:
     for seed in range(3):
         model.zero_grad()
         backward(model, seed)
-        for each in optimizers:
-            each.step()
-        states = {parameter: state for each in optimizers for parameter, state in each.state.items()}
+        for optimizer in optimizers:
+            optimizer.step()
+        states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
         truth = everywhere(model, "momentum_norm", lambda some, states=states: norm(states[p][buffer] for p in some))
         must_be(measured.end(), truth)
 

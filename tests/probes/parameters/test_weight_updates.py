@@ -18,15 +18,15 @@ Weights = dict[int, Tensor]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    return {id(each): each.detach().double().clone() for each in model.parameters()}
+    return {id(parameter): parameter.detach().double().clone() for parameter in model.parameters()}
 
 
 def truth(model: nn.Module, before: Weights) -> Row:
     def moved(some: list[nn.Parameter]) -> float:
-        return norm(each.detach().double() - before[id(each)] for each in some)
+        return norm(tensor.detach().double() - before[id(tensor)] for tensor in some)
 
     row = everywhere(model, "update_norm", moved)
-    row |= everywhere(model, "update_ratio", lambda some: moved(some) / norm(before[id(each)] for each in some))
+    row |= everywhere(model, "update_ratio", lambda some: moved(some) / norm(before[id(item)] for item in some))
     return row
 
 
@@ -35,8 +35,8 @@ MAKERS: dict[str, Callable[[nn.Module], list[Optimizer]]] = {
     "momentum": lambda model: [SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)],
     "adagrad": lambda model: [Adagrad(model.parameters(), lr=0.1)],
     "muon": lambda model: [
-        Muon([each for each in model.parameters() if each.dim() == 2], lr=0.02),
-        AdamW([each for each in model.parameters() if each.dim() != 2], lr=0.001),
+        Muon([parameter for parameter in model.parameters() if parameter.dim() == 2], lr=0.02),
+        AdamW([parameter for parameter in model.parameters() if parameter.dim() != 2], lr=0.001),
     ],
 }
 
@@ -51,8 +51,8 @@ def test_updates_are_the_real_changes_of_the_weights(name: str, dtype: torch.dty
         model.zero_grad()
         backward(model, seed)
         before = weights_of(model)
-        for each in optimizers:
-            each.step()
+        for optimizer in optimizers:
+            optimizer.step()
         must_be(measured.end(), truth(model, before))
 
 
@@ -78,21 +78,21 @@ def test_complex_weights_count_as_real_ones() -> None:
     probes = [WeightUpdates(1, 100), LayerNorms(1, 100), MomentumNorm(1, 100), WeightExtremes(1), GradientExtremes(1)]
     measured = Measured([optimizer], probes)
     (model(torch.randn(8, 4)).square().mean() + spectrum.abs().square().sum()).backward()
-    before = {id(each): each.detach().clone() for each in model.parameters()}
+    before = {id(parameter): parameter.detach().clone() for parameter in model.parameters()}
     optimizer.step()
     after = list(model.parameters())
     moved, size = (
-        math.hypot(*(float((each.detach() - before[id(each)]).norm()) for each in after)),
-        math.hypot(*(float(each.norm()) for each in before.values())),
+        math.hypot(*(float((tensor.detach() - before[id(tensor)]).norm()) for tensor in after)),
+        math.hypot(*(float(tensor.norm()) for tensor in before.values())),
     )
     row = measured.end()
     assert row["update_norm"] == pytest.approx(moved, rel=1e-5)
     assert row["update_ratio"] == pytest.approx(moved / size, rel=1e-5)
     assert row["param_norm"] == pytest.approx(size, rel=1e-5)
-    momentum = math.hypot(*(float(optimizer.state[each]["exp_avg"].norm()) for each in after))
+    momentum = math.hypot(*(float(optimizer.state[item]["exp_avg"].norm()) for item in after))
     assert row["momentum_norm"] == pytest.approx(momentum, rel=1e-5)
-    reals = [torch.view_as_real(each) if each.is_complex() else each for each in before.values()]
-    assert row["param_max"] == pytest.approx(max(float(each.abs().max()) for each in reals))
+    reals = [torch.view_as_real(item) if item.is_complex() else item for item in before.values()]
+    assert row["param_max"] == pytest.approx(max(float(real.abs().max()) for real in reals))
     assert math.isfinite(row["grad_max"])
 
 
@@ -216,6 +216,6 @@ def test_measuring_changes_neither_weights_nor_random_numbers() -> None:
             backward(model, seed)
             optimizer.step()
             measured.end()
-        finals.append(([each.detach().clone() for each in model.parameters()], torch.get_rng_state()))
+        finals.append(([parameter.detach().clone() for parameter in model.parameters()], torch.get_rng_state()))
     assert all(map(torch.equal, finals[0][0], finals[1][0]))
     assert torch.equal(finals[0][1], finals[1][1])

@@ -47,15 +47,15 @@ MAKERS: dict[str, Callable[[nn.Sequential], list[Optimizer]]] = {
     "groups with learning rates of their own": lambda model: groups(model, 0.5),
     "a group with its learning rate in a tensor": lambda model: groups(model, torch.tensor(0.5)),
     "two optimizers": lambda model: [
-        Muon([each for each in model.parameters() if each.dim() == 2], lr=0.02),
-        AdamW([each for each in model.parameters() if each.dim() != 2], lr=0.001),
+        Muon([parameter for parameter in model.parameters() if parameter.dim() == 2], lr=0.02),
+        AdamW([parameter for parameter in model.parameters() if parameter.dim() != 2], lr=0.001),
     ],
 }
 
 
 def rates_of(optimizers: list[Optimizer]) -> dict[int, float]:
     every = [group for one in optimizers for group in one.param_groups]
-    return {id(each): float(group["lr"]) for group in every for each in group["params"]}
+    return {id(param): float(group["lr"]) for group in every for param in group["params"]}
 
 
 def momentum_of(optimizers: list[Optimizer]) -> float:
@@ -66,12 +66,12 @@ def momentum_of(optimizers: list[Optimizer]) -> float:
 def step(model: nn.Module, optimizers: list[Optimizer], measured: Measured) -> tuple[Row, Row]:
     """What was measured of a step whose gradients are there, and what plain loops say of it."""
     weights, rates = list(model.parameters()), rates_of(optimizers)
-    before = [each.detach().double().clone() for each in weights]
-    forces = norm(each.grad for each in weights)
-    moves = norm(each.grad.double() * rates[id(each)] for each in weights if each.grad is not None)
-    for each in optimizers:
-        each.step()
-    update = norm(each.detach().double() - old for each, old in zip(weights, before, strict=True))
+    before = [weight.detach().double().clone() for weight in weights]
+    forces = norm(weight.grad for weight in weights)
+    moves = norm(weight.grad.double() * rates[id(weight)] for weight in weights if weight.grad is not None)
+    for optimizer in optimizers:
+        optimizer.step()
+    update = norm(tensor.detach().double() - old for tensor, old in zip(weights, before, strict=True))
     size = norm(before)
     truth = {
         "param_norm": size,
@@ -108,7 +108,7 @@ def test_gradients_that_carry_a_loss_scale_are_measured_without_it() -> None:
         optimizer.zero_grad()
         backward(model, seed, scale=scaler.get_scale())
         size = norm(model.parameters())
-        forces = norm(each.grad for each in model.parameters()) / 1024.0
+        forces = norm(parameter.grad for parameter in model.parameters()) / 1024.0
         scaler.step(optimizer)
         scaler.update()
         row = measured.end()
@@ -118,12 +118,12 @@ def test_gradients_that_carry_a_loss_scale_are_measured_without_it() -> None:
 
 def test_weights_that_are_all_zero_have_no_ratios() -> None:
     model = nn.Sequential(nn.Linear(8, 4))
-    for each in model.parameters():
-        nn.init.zeros_(each)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
     optimizers: list[Optimizer] = [SGD(model.parameters(), lr=0.1, momentum=0.9)]
     measured = measured_by(optimizers)
-    for each in model.parameters():
-        each.grad = torch.ones_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
     row, truth = step(model, optimizers, measured)
     must_be(row, truth)
     assert math.isnan(row["lr_ratio"])
@@ -137,8 +137,8 @@ def test_infinity_and_nan_together_are_nan() -> None:
     with torch.no_grad():
         model[0].weight.fill_(torch.inf)
         model[0].bias.fill_(torch.nan)
-    for each in optimizers:
-        each.step()
+    for optimizer in optimizers:
+        optimizer.step()
     assert math.isnan(measured.end()["param_norm"])
 
 

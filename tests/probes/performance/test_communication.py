@@ -35,7 +35,9 @@ def test_communication_is_read_from_the_timers_of_ddp_once_for_each_time_they_ra
         model(torch.randn(4, 8)).sum().backward()
         if probe.due(step):
             told |= {
-                (step, str(s)): v for each in probe.blocks(step) for s, v in zip(each.signals, each.values, strict=True)
+                (step, str(s)): v
+                for block in probe.blocks(step)
+                for s, v in zip(block.signals, block.values, strict=True)
             }
     assert sorted({step for step, _ in told}) == [50, 150, 250]
     for step in (50, 150, 250):

@@ -84,7 +84,7 @@ def test_a_finished_training_is_reported_as_complete(total: int) -> None:
 @pytest.mark.parametrize("total", [53, 54, 55, 56, 57])
 def test_the_halves_of_a_gan_are_over_together(total: int) -> None:
     optimizers = [SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2)]
-    halves = [schedules.CosineAnnealingLR(each, total) for each in optimizers]
+    halves = [schedules.CosineAnnealingLR(optimizer, total) for optimizer in optimizers]
     progress = Progress(now=lambda: 0.0)
     told: Told = {}
     for step in range(1, 2 * total + 1):

@@ -64,11 +64,11 @@ class Drive:
 
     def take(self, *micro_batches: Tensor, seen: bool = True, skipped: bool = False, extra: int = 0) -> None:
         probe = self.throughput
-        for each in micro_batches:
+        for batch in micro_batches:
             for _ in range(1 + extra):
                 if seen:
-                    probe.forward_began(self.model, (each,), {})
-                    self.model(each)
+                    probe.forward_began(self.model, (batch,), {})
+                    self.model(batch)
                     probe.forward_ended()
             probe.backward_began()
         self.step += 1
@@ -210,18 +210,18 @@ def test_batches_of_new_lengths_are_counted_a_few_times_and_then_taken_in_propor
     told = {step: found["tflops"] for step, found in drive.told.items()}
     assert sorted(told) == [10, 20, 30, 40]
     for step, rate in told.items():  # this model's work is in proportion to its tokens, so that nothing is off
-        seen = sum(flops_of(4 * each) for each in lengths[max(1, step - 10) : step])
+        seen = sum(flops_of(4 * value) for value in lengths[max(1, step - 10) : step])
         assert rate == pytest.approx(3 * seen / (0.5 * min(step - 1, 10)) / 1e12)
 
 
 @pytest.mark.parametrize(
     "sign",
     [
-        lambda each: each.backward_began(),
-        lambda each: each.due(2),
-        lambda each: each.evaluated(),
-        lambda each: each.forward_failed(),
-        lambda each: each.pass_over(),
+        lambda item: item.backward_began(),
+        lambda item: item.due(2),
+        lambda item: item.evaluated(),
+        lambda item: item.forward_failed(),
+        lambda item: item.pass_over(),
     ],
 )
 def test_a_forward_pass_that_was_interrupted_leaves_nothing_behind(sign: Callable[[Throughput], object]) -> None:
@@ -290,7 +290,7 @@ def train(compiled: bool, bf16: bool, steps: int = 15) -> list[Tensor]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    state = [value for each in optimizer.state.values() for value in each.values()]
+    state = [value for reading in optimizer.state.values() for value in reading.values()]
     parts = [
         *losses,
         model.shadow["mean"],
@@ -300,7 +300,7 @@ def train(compiled: bool, bf16: bool, steps: int = 15) -> list[Tensor]:
         torch.tensor(model.scale),
         torch.get_rng_state(),
     ]
-    return [each.clone() for each in parts]
+    return [part.clone() for part in parts]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

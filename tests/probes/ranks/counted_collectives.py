@@ -28,8 +28,8 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for each in (model[0], model[2], model):
-        fully_shard(each, mesh=mesh)
+    for item in (model[0], model[2], model):
+        fully_shard(item, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     reduce, count = dist.all_reduce, [0]
 
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
         model(torch.randn(4, 6)).square().mean().backward()
-        norm = torch.cat([each.grad.full_tensor().flatten() for each in model.parameters()]).norm()  # type: ignore[union-attr,operator]
+        norm = torch.cat([parameter.grad.full_tensor().flatten() for parameter in model.parameters()]).norm()  # type: ignore[union-attr,operator]
         if (session := mlflow_stability.current_session()) is not None:
             session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()

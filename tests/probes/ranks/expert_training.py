@@ -100,8 +100,8 @@ def main(way: str, folder: Path, mode: str) -> None:
     truth_optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
     truth: list[dict[str, float]] = []
     for step in range(1, STEPS + 1):
-        dice = [torch.Generator().manual_seed(1000 * step + each) for each in range(size)]
-        batches = [torch.randn(8, 6, generator=each) for each in dice]
+        dice = [torch.Generator().manual_seed(1000 * step + number) for number in range(size)]
+        batches = [torch.randn(8, 6, generator=item) for item in dice]
         inputs = batches[rank].clone()
         if autopilot and step == NAN_AT and rank == size - 1:
             inputs[0, 0] = math.nan
@@ -127,18 +127,20 @@ def main(way: str, folder: Path, mode: str) -> None:
 
 
 def local(model: nn.Module) -> Tensor:
-    parts = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
-    return torch.cat([each.detach().reshape(-1) for each in parts])
+    parts = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in model.parameters()]
+    return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def step_of(model: Mixture, optimizer: Any, batches: list[Tensor]) -> dict[str, float]:
     """A step of the model with all experts, by hand."""
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     optimizer.zero_grad()
-    torch.stack([model(each).square().mean() for each in batches]).mean().backward()  # type: ignore[no-untyped-call]
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    torch.stack([model(batch).square().mean() for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
+    gradients = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     type(optimizer).step.__wrapped__(optimizer)  # a step that no hook of torch sees
-    moved = {name: each.detach() - before[name] for name, each in model.named_parameters()}
+    moved = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
     moments = [state["exp_avg"] for state in optimizer.state.values()]
     weights, change = norm(before.values()), norm(moved.values())
     return {
@@ -152,7 +154,7 @@ def step_of(model: Mixture, optimizer: Any, batches: list[Tensor]) -> dict[str, 
 
 
 def norm(tensors: Any) -> float:
-    return float(torch.cat([each.detach().reshape(-1).double() for each in tensors]).norm())
+    return float(torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).norm())
 
 
 if __name__ == "__main__":

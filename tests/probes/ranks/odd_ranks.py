@@ -58,8 +58,8 @@ def main(odd: str, folder: Path, autopilot: bool) -> None:
 
 def fully_shard_all(model: nn.Sequential) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for each in (model[0], model[2], model):
-        fully_shard(each, mesh=mesh)
+    for item in (model[0], model[2], model):
+        fully_shard(item, mesh=mesh)
     return model
 
 

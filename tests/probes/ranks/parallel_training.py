@@ -49,8 +49,8 @@ class Net(nn.Module):
 
 def fsdp2(model: Net, mesh: DeviceMesh | None = None, **options: Any) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if mesh is None else mesh
-    for each in (model.up, model.down, model):
-        fully_shard(each, mesh=mesh, **options)
+    for item in (model.up, model.down, model):
+        fully_shard(item, mesh=mesh, **options)
     return model
 
 
@@ -145,11 +145,11 @@ def train(way: str, folder: Path, options: dict[str, Any]) -> None:
     model = WAYS[way](made)
     optimizer = optimizer_of(way, model.parameters())
     truth_optimizer = optimizer_of("tensor" if way == "tensor" else "", whole.parameters())
-    numbers = sorted({batch_number(way, each) for each in range(size)})
+    numbers = sorted({batch_number(way, item) for item in range(size)})
     truth: list[dict[str, float]] = []
     for step in range(1, STEPS + 1):
         dice = [torch.Generator().manual_seed(1000 * step + number) for number in numbers]
-        batches = [torch.randn(8, 6, generator=each) for each in dice]
+        batches = [torch.randn(8, 6, generator=item) for item in dice]
         loss = model(batches[numbers.index(batch_number(way, rank))]).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -158,7 +158,7 @@ def train(way: str, folder: Path, options: dict[str, Any]) -> None:
                 model.clip_grad_norm_(options["clip"])
             else:
                 nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
-        gathered = [_whole(each.grad) for each in model.parameters() if each.grad is not None]
+        gathered = [_whole(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
             session._meter.ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
         optimizer.step()
@@ -176,18 +176,22 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def step_of(model: Net, optimizer: Optimizer, batches: list[Tensor], step: int, clip: float | None) -> dict[str, float]:
     """A step of the model in one process, by hand."""
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     optimizer.zero_grad()
-    torch.stack([model(each).square().mean() for each in batches]).mean().backward()  # type: ignore[no-untyped-call]
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    torch.stack([model(batch).square().mean() for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
+    gradients = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     found = {"grad_norm": norm(gradients.values())}
     if clip:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
-        gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        gradients = {
+            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
         found["grad_norm_clipped"] = norm(gradients.values())
     rate = optimizer.param_groups[0]["lr"]
     unhooked(optimizer)
-    moved = {name: each.detach() - before[name] for name, each in model.named_parameters()}
+    moved = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
     if step % 10 == 0:
         weights, forces = norm(before.values()), norm(gradients.values())
         found |= {"param_norm": weights, "grad_param_ratio": forces / weights, "lr_ratio": forces * rate / weights}
@@ -210,15 +214,15 @@ def unhooked(optimizer: Optimizer) -> None:
 
 def _momentum(optimizer: Optimizer) -> list[Tensor]:
     return [
-        each
+        item
         for state in optimizer.state.values()
-        for name, each in state.items()
+        for name, item in state.items()
         if name in ("exp_avg", "momentum_buffer")
     ]
 
 
 def norm(tensors: Any) -> float:
-    return float(torch.cat([each.detach().reshape(-1).double() for each in tensors]).norm())
+    return float(torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).norm())
 
 
 if __name__ == "__main__":

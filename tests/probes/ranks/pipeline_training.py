@@ -45,13 +45,13 @@ def joined(way: str, part: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
         # Without the option torch 2.13 cannot run DDP in a pipeline: it counts parameters once for each micro-batch.
         return DistributedDataParallel(part, process_group=mesh.get_group(), find_unused_parameters=True)
     if way == "fsdp2":
-        for each in part:
-            if isinstance(each, nn.Linear):
-                fully_shard(each, mesh=mesh)
+        for module in part:
+            if isinstance(module, nn.Linear):
+                fully_shard(module, mesh=mesh)
         return fully_shard(part, mesh=mesh)
     if len(part) == 2:
         return parallelize_module(part, mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
-    return parallelize_module(part, mesh, {each: RowwiseParallel(input_layouts=Replicate()) for each in ("2", "4")})
+    return parallelize_module(part, mesh, {name: RowwiseParallel(input_layouts=Replicate()) for name in ("2", "4")})
 
 
 def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
@@ -71,7 +71,7 @@ def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
     truth: list[dict[str, float]] = []
     looked = looks_through_objects()
     for step in range(1, STEPS + 1):
-        batches = [batch_of(step, each) for each in range(2 if way in ("ddp", "fsdp2") else 1)]
+        batches = [batch_of(step, item) for item in range(2 if way in ("ddp", "fsdp2") else 1)]
         inputs, targets = batches[min(mine, len(batches) - 1)]
         optimizer.zero_grad()
         schedule.step(inputs) if number == 0 else schedule.step(target=targets)
@@ -106,22 +106,22 @@ def step_of(
     model: nn.Sequential, optimizer: Any, batches: list[tuple[Tensor, Tensor]], limit: float
 ) -> dict[str, float]:
     """A step of the whole model, by hand."""
-    before = [each.detach().clone() for each in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer.zero_grad()
     loss = torch.stack([loss_of(model(inputs), targets) for inputs, targets in batches]).mean()
     loss.backward()  # type: ignore[no-untyped-call]
-    gradients = [each.grad for each in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters()]
     found = {"loss": loss.item(), "grad_norm": norm(gradients), "param_norm": norm(before)}
     if limit:
         for stage in (model[:2], model[2:]):
             nn.utils.clip_grad_norm_(stage.parameters(), limit)
     type(optimizer).step.__wrapped__(optimizer)  # a step that no hook of torch sees
-    moved = [each.detach() - old for each, old in zip(model.parameters(), before, strict=True)]
+    moved = [tensor.detach() - old for tensor, old in zip(model.parameters(), before, strict=True)]
     return {**found, "update_norm": norm(moved)}
 
 
 def norm(tensors: Any) -> float:
-    return float(torch.cat([each.detach().reshape(-1).double() for each in tensors]).norm())
+    return float(torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).norm())
 
 
 def looks_through_objects() -> list[tuple[type, ...]]:

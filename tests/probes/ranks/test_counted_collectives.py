@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 def test_a_step_has_one_reduction_and_every_tenth_one_more_in_the_background(tmp_path: Path) -> None:
     ended = launch(2, "counted_collectives.py", str(tmp_path), seconds=240)
-    assert [each.code for each in ended] == [0, 0], ended[0].errors[-2000:]
+    assert [item.code for item in ended] == [0, 0], ended[0].errors[-2000:]
     rows = recorded(tmp_path)
     counted = {}
     for line in ended[0].printed.splitlines():

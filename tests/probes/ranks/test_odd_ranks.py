@@ -21,7 +21,7 @@ NO_MORE = "Ranks are no longer compared since step"
 def trained(odd: str, folder: Path, mode: str) -> tuple[Ended, Ended, dict[int, dict[str, float]]]:
     first, second = launch(2, "odd_ranks.py", odd, str(folder), mode, seconds=SECONDS)
     assert first.code == 0, first.errors
-    steps = [float(each) for each in first.printed.split()]
+    steps = [float(word) for word in first.printed.split()]
     assert len(steps) == STEPS
     assert max(steps) < min(LONGEST_STEP, ANSWER_SECONDS / 2)
     rows = recorded(folder)

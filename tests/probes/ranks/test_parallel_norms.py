@@ -18,7 +18,7 @@ UNKNOWN = {"fsdp1": FLAT, "sequence": PARTIAL}
 
 def must_agree(ways: tuple[str, ...], processes: int, folder: Path, **options: float | bool) -> None:
     ended = launch(processes, "parallel_training.py", ",".join(ways), str(folder), json.dumps(options), seconds=300)
-    assert [each.code for each in ended] == [0] * processes, ended[0].errors + ended[-1].errors
+    assert [item.code for item in ended] == [0] * processes, ended[0].errors + ended[-1].errors
     for way in ways:
         truth = json.loads((folder / way / "truth.json").read_text())
         rows = recorded(folder / way / "journals")

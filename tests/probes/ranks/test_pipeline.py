@@ -20,8 +20,8 @@ def trained(
 ) -> dict[int, dict[str, float]]:
     processes = 2 if way == "alone" else 4
     ended = launch(processes, "pipeline_training.py", str(folder), str(limit), mode, str(fails), way, seconds=400)
-    assert [each.code for each in ended] == [0] * processes, ended[0].errors[-3000:] + ended[1].errors[-3000:]
-    assert all(len(each.printed.split()) == STEPS for each in ended)
+    assert [item.code for item in ended] == [0] * processes, ended[0].errors[-3000:] + ended[1].errors[-3000:]
+    assert all(len(item.printed.split()) == STEPS for item in ended)
     rows = recorded(folder / "journals")
     assert list(rows) == list(range(1, STEPS + 1))
     return rows
@@ -45,7 +45,7 @@ def test_norms_and_loss_are_those_of_the_whole_model(tmp_path: Path, way: str, l
         seen = {key: rows[step].get(key) for key in wanted}
         assert seen == pytest.approx({key: row[key] for key in wanted}, rel=1e-5), step
     (journal,) = (tmp_path / "journals").glob("*/*/journal")
-    notes = {each.key: each.value for each in read_journal(journal) if isinstance(each, Note)}
+    notes = {point.key: point.value for point in read_journal(journal) if isinstance(point, Note)}
     assert notes["loss"].startswith(f"from the last pipeline stage: rank {1 if way == 'alone' else 2} (")
 
 

@@ -22,7 +22,7 @@ def test_one_watched_process_does_not_wait_for_the_others(way: str, mode: str, t
     first, second = launch(2, "one_watched.py", way, str(tmp_path), mode, seconds=SECONDS)
     assert (first.code, second.code) == (0, 0), first.errors
     assert len(first.printed.splitlines()) == len(second.printed.splitlines()) == STEPS
-    assert max(float(each) for each in (first.printed + second.printed).split()) < LONGEST_STEP
+    assert max(float(word) for word in (first.printed + second.printed).split()) < LONGEST_STEP
     rows = recorded(tmp_path)
     assert list(rows) == list(range(1, STEPS + 1))
     assert all("loss" in row and "loss_ranks_mean" not in row for row in rows.values())
@@ -32,6 +32,6 @@ def test_one_watched_process_does_not_wait_for_the_others(way: str, mode: str, t
 def test_where_one_process_has_no_autopilot_ranks_are_compared_and_no_step_is_skipped(tmp_path: Path) -> None:
     first, second = launch(2, "one_watched.py", "ddp", str(tmp_path), "mixed", seconds=SECONDS)
     assert (first.code, second.code) == (0, 0), first.errors + second.errors
-    assert max(float(each) for each in (first.printed + second.printed).split()) < LONGEST_STEP
+    assert max(float(word) for word in (first.printed + second.printed).split()) < LONGEST_STEP
     assert "loss_ranks_mean" in recorded(tmp_path)[10]
     assert first.errors.count("without guard and rollback: call it on every rank") == 1

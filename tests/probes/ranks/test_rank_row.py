@@ -29,13 +29,13 @@ def summed(*measured: Measured, names: tuple[int, ...] = ()) -> tuple[RankTable,
     size = len(measured)
     shape = Shape(size, LAYOUT.layers, LAYOUT.partial)
     said = names or (LAYOUT.names,) * size
-    rows = [each.row(rank, shape, name) for rank, (each, name) in enumerate(zip(measured, said, strict=True))]
+    rows = [item.row(rank, shape, name) for rank, (item, name) in enumerate(zip(measured, said, strict=True))]
     return table_of(sum_of(rows, shape), size, said[0])
 
 
 def sum_of(rows: list[RankRow], shape: Shape) -> RankRow:
     """As it arrives in every process."""
-    sent = [each.numbers(shape) for each in rows]
+    sent = [item.numbers(shape) for item in rows]
     assert {len(row) for row in sent} == {shape.numbers}
     return RankRow.of([sum(column) for column in zip(*sent, strict=True)], shape)
 

@@ -126,7 +126,7 @@ class _Far(Tensor):
         return torch.device("xpu")
 
     def to(self, *where: Any, **how: Any) -> Tensor:
-        types = [each for each in where if isinstance(each, torch.dtype)]
+        types = [item for item in where if isinstance(item, torch.dtype)]
         return super().to(*types) if types else self
 
     @classmethod
@@ -146,9 +146,9 @@ class _Far(Tensor):
         if isinstance(made, _Far):
             made.queue = queue
         elif isinstance(made, (list, tuple)):
-            for each in made:
-                if isinstance(each, _Far):
-                    each.queue = queue
+            for item in made:
+                if isinstance(item, _Far):
+                    item.queue = queue
         return made
 
 
@@ -191,9 +191,9 @@ def _queue_of(arguments: Any) -> LateDevice:
 
 
 def _some_queue(arguments: Any) -> LateDevice | None:
-    for each in arguments:
-        if isinstance(each, _Far):
-            return each.queue
-        if isinstance(each, (list, tuple)) and (found := _some_queue(each)) is not None:
+    for argument in arguments:
+        if isinstance(argument, _Far):
+            return argument.queue
+        if isinstance(argument, (list, tuple)) and (found := _some_queue(argument)) is not None:
             return found
     return None

@@ -62,7 +62,7 @@ def recorded(watched: Watched) -> list[float]:
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [each.grad for each in model.parameters() if each.grad is not None]
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def test_one_norm_in_ten_is_measured_and_the_others_are_the_same_numbers(

@@ -47,17 +47,17 @@ class Shown:
         backward(self.model, self.step)
         for optimizer in self.optimizers:
             view = StepView(optimizer, self.step, self.layers, None)
-            for each in probes:
-                self.guard(each.part, each.before_step)(view)
+            for probe in probes:
+                self.guard(probe.part, probe.before_step)(view)
             optimizer.step()
-            for each in probes:
-                self.guard(each.part, each.after_step)(view)
-        return [self.told(each) for each in probes]
+            for probe in probes:
+                self.guard(probe.part, probe.after_step)(view)
+        return [self.told(probe) for probe in probes]
 
     def told(self, probe: Any) -> dict[str, list[float]]:
-        found = {str(each.signals): each.values for each in self.guard(probe.part, probe.blocks)(self.step)}
+        found = {str(reading.signals): reading.values for reading in self.guard(probe.part, probe.blocks)(self.step)}
         if isinstance(probe, LayerStatistics):
-            found |= {f"{each.what} {each.layers}": each.values for each in probe.tables(self.step)}
+            found |= {f"{table.what} {table.layers}": table.values for table in probe.tables(self.step)}
         return {name: values.tolist() if isinstance(values, Tensor) else list(values) for name, values in found.items()}
 
 

@@ -37,7 +37,7 @@ def test_every_number_is_that_of_the_last_hundred_steps() -> None:
 def test_nothing_is_reported_between_intervals_or_for_too_few_steps() -> None:
     numbers = RollingStatistics(every=4)
     said = [numbers.take(step, SIGNALS[:1], (1.0,)) for step in range(1, 13)]
-    assert [step for step, each in enumerate(said, start=1) if each] == [12]
+    assert [step for step, item in enumerate(said, start=1) if item] == [12]
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
@@ -76,8 +76,8 @@ def test_an_interrupted_step_counts_fully_or_not_at_all_or_resets_the_statistics
             break
         numbers, took, missed, fresh = (RollingStatistics(every=1) for _ in range(4))
         for step in range(1, 30):
-            for each in (numbers, took, missed):
-                each.take(step, SIGNALS, (1.0, 2.0, 2.0))
+            for item in (numbers, took, missed):
+                item.take(step, SIGNALS, (1.0, 2.0, 2.0))
         took.take(30, SIGNALS, (3.0, 4.0, 2.0))
         moments = Moments(at)
         try:
@@ -87,7 +87,7 @@ def test_an_interrupted_step_counts_fully_or_not_at_all_or_resets_the_statistics
         except KeyboardInterrupt:
             pass
         for step in range(31, 50):
-            said, *others = (each.take(step, SIGNALS, (1.0, 2.0, 2.0)) for each in (numbers, took, missed, fresh))
+            said, *others = (item.take(step, SIGNALS, (1.0, 2.0, 2.0)) for item in (numbers, took, missed, fresh))
         assert said in others, f"moment {at}"
     assert not interrupted
 

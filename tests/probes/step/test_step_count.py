@@ -6,7 +6,7 @@ from mlflow_stability.probes.step.script_gradients import MAX_EXPECTED_STEPS, St
 def walk(tracks: str) -> list[tuple[bool, bool]]:
     """For each capture of these tracks, whether it began a step and whether the step was whole after it."""
     steps = StepCount()
-    return [(steps.begins(ord(each)), steps.is_whole) for each in tracks]
+    return [(steps.begins(ord(track)), steps.is_whole) for track in tracks]
 
 
 def test_a_training_alone_has_whole_steps() -> None:

@@ -52,18 +52,18 @@ def split(way: str, model: Net) -> nn.Module:
     if way == "tensor_fsdp2":
         parallelize_module(model, mesh["other"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         mesh = mesh["data"]
-    for each in (model.up, model.down, model):
-        fully_shard(each, mesh=mesh)
+    for item in (model.up, model.down, model):
+        fully_shard(item, mesh=mesh)
     return model
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Every tensor of the state as no process holds it, by the names of parameters."""
-    names = {id(each): name for name, each in model.named_parameters()}
-    found: dict[str, Any] = {f"model/{name}": whole(each) for name, each in model.named_parameters()}
-    found |= {f"model/{name}": whole(each) for name, each in model.named_buffers()}
+    names = {id(item): name for name, item in model.named_parameters()}
+    found: dict[str, Any] = {f"model/{name}": whole(item) for name, item in model.named_parameters()}
+    found |= {f"model/{name}": whole(item) for name, item in model.named_buffers()}
     for parameter, state in optimizer.state.items():
-        found |= {f"optimizer/{names[id(parameter)]}/{key}": whole(each) for key, each in state.items()}
+        found |= {f"optimizer/{names[id(parameter)]}/{key}": whole(item) for key, item in state.items()}
     return found
 
 

@@ -52,7 +52,7 @@ def filled(directory: Path, *steps: int, most: int = 10, good: bool = True) -> C
 
 
 def steps_in(directory: Path) -> list[int]:
-    return [each.step for each in listing(directory)]
+    return [point.step for point in listing(directory)]
 
 
 def test_a_checkpoint_is_a_folder_with_its_state_and_its_facts(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_a_folder_with_its_state_and_its_facts(tmp_path: Path) -
     made = training()
     meta = store.commit(copy_state(made.parts, 500), 3.82341)
     folder = tmp_path / "c" / "rollback_ckpt-000500-3.8234"
-    assert sorted(each.name for each in folder.iterdir()) == ["meta.json", "state.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "state.pt"]
     facts = json.loads((folder / "meta.json").read_bytes())
     assert (facts["step"], facts["loss"], facts["schema"]) == (500, 3.82341, 1)
     assert (facts["finite"], facts["good"]) == (True, False)
@@ -134,7 +134,7 @@ def test_damaged_metadata_is_not_read(content: bytes) -> None:
 def test_a_promoted_checkpoint_is_good_and_is_no_longer_rejected(tmp_path: Path) -> None:
     store = filled(tmp_path, 100)
     store.commit(at(200), 2.0)
-    assert [each.is_good for each in listing(store.directory)] == [True, False]
+    assert [item.is_good for item in listing(store.directory)] == [True, False]
     store.reject(100)
     store.reject(200)
     assert steps_in(tmp_path) == [100]
@@ -161,14 +161,14 @@ def test_of_any_checkpoints_the_best_and_the_last_good_stay_and_no_more_than_ask
 ) -> None:
     shelf = [CheckpointMeta(step, loss, "", 0, 0.0, good=good) for step, (loss, good) in enumerate(facts)]
     gone = to_delete(shelf, most)
-    kept = [each for each in shelf if not any(each is other for other in gone)]
-    good = [each for each in shelf if each.good]
+    kept = [value for value in shelf if not any(value is other for other in gone)]
+    good = [item for item in shelf if item.good]
     if good:
-        assert any(each is good[-1] for each in kept)
-        known = [each for each in good if each.loss == each.loss]
-        assert not known or min(each.loss for each in known) in [each.loss for each in kept]
+        assert any(value is good[-1] for value in kept)
+        known = [item for item in good if item.loss == item.loss]
+        assert not known or min(item.loss for item in known) in [item.loss for item in kept]
     if shelf and not shelf[-1].good:
-        assert any(each is shelf[-1] for each in kept)
+        assert any(value is shelf[-1] for value in kept)
     assert len(kept) <= max(most, 3)
 
 
@@ -176,7 +176,7 @@ def test_of_any_checkpoints_the_best_and_the_last_good_stay_and_no_more_than_ask
 def test_an_unverified_checkpoint_does_not_displace_a_good_one(losses: list[float], most: int) -> None:
     good = [CheckpointMeta(step, loss, "", 0, 0.0, good=True) for step, loss in enumerate(losses)]
     gone = to_delete(good, most)
-    left = [each for each in good if not any(each is other for other in gone)]
+    left = [value for value in good if not any(value is other for other in gone)]
     assert to_delete([*left, CheckpointMeta(99, float("nan"), "", 0, 0.0)], most) == []
 
 
@@ -245,8 +245,8 @@ def test_where_nothing_can_be_used_the_reasons_are_named(tmp_path: Path) -> None
     filled(tmp_path, 100, 200)
     with pytest.raises(CheckpointsRefused, match=r"No checkpoint of step 50 or before .* available steps: 100, 200"):
         find(tmp_path, 50)
-    for each in listing(tmp_path):
-        flip(each.folder / "state.pt")
+    for item in listing(tmp_path):
+        flip(item.folder / "state.pt")
     with pytest.raises(CheckpointsRefused, match=r"000200-2\.8000 is damaged .*000100-2\.9000 is damaged"):
         find(tmp_path)
 
@@ -316,7 +316,7 @@ def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path: Path) -> No
     (tmp_path / ".writing-1-200" / "state.pt").write_bytes(b"half")
     (tmp_path / ".deleting-1-rollback_ckpt-000050-3.0000").mkdir()
     CheckpointStore(tmp_path, "r")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["owner.json", "rollback_ckpt-000100-2.9000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json", "rollback_ckpt-000100-2.9000"]
 
 
 @pytest.mark.slow

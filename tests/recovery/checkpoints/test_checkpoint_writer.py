@@ -40,7 +40,7 @@ def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    return [each.step for each in listing(folder / "c")]
+    return [point.step for point in listing(folder / "c")]
 
 
 def test_a_checkpoint_is_written_in_the_background(writer: CheckpointWriter, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_training_does_not_wait_and_a_second_checkpoint_is_refused_meanwhile
 
 
 def values_in(folder: Path) -> list[tuple[int, float | None, bool]]:
-    return [(each.step, each.meta.value, each.is_good) for each in listing(folder / "c") if each.meta is not None]
+    return [(point.step, point.meta.value, point.is_good) for point in listing(folder / "c") if point.meta is not None]
 
 
 def test_a_metric_that_comes_while_its_state_is_being_written_is_kept(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_checkpoint_every_five_hundred_steps_is_good_after_fifty_healthy_ones(
     for step in range(1, 1101):
         at(step, "healthy")
     writer.drain(30)
-    assert [(each.step, each.is_good) for each in listing(tmp_path / "c")] == [(500, True), (1000, True)]
-    assert [(each.kind) for each in writer.events()] == []
+    assert [(point.step, point.is_good) for point in listing(tmp_path / "c")] == [(500, True), (1000, True)]
+    assert [(event.kind) for event in writer.events()] == []
 
 
 def test_a_checkpoint_shortly_before_a_problem_is_deleted_and_the_good_one_stays(
@@ -208,13 +208,13 @@ def test_a_checkpoint_shortly_before_a_problem_is_deleted_and_the_good_one_stays
     for step in range(1, 1041):
         at(step, "healthy" if step < 1030 else "trouble")
     writer.drain(30)
-    assert [(each.step, each.is_good) for each in listing(tmp_path / "c")] == [(500, True)]
+    assert [(point.step, point.is_good) for point in listing(tmp_path / "c")] == [(500, True)]
 
 
 def test_the_thread_ends_and_the_directory_is_free_for_the_next(tmp_path: Path) -> None:
     writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "one"), is_finite)
     writer.submit(state(1), 1.0)
     assert writer.close(30)
-    wait_until(lambda: all(each.name != "mlflow-stability-checkpoints" for each in threading.enumerate()), 10)
+    wait_until(lambda: all(thread.name != "mlflow-stability-checkpoints" for thread in threading.enumerate()), 10)
     shutil.rmtree(next((tmp_path / "c").glob("rollback_ckpt-*")))
     CheckpointStore(tmp_path / "c", "two")

@@ -47,15 +47,15 @@ def test_a_full_disk_is_an_event_and_what_is_there_stays_whole(small_disk: Path)
         assert writer.submit(state(step), 1.0)
         assert writer.drain(30)
     events = writer.events()
-    assert [(each.step, each.kind) for each in events] == [(3, "checkpoint_failed"), (4, "checkpoint_failed")]
+    assert [(event.step, event.kind) for event in events] == [(3, "checkpoint_failed"), (4, "checkpoint_failed")]
     assert "No space left on device" in events[0].message
     assert "newest checkpoint there: step 2" in events[0].message
-    assert [each.step for each in listing(small_disk / "c")] == [1, 2]
+    assert [point.step for point in listing(small_disk / "c")] == [1, 2]
     assert not list((small_disk / "c").glob(".writing-*"))
     found = find(small_disk / "c", "newest")
     assert bool((read_state(found.checkpoint.folder / "state.pt").tensors["weight"] == 2).all())
     writer.reject(1)
     assert writer.submit(state(5), 1.0)
     assert writer.close(30)
-    assert [each.step for each in listing(small_disk / "c")] == [2, 5]
+    assert [point.step for point in listing(small_disk / "c")] == [2, 5]
     assert writer.events() == []

@@ -96,7 +96,7 @@ def test_without_an_optimizer_weights_and_buffers_alone_are_restored(tmp_path: P
 def test_models_and_optimizers_may_come_in_another_order(tmp_path: Path) -> None:
     def gan() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
         models: list[nn.Module] = [nn.Linear(2, 3), nn.Linear(3, 1)]
-        return models, [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in models]
+        return models, [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
 
     models, optimizers = gan()
     for model, optimizer in zip(models, optimizers, strict=True):
@@ -109,7 +109,7 @@ def test_models_and_optimizers_may_come_in_another_order(tmp_path: Path) -> None
     for one, other in zip(models, others, strict=True):
         assert torch.equal(one.weight, other.weight)
     for one, other in zip(optimizers, their_optimizers, strict=True):
-        first, second = ([state["momentum_buffer"] for state in each.state.values()] for each in (one, other))
+        first, second = ([state["momentum_buffer"] for state in item.state.values()] for item in (one, other))
         assert all(map(torch.equal, first, second))
 
 

@@ -42,13 +42,13 @@ SECONDS = 300.0
 
 def together(processes: int, *arguments: str) -> list[Ended]:
     ended = launch(processes, TRAINING, *arguments, seconds=SECONDS)
-    assert [each.code for each in ended] == [0] * processes, [each.errors[-2000:] for each in ended]
+    assert [item.code for item in ended] == [0] * processes, [item.errors[-2000:] for item in ended]
     return ended
 
 
 def alone(*arguments: str) -> str:
     """One process that knows of no others."""
-    environment = {key: each for key, each in os.environ.items() if key != "RANK"}
+    environment = {key: item for key, item in os.environ.items() if key != "RANK"}
     process = start(Path(TRAINING), *arguments, environment=environment)
     printed, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors[-2000:]
@@ -61,14 +61,14 @@ def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_p
     together(4, "save", "fsdp2", str(tmp_path))
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
     stored = listing(directory)
-    assert [each.is_good for each in stored] == [True] * len(stored)
+    assert [item.is_good for item in stored] == [True] * len(stored)
     assert len(stored) >= 2
-    for each in stored:
-        assert each.meta is not None
-        names = sorted(file.name for file in each.folder.iterdir())
+    for item in stored:
+        assert item.meta is not None
+        names = sorted(file.name for file in item.folder.iterdir())
         shards = [f"__{rank}_0.distcp" for rank in range(4)]
         assert names == [".metadata", *shards, "meta.json", "state.pt"]
-        assert sorted(name for name, _, _ in each.meta.shards) == [".metadata", *shards]
+        assert sorted(name for name, _, _ in item.meta.shards) == [".metadata", *shards]
     for processes in (4, 2, 1):
         ended = together(processes, "restore", "fsdp2", str(tmp_path))
         told = "Random numbers were not restored" in ended[0].printed
@@ -95,7 +95,7 @@ def test_if_one_rank_fails_to_write_no_rank_writes_and_none_waits(tmp_path: Path
     assert lines["40"] == "written"
     assert lines["50"].startswith("RuntimeError")
     assert "40 nothing" in second.printed, "it has no directory of its own"
-    assert [each.step for each in listing(tmp_path / "c")] == [40]
+    assert [point.step for point in listing(tmp_path / "c")] == [40]
     assert not list((tmp_path / "c").glob(".writing-*"))
 
 
@@ -118,7 +118,7 @@ def saved(parts: TrainingParts, folder: Path, *steps: int) -> list[Path]:
         assert store.commit(copy_state(parts, step), 1.0, None, finite=True) is not None
         own.promote(step)
     own.close()
-    return [each.folder for each in listing(folder)]
+    return [item.folder for item in listing(folder)]
 
 
 def restored(folder: Path) -> tuple[nn.Linear, mlflow_stability.recovery.checkpoints.resume.Resumed]:  # type: ignore[name-defined]
@@ -149,7 +149,7 @@ def test_what_was_uploaded_as_it_is_is_fetched_where_the_folder_is_gone(
         pass
     assert sink.done
     uploaded = client.list_artifacts(run_id, f"stability/checkpoints/{folder.name}")
-    names = sorted(Path(each.path).name for each in uploaded)
+    names = sorted(Path(item.path).name for item in uploaded)
     assert names == [".metadata", "__0_0.distcp", "meta.json", "state.pt"]
     shutil.rmtree(tmp_path / "c")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
@@ -174,8 +174,8 @@ def write_list(folder: Path, content: object) -> None:
     """Replace the list of shards, and take its hash and size out of `meta.json`, as whoever forges one does."""
     (folder / ".metadata").write_bytes(pickle.dumps(content))
     facts = json.loads((folder / "meta.json").read_text())
-    facts["shards"] = [each for each in facts["shards"] if each[0] != ".metadata"]
-    facts["size"] = sum(each[1] for each in facts["shards"]) + (folder / "state.pt").stat().st_size
+    facts["shards"] = [shard for shard in facts["shards"] if shard[0] != ".metadata"]
+    facts["size"] = sum(shard[1] for shard in facts["shards"]) + (folder / "state.pt").stat().st_size
     (folder / "meta.json").write_text(json.dumps(facts))
 
 

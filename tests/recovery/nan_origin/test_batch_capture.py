@@ -51,14 +51,14 @@ alive: list[nn.Module] = []
 
 def facts(**tensors: Tensor) -> dict[str, TensorFacts]:
     _, batch = captured({"ids": torch.zeros(1, 3, dtype=torch.long), **tensors})
-    return {each.name: each for each in facts_of(batch)}
+    return {fact.name: fact for fact in facts_of(batch)}
 
 
 def test_inputs_are_held_by_reference_and_named_by_the_way_to_them() -> None:
     ids, image = torch.tensor([[1, 2]]), torch.rand(2, 3)
     _, batch = captured({"ids": ids}, picture=image, scale=2.0)
     assert batch.args[0]["ids"] is ids
-    assert [each.name for each in facts_of(batch)] == ["args[0]['ids']", "kwargs['picture']"]
+    assert [fact.name for fact in facts_of(batch)] == ["args[0]['ids']", "kwargs['picture']"]
 
 
 def test_evaluation_does_not_replace_the_captured_training_batch() -> None:
@@ -113,7 +113,7 @@ def test_all_passes_of_a_step_are_held_while_they_are_small() -> None:
     assert len(capture.passes(0)) == 3
     for _ in range(3):
         model({"ids": torch.zeros(1, 10, dtype=torch.long)})
-    assert [each.args[0]["ids"].shape[1] for each in capture.passes(0)] == [10, 10]
+    assert [item.args[0]["ids"].shape[1] for item in capture.passes(0)] == [10, 10]
 
 
 def test_a_batch_that_is_too_large_is_not_held() -> None:
@@ -167,7 +167,7 @@ def hooks_of(node: Any) -> list[Any]:
     found, waiting = [], [node]
     while waiting:
         node = waiting.pop()
-        waiting += [each for each, _ in node.next_functions if each is not None]
+        waiting += [value for value, _ in node.next_functions if value is not None]
         found += [hook for table in gc.get_referents(node) if isinstance(table, dict) for hook in table.values()]
     return found
 
@@ -179,7 +179,7 @@ def test_gradients_of_two_passes_are_known_where_the_script_keeps_the_outputs() 
     capture.gradients_begin()
     (one * 3 + two * 2).backward()
     capture.gradients_end()
-    assert [each.gradients for each in capture.passes(0)] == [{0: [torch.tensor(3.0)]}, {0: [torch.tensor(2.0)]}]
+    assert [item.gradients for item in capture.passes(0)] == [{0: [torch.tensor(3.0)]}, {0: [torch.tensor(2.0)]}]
 
 
 def test_the_graph_of_an_output_that_the_script_dropped_is_held_until_the_next_pass_and_no_longer() -> None:
@@ -284,7 +284,7 @@ def test_saved_tensors_load_with_weights_only_and_nothing_unfinished_is_left(tmp
     loaded = torch.load(path, weights_only=True)
     assert list(loaded) == ["args[0]['ids']"]
     assert torch.equal(loaded["args[0]['ids']"], ids)
-    assert [each.name for each in path.parent.iterdir()] == ["batch-000007.pt"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["batch-000007.pt"]
 
 
 def test_a_loss_is_known_until_the_next_forward_pass() -> None:

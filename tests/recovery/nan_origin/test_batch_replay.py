@@ -53,7 +53,7 @@ def replayed(
     after()
     batch = capture.passes(0)[-1]
     if flipped:
-        batch.outputs = tuple(None if each is None else each * float("nan") for each in batch.outputs)
+        batch.outputs = tuple(None if output is None else output * float("nan") for output in batch.outputs)
     try:
         return replay_batch(batch)
     finally:
@@ -112,7 +112,7 @@ def test_a_model_with_its_own_state_trains_identically_with_and_without_a_replay
                 optimizer.zero_grad()
             outputs.append(output.detach().clone())
         watch.remove()
-        return [*outputs, *(each.detach() for each in model.parameters())]
+        return [*outputs, *(parameter.detach() for parameter in model.parameters())]
 
     assert differences(trained(looked=False), trained(looked=True)) == []
 
@@ -213,19 +213,19 @@ def test_nothing_of_the_training_is_touched(net: Net) -> None:
     inputs = torch.randn(6, 4)
     capture, _ = listening(net)
     net(inputs).sum().backward()
-    gradients = [None if each.grad is None else each.grad.clone() for each in net.parameters()]
+    gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in net.parameters()]
     before = picture(net)
     dice = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    versions = [each._version for each in (*net.parameters(), *net.buffers())]
-    hooks = [len(each._forward_hooks) for each in net.modules()]
+    versions = [parameter._version for parameter in (*net.parameters(), *net.buffers())]
+    hooks = [len(module._forward_hooks) for module in net.modules()]
     (batch,) = capture.passes(0)
     replay_batch(batch)
     assert capture.passes(0) == (batch,)
     assert differences(before, picture(net)) == []
-    assert differences(gradients, [each.grad for each in net.parameters()]) == []
+    assert differences(gradients, [parameter.grad for parameter in net.parameters()]) == []
     assert differences(list(dice), [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]) == []
-    assert versions == [each._version for each in (*net.parameters(), *net.buffers())]
-    assert hooks == [len(each._forward_hooks) for each in net.modules()]
+    assert versions == [parameter._version for parameter in (*net.parameters(), *net.buffers())]
+    assert hooks == [len(module._forward_hooks) for module in net.modules()]
 
 
 def test_a_pass_in_half_precision_is_replayed_in_half_precision(net: Net) -> None:

@@ -37,7 +37,7 @@ def replayed(plant: Plant) -> Replay:
     return found[0]
 
 
-@pytest.mark.parametrize("make", PLANTS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("make", PLANTS, ids=lambda letter: letter.__name__)
 def test_the_place_of_the_first_non_finite_number_is_named(make: Callable[[], Plant]) -> None:
     plant = make()
     found = replayed(plant)
@@ -48,7 +48,9 @@ def test_the_place_of_the_first_non_finite_number_is_named(make: Callable[[], Pl
     assert plant.line in origin.line
 
 
-@pytest.mark.parametrize("make", [each for each in PLANTS if each().source == "loss"], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "make", [plant for plant in PLANTS if plant().source == "loss"], ids=lambda letter: letter.__name__
+)
 def test_an_origin_in_the_loss_function_is_reported_in_a_complete_sentence(make: Callable[[], Plant]) -> None:
     origin = replayed(make()).origin
     assert origin is not None
@@ -135,7 +137,7 @@ def test_the_broken_pass_of_a_step_is_the_one_that_is_replayed() -> None:
     assert found.origin.operation == "log"
 
 
-@pytest.mark.parametrize("make", PLANTS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("make", PLANTS, ids=lambda letter: letter.__name__)
 def test_looking_for_the_place_changes_nothing(make: Callable[[], Plant]) -> None:
     def picture_at_the_end(looked: bool) -> list[Any]:
         seen: list[Any] = []
@@ -146,8 +148,10 @@ def test_looking_for_the_place_changes_nothing(make: Callable[[], Plant]) -> Non
                 if looked:
                     replay_step(capture.passes(step), capture.loss, [optimizer])
                 seen.extend(picture(model, optimizer))
-                seen.extend(None if each.grad is None else each.grad.clone() for each in model.parameters())
-                seen.extend(each._version for each in model.parameters())
+                seen.extend(
+                    None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()
+                )
+                seen.extend(parameter._version for parameter in model.parameters())
             capture.step = step + 1
 
         torch.manual_seed(0)

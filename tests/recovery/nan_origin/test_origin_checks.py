@@ -22,7 +22,7 @@ def born(name: str, do: Callable[..., Tensor], *given: Tensor, source: Source = 
     output = facts_of_tensor("output", do(*given))
     assert output.nan + output.inf
     return NanOrigin(
-        source, operation=name, inputs=tuple(facts_of_tensor("input", each) for each in given), output=output
+        source, operation=name, inputs=tuple(facts_of_tensor("input", item) for item in given), output=output
     )
 
 

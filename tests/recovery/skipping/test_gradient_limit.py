@@ -15,8 +15,8 @@ from mlflow_stability.recovery.skipping.broken_step import FORGET_AFTER_STEPS, M
 
 def after(norms: list[float], times: float | None = 100.0) -> GradientLimit:
     limit = GradientLimit(times)
-    for each in norms:
-        limit.step(each, skipped=False)
+    for norm in norms:
+        limit.step(norm, skipped=False)
     return limit
 
 
@@ -32,7 +32,7 @@ def test_without_an_extreme_loss_the_limit_of_the_gradient_is_ten_times_as_high(
         limit.step(1.0, skipped=False, loss=2.0)
 
     def largest(*losses: float) -> float:
-        found = limit.largest_for([torch.tensor(each) if on_device else each for each in losses])
+        found = limit.largest_for([torch.tensor(loss) if on_device else loss for loss in losses])
         assert found is not None
         return float(found)
 
@@ -69,10 +69,10 @@ def test_extreme_norms_that_persist_are_accepted_after_a_number_of_skips() -> No
 def taken_of(norms: Iterable[float]) -> list[bool]:
     """Which of these steps are taken."""
     limit, taken = GradientLimit(100.0), []
-    for each in norms:
+    for norm in norms:
         largest = limit.largest
-        taken.append(largest is None or each <= largest)
-        limit.step(each, skipped=not taken[-1], loss=1e9 * each)
+        taken.append(largest is None or norm <= largest)
+        limit.step(norm, skipped=not taken[-1], loss=1e9 * norm)
     return taken
 
 
@@ -87,13 +87,13 @@ def test_a_training_whose_gradient_is_mostly_zero_is_not_limited_by_its_zeros() 
 
 def test_large_gradients_that_come_rarely_and_again_are_the_trainings_own() -> None:
     norms = rare(5.0, 300)
-    skipped = [each for each, taken in zip(norms, taken_of(norms), strict=True) if not taken]
+    skipped = [item for item, taken in zip(norms, taken_of(norms), strict=True) if not taken]
     assert skipped == [5.0] * MAX_SKIPPED
 
 
 def test_large_gradients_that_come_more_rarely_than_that_are_always_skipped() -> None:
     norms = rare(5.0, FORGET_AFTER_STEPS + 1)
-    assert taken_of(norms) == [each < 1.0 for each in norms]
+    assert taken_of(norms) == [norm < 1.0 for norm in norms]
 
 
 def test_a_gradient_far_above_those_that_come_rarely_is_still_skipped() -> None:
@@ -124,10 +124,10 @@ def skipped_of(seed: int, freedom: float) -> int:
     """How many of 600 healthy steps are skipped, whose norms have the tails of Student's t."""
     norms = np.abs(np.random.default_rng(seed).standard_t(freedom, 600)) + 0.5
     limit, skipped = GradientLimit(100.0), 0
-    for each in norms.tolist():
-        absurd = limit.largest is not None and each > limit.largest
+    for value in norms.tolist():
+        absurd = limit.largest is not None and value > limit.largest
         skipped += absurd
-        limit.step(each, skipped=absurd)
+        limit.step(value, skipped=absurd)
     return skipped
 
 

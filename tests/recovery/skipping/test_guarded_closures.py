@@ -42,7 +42,7 @@ def lbfgs_training(line_search: str | None, breaks: Callable[[int, int], bool]) 
             before = picture(model, optimizer)
             optimizer.step(closure)
             changed.append(bool(differences(before, picture(model, optimizer))))
-            finite.append(all(bool(each.isfinite().all()) for each in model.parameters()))
+            finite.append(all(bool(parameter.isfinite().all()) for parameter in model.parameters()))
     return changed, finite, meter.undone_late
 
 
@@ -101,11 +101,11 @@ def test_gradients_of_a_second_evaluation_do_not_slip_through() -> None:
                 asked += 1
                 return loss
 
-            before = picture(optimizer), [each.detach().clone() for each in model.parameters()]
+            before = picture(optimizer), [parameter.detach().clone() for parameter in model.parameters()]
             optimizer.step(closure)
-            after = picture(optimizer), [each.detach().clone() for each in model.parameters()]
+            after = picture(optimizer), [parameter.detach().clone() for parameter in model.parameters()]
             moved.append(bool(differences(before, after)))
-            assert all(each.grad is not None for each in model.parameters())
+            assert all(parameter.grad is not None for parameter in model.parameters())
     assert moved == [True, True, False, True]
 
 
@@ -126,7 +126,7 @@ def test_sam_which_moves_the_weights_before_its_closure_changes_nothing(broken_s
             closure()
             optimizer.step(closure)
             moved.append(bool(differences(before, picture(model, optimizer.base))))
-            assert all(each.grad is not None for each in model.parameters())
+            assert all(parameter.grad is not None for parameter in model.parameters())
             optimizer.zero_grad()
     assert moved == [step != broken_step for step in range(5)]
     assert meter.undone_late == 0

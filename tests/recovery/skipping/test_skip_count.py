@@ -27,7 +27,7 @@ def test_a_taken_step_is_nothing_to_speak_of() -> None:
 def test_the_first_of_consecutive_skips_is_reported() -> None:
     count = SkipCount(POLICY)
     told = [count.step(step, "guard" if step in (3, 4, 7) else None).events for step in range(1, 10)]
-    assert [bool(each) for each in told] == [step in (3, 7) for step in range(1, 10)]
+    assert [bool(item) for item in told] == [step in (3, 7) for step in range(1, 10)]
     assert told[2][0].severity is Severity.WARNING
     assert "are unchanged" in told[2][0].message
 
@@ -51,13 +51,13 @@ def test_a_hundred_skips_in_a_row_never_pass_in_silence(
 def test_a_loss_scaler_that_looks_for_its_first_scale_is_left_alone() -> None:
     count = SkipCount(POLICY)
     rows = [count.step(step, "scaler", 2.0 ** (16 - step)) for step in range(12)]
-    assert not any(each.cut_scale for each in rows)
-    assert [event.severity for each in rows for event in each.events] == [Severity.INFO]
+    assert not any(row.cut_scale for row in rows)
+    assert [event.severity for row in rows for event in row.events] == [Severity.INFO]
 
 
 def test_a_scale_that_does_not_come_down_by_itself_is_cut_after_five_skips() -> None:
     rows = skip(SkipCount(POLICY), 12, "scaler", 2.0**20)
-    assert [number for number, each in enumerate(rows, 1) if each.cut_scale] == [5, 10]
+    assert [number for number, item in enumerate(rows, 1) if item.cut_scale] == [5, 10]
     assert "lowered from 1.04858e+06 to 104858" in rows[4].events[0].message
 
 
@@ -66,16 +66,16 @@ def test_a_scale_that_had_grown_before_is_cut_though_it_falls() -> None:
     count.step(1, None, 1024.0)
     count.step(2, None, 2048.0)
     rows = [count.step(3 + number, "scaler", 2048.0 / 2**number) for number in range(5)]
-    assert [each.cut_scale for each in rows] == [False] * 4 + [True]
+    assert [row.cut_scale for row in rows] == [False] * 4 + [True]
 
 
 def test_a_scaler_that_has_to_be_cut_twice_in_short_is_calmed() -> None:
     rows = skip(SkipCount(POLICY), 12, "scaler", 2.0**20)
-    assert [number for number, each in enumerate(rows, 1) if each.calm_scaler] == [10]
+    assert [number for number, item in enumerate(rows, 1) if item.calm_scaler] == [10]
     seldom = SkipCount(POLICY)
     rows = [seldom.step(step, "scaler" if step % 400 < 5 else None, 2.0**20) for step in range(1000)]
-    assert sum(each.cut_scale for each in rows) == 3
-    assert not any(each.calm_scaler for each in rows)
+    assert sum(row.cut_scale for row in rows) == 3
+    assert not any(row.calm_scaler for row in rows)
 
 
 def test_a_calmed_scaler_grows_no_faster_than_a_conservative_one_and_keeps_what_is_milder() -> None:
@@ -88,7 +88,7 @@ def test_a_calmed_scaler_grows_no_faster_than_a_conservative_one_and_keeps_what_
 
 
 def test_a_scale_at_its_floor_is_not_cut() -> None:
-    assert not any(each.cut_scale for each in skip(SkipCount(POLICY), 20, "scaler", 1.0))
+    assert not any(item.cut_scale for item in skip(SkipCount(POLICY), 20, "scaler", 1.0))
 
 
 def test_skipping_one_step_in_ten_is_critical_once() -> None:

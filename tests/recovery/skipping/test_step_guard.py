@@ -104,7 +104,7 @@ def test_a_sound_training_is_bit_identical_with_and_without_the_guard(name: str,
     guarded = model_of(seed)
     with guarding(guarded) as meter:
         assert differences(bare, train(guarded)) == []
-    assert [each.broken for each in meter.verdicts] == [False] * 5
+    assert [verdict.broken for verdict in meter.verdicts] == [False] * 5
 
 
 @pytest.mark.parametrize("name", ["adam", "zeros for none", "unchecked", "lookahead"])
@@ -113,7 +113,7 @@ def test_the_script_finds_its_gradients_again_after_a_skipped_step(name: str) ->
     optimizer = OPTIMIZERS[name](model.parameters())
     with guarding(model):
         nan_input(model, batch(0)).backward()
-        before = [each.grad for each in model.parameters()]
+        before = [parameter.grad for parameter in model.parameters()]
         optimizer.step()
     assert all(now.grad is then for now, then in zip(model.parameters(), before, strict=True))
     assert any(not then.isfinite().all() for then in before if then is not None)
@@ -128,9 +128,9 @@ def test_where_an_optimizer_cannot_be_copied_its_gradients_are_taken_away(monkey
     optimizer = OPTIMIZERS["counting"](model.parameters())
     with guarding(model):
         nan_input(model, batch(0)).backward()
-        before = picture(model, optimizer)[1], [each.detach().clone() for each in model.parameters()]
+        before = picture(model, optimizer)[1], [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.step()
-        after = picture(model, optimizer)[1], [each.detach().clone() for each in model.parameters()]
+        after = picture(model, optimizer)[1], [parameter.detach().clone() for parameter in model.parameters()]
     assert differences(before, after) == []
 
 
@@ -147,7 +147,7 @@ def test_an_ordinary_step_of_an_unknown_optimizer_is_not_copied(monkeypatch: pyt
             optimizer.zero_grad()
             loss_of(model, batch(number)).backward()
             optimizer.step()
-    assert [each.broken for each in meter.verdicts] == [False] * 3
+    assert [verdict.broken for verdict in meter.verdicts] == [False] * 3
 
 
 @pytest.mark.parametrize("bad", range(4))
@@ -163,7 +163,7 @@ def test_an_accumulated_step_is_skipped_whichever_micro_batch_is_broken(bad: int
             optimizer.zero_grad()
             changed = differences(before, picture(model, optimizer))
             assert bool(changed) is (capture != 1)
-    assert [each.broken for each in meter.verdicts] == [False, True, False]
+    assert [verdict.broken for verdict in meter.verdicts] == [False, True, False]
 
 
 @pytest.mark.parametrize("muon_first", [True, False])
@@ -197,7 +197,7 @@ def test_gradients_that_one_half_of_a_gan_left_behind_do_not_stop_the_other() ->
             optimizer.step()
             moved.append(bool(differences(before, picture(model, optimizer))))
     assert moved == [number != 4 for number in range(8)]
-    assert [each.broken for each in meter.verdicts] == [number == 4 for number in range(8)]
+    assert [verdict.broken for verdict in meter.verdicts] == [number == 4 for number in range(8)]
 
 
 def test_in_the_first_step_a_new_optimizer_is_checked_by_itself() -> None:
@@ -210,7 +210,7 @@ def test_in_the_first_step_a_new_optimizer_is_checked_by_itself() -> None:
         before = picture(bias)
         muon.step()
         assert differences(before, picture(bias)) == []
-    assert all(each.isfinite().all() for each in model.parameters())
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -223,8 +223,8 @@ def test_a_step_that_the_loss_scaler_skips_is_skipped_by_the_other_optimizers_to
     with guarding(model) as meter:
         for capture in range(3):
             before = picture(model, *parts)
-            for each in parts:
-                each.zero_grad()
+            for part in parts:
+                part.zero_grad()
             scaler.scale(loss_of(model, batch(capture))).backward()
             if capture == 1:
                 model[0].weight.grad.fill_(INF)  # type: ignore[index, union-attr]
@@ -232,7 +232,11 @@ def test_a_step_that_the_loss_scaler_skips_is_skipped_by_the_other_optimizers_to
                 scaler.step(parts[number])
             scaler.update()
             after = picture(model, *parts)
-            weights = [each for each in differences(before, after) if "weight" in each or "bias" in each]
+            weights = [
+                difference
+                for difference in differences(before, after)
+                if "weight" in difference or "bias" in difference
+            ]
             assert bool(weights) is (capture != 1)
         assert scaler.get_scale() == 2.0  # its own backoff was left to work
     assert meter.verdicts[1].broken
@@ -256,7 +260,7 @@ def test_fused_optimizers_are_stopped_by_a_flag_on_the_device(name: str, scaled:
                 assert not hasattr(optimizer, "found_inf")
                 assert bool(differences(before, picture(model, optimizer))) is (step not in breaks)
                 number += step not in breaks
-        return picture(model, optimizer), [each.broken for each in meter.verdicts]
+        return picture(model, optimizer), [verdict.broken for verdict in meter.verdicts]
 
     straight, _ = train(set())
     detour, known = train({2, 3, 6})
@@ -273,7 +277,7 @@ def test_a_flag_on_the_device_needs_no_module_whose_buffers_are_known() -> None:
             optimizer.zero_grad()
             loss_of(model, batch(number)).backward()
             optimizer.step()
-    assert [each.broken for each in meter.verdicts] == [False, None]
+    assert [verdict.broken for verdict in meter.verdicts] == [False, None]
 
 
 def test_a_broken_first_step_of_fused_sgd_leaves_no_buffer_unfilled() -> None:
@@ -321,7 +325,7 @@ def test_skip_next_skips_one_healthy_step() -> None:
             optimizer.step()
             moved.append(bool(differences(before, picture(model, optimizer))))
     assert moved == [True, True, False, True]
-    assert [each.asked_for for each in meter.verdicts] == [False, False, True, False]
+    assert [verdict.asked_for for verdict in meter.verdicts] == [False, False, True, False]
 
 
 class Failing(torch.optim.SGD):
@@ -360,10 +364,10 @@ def test_a_skipped_step_counts_up_no_version_of_autograd() -> None:
         for step in range(3):
             optimizer.zero_grad()
             (nan_input if step == 2 else loss_of)(model, batch(step)).backward()
-            versions = [each._version for each in model.parameters()]
+            versions = [parameter._version for parameter in model.parameters()]
             mean = model.get_buffer("1.running_mean")._version
             optimizer.step()
-            assert (versions == [each._version for each in model.parameters()]) is (step == 2)
+            assert (versions == [parameter._version for parameter in model.parameters()]) is (step == 2)
             assert mean == model.get_buffer("1.running_mean")._version
 
 

@@ -23,21 +23,21 @@ class Odd(nn.Module):
 
 
 def spoil(module: nn.Module) -> None:
-    for each in module.buffers():
-        if each.numel():
-            each.copy_(torch.full_like(each, float("nan")) if each.is_floating_point() else each.new_zeros(()))
+    for buffer in module.buffers():
+        if buffer.numel():
+            buffer.copy_(torch.full_like(buffer, float("nan")) if buffer.is_floating_point() else buffer.new_zeros(()))
 
 
 def test_buffers_of_every_kind_come_back_bit_identical() -> None:
     module = Odd()
     undo = BufferUndo([module])
     undo.keep()
-    before, addresses = picture(module), [each.data_ptr() for each in module.buffers()]
+    before, addresses = picture(module), [buffer.data_ptr() for buffer in module.buffers()]
     spoil(module)
     assert differences(before, picture(module))
     assert undo.undo()
     assert differences(before, picture(module)) == []
-    assert addresses == [each.data_ptr() for each in module.buffers()]
+    assert addresses == [buffer.data_ptr() for buffer in module.buffers()]
 
 
 def test_a_buffer_that_is_no_part_of_the_state_is_left_alone() -> None:

@@ -81,10 +81,10 @@ def test_tensors_keep_their_memory_and_their_versions() -> None:
     training.run(2)
     tensors = [*training.model.parameters(), *training.model.buffers()]
     for state in training.optimizers[0].state.values():
-        tensors += [each for each in state.values() if isinstance(each, torch.Tensor)]
-    before = [(each.data_ptr(), each._version) for each in tensors]
+        tensors += [tensor for tensor in state.values() if isinstance(tensor, torch.Tensor)]
+    before = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
     restore_state(copy, training.parts)
-    assert [(each.data_ptr(), each._version) for each in tensors] == before
+    assert [(tensor.data_ptr(), tensor._version) for tensor in tensors] == before
     assert len(tensors) > 20
 
 
@@ -99,15 +99,15 @@ def test_state_that_was_created_after_the_copy_is_removed() -> None:
 def test_layers_that_began_to_learn_later_are_restored_and_lose_their_state() -> None:
     training = adamw()
     head = list(training.model.head.parameters())
-    learning = [each for each in training.model.parameters() if all(each is not other for other in head)]
+    learning = [parameter for parameter in training.model.parameters() if all(parameter is not other for other in head)]
     training.optimizers = [torch.optim.AdamW(learning)]
     training.run(2)
-    copy, before = copy_state(training.parts, 2), [each.clone() for each in head]
+    copy, before = copy_state(training.parts, 2), [tensor.clone() for tensor in head]
     training.optimizers[0].add_param_group({"params": head, "lr": 0.5})
     training.run(2)
-    assert all(each in training.optimizers[0].state for each in head)
+    assert all(value in training.optimizers[0].state for value in head)
     restore_state(copy, training.parts)
-    assert not any(each in training.optimizers[0].state for each in head)
+    assert not any(value in training.optimizers[0].state for value in head)
     assert all(torch.equal(one, other) for one, other in zip(head, before, strict=True))
     assert training.optimizers[0].param_groups[1]["lr"] == 0.5
 
@@ -156,11 +156,11 @@ def test_gradients_from_before_are_zero_and_still_there() -> None:
     training.run(2)
     copy = copy_state(training.parts, 2)
     training.model(torch.randn(6, 2, 8)).backward()
-    addresses = [each.grad.data_ptr() for each in training.model.parameters()]
+    addresses = [parameter.grad.data_ptr() for parameter in training.model.parameters()]
     next(training.model.parameters()).grad.fill_(torch.nan)
     restore_state(copy, training.parts)
-    assert [each.grad.data_ptr() for each in training.model.parameters()] == addresses
-    assert all(not each.grad.any() for each in training.model.parameters())
+    assert [parameter.grad.data_ptr() for parameter in training.model.parameters()] == addresses
+    assert all(not parameter.grad.any() for parameter in training.model.parameters())
 
 
 def scaled(steps: int) -> tuple[Training, torch.amp.GradScaler, TrainingParts]:
@@ -219,7 +219,7 @@ def test_averaged_copies_are_restored_to_their_earlier_state() -> None:
     training.run(2)
     copy = copy_state(parts, 2)
     average.update_parameters(training.model)
-    copy, kept = with_what_followed(copy, parts), [each.clone() for each in average.parameters()]
+    copy, kept = with_what_followed(copy, parts), [parameter.clone() for parameter in average.parameters()]
     training.run(2)
     average.update_parameters(training.model)
     assert int(average.n_averaged) == 2
@@ -318,4 +318,4 @@ def test_the_parts_of_a_training_that_is_gone_are_gone() -> None:
 def test_the_net_really_has_what_these_tests_are_about() -> None:
     net = Net()
     assert net.down.weight is net.up.weight
-    assert len(list(net.parameters())) < sum(len(each._parameters) for each in net.modules())
+    assert len(list(net.parameters())) < sum(len(module._parameters) for module in net.modules())

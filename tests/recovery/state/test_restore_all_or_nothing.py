@@ -26,11 +26,11 @@ EACH = ("adamw foreach", "lbfgs")
 def everything(training: Training, parts: TrainingParts) -> dict[str, Any]:
     """All that a restore may change, gradients and generators too, and whether each is still the same object."""
     found = bits(training)
-    for name, each in training.model.named_parameters():
-        gradient = each.grad
+    for name, parameter in training.model.named_parameters():
+        gradient = parameter.grad
         found[f"{name}.grad"] = None if gradient is None else plain(gradient)
     for number, optimizer in enumerate(training.optimizers):
-        groups = [{key: each for key, each in group.items() if key != "params"} for group in optimizer.param_groups]
+        groups = [{key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups]
         found[f"groups.{number}"] = plain(groups)
         found[f"keys.{number}"] = [
             (id(key), id(entry), list(entry) if isinstance(entry, dict) else entry)
@@ -47,12 +47,14 @@ def everything(training: Training, parts: TrainingParts) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """As text and bytes, so that it compares."""
     return repr(
-        map_tensors(value, lambda each: each.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        map_tensors(value, lambda tensor: tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     )
 
 
 def content(copy: StateCopy) -> Any:
-    return plain([copy.tensors, [(each.state, each.shared) for each in copy.optimizers], copy.later.averaged])
+    return plain(
+        [copy.tensors, [(optimizer.state, optimizer.shared) for optimizer in copy.optimizers], copy.later.averaged]
+    )
 
 
 def surrounded(training: Training) -> TrainingParts:
@@ -69,13 +71,13 @@ def surrounded(training: Training) -> TrainingParts:
 
 def went_on(training: Training, parts: TrainingParts, steps: int) -> None:
     training.run(steps)
-    for each in parts.schedulers:
+    for scheduler in parts.schedulers:
         for _ in range(steps):
-            each.step()
+            scheduler.step()
     assert parts.scaler is not None
     parts.scaler.update(new_scale=float(steps))
-    for each in parts.averaged:
-        each.update_parameters(training.model)
+    for item in parts.averaged:
+        item.update_parameters(training.model)
 
 
 @pytest.mark.filterwarnings("ignore")  # schedules are stepped without their optimizers here
@@ -175,7 +177,7 @@ def test_an_error_with_sparse_tensors_and_shared_memory_changes_nothing() -> Non
 
 
 def bits_of(model: nn.Module) -> list[Any]:
-    return [each.detach().to_dense().tolist() for each in (*model.parameters(), *model.buffers())]
+    return [parameter.detach().to_dense().tolist() for parameter in (*model.parameters(), *model.buffers())]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,7 +218,7 @@ def test_parts_that_cannot_be_restored_after_an_error_are_named() -> None:
     assert torn not in (then, now)
     assert "weights, buffers and optimizer state" in str(plan.torn)
     named = int(str(plan.torn).split("RuntimeError: ")[1].split(" of ")[0])
-    wrong = sum(torn[each] != now[each] for each in now if each != "down.weight")  # it is `up.weight`
+    wrong = sum(torn[value] != now[value] for value in now if value != "down.weight")  # it is `up.weight`
     assert 0 < wrong <= named < len(now)
     assert plan.undo() == (), "once there is room again it can be put back"
     assert bits(training) == now

@@ -23,8 +23,8 @@ def model(tmp_path: Path) -> Iterator[nn.Module]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,))
     made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    for each in (made[0], made):
-        fully_shard(each, mesh=mesh)
+    for item in (made[0], made):
+        fully_shard(item, mesh=mesh)
     yield made
     dist.destroy_process_group()
 
@@ -39,20 +39,20 @@ def test_shards_and_their_moments_are_restored_and_stay_shards(model: nn.Module,
         optimizer.step()
 
     def all_of_it() -> list[torch.Tensor]:
-        moments = [each for state in optimizer.state.values() for each in state.values()]
+        moments = [item for state in optimizer.state.values() for item in state.values()]
         found = [*model.parameters(), *moments]
-        return [(each.full_tensor() if hasattr(each, "full_tensor") else each).clone() for each in found]
+        return [(item.full_tensor() if hasattr(item, "full_tensor") else item).clone() for item in found]
 
     step()
     parts = find_parts([optimizer])
     copy, before = copy_state(parts, 1), all_of_it()
     assert sorted(copy.tensors) == ["0.bias", "0.weight", "1.bias", "1.weight"]
     step()
-    after, kinds = all_of_it(), [type(each) for state in optimizer.state.values() for each in state.values()]
+    after, kinds = all_of_it(), [type(item) for state in optimizer.state.values() for item in state.values()]
     if lost:
         optimizer.state.clear()
     restore_state(copy, parts)
-    assert [type(each) for state in optimizer.state.values() for each in state.values()] == kinds
+    assert [type(item) for state in optimizer.state.values() for item in state.values()] == kinds
     assert all(map(torch.equal, all_of_it(), before))
     step()
     assert all(map(torch.equal, all_of_it(), after))

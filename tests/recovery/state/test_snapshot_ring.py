@@ -60,7 +60,7 @@ def filled(*steps: int, **changed: object) -> SnapshotRing:
 
 
 def steps_of(ring: SnapshotRing) -> list[int]:
-    return [each.step for each in ring.good]
+    return [point.step for point in ring.good]
 
 
 def test_the_first_state_is_due_at_once_and_then_every_hundred_steps() -> None:

@@ -31,12 +31,12 @@ class Training:
     def __init__(self, device: LateDevice) -> None:
         self.weights = [device.tensor(torch.full((NUMBERS,), 1.0)), device.tensor(torch.full((NUMBERS,), 2.0))]
         self.model = nn.Module()
-        for number, each in enumerate(self.weights):
-            self.model.register_buffer(f"weight_{number}", each)
+        for number, item in enumerate(self.weights):
+            self.model.register_buffer(f"weight_{number}", item)
 
     def update(self) -> None:
-        for each in self.weights:
-            each.as_subclass(Tensor).add_(10)
+        for weight in self.weights:
+            weight.as_subclass(Tensor).add_(10)
 
     def copy(self, budget: int | None = None) -> StateCopy:
         return copy_state(TrainingParts((), (self.model,)), 1, budget)
@@ -44,8 +44,8 @@ class Training:
 
 def must_be_as_before(copy: StateCopy) -> None:
     copy.wait()
-    assert [float(each.min()) for each in copy.tensors.values()] == [1, 2]
-    assert [float(each.max()) for each in copy.tensors.values()] == [1, 2]
+    assert [float(tensor.min()) for tensor in copy.tensors.values()] == [1, 2]
+    assert [float(tensor.max()) for tensor in copy.tensors.values()] == [1, 2]
     assert copy.not_finite() == frozenset()
 
 
@@ -76,7 +76,7 @@ def test_two_snapshots_share_one_stream(device: LateDevice) -> None:
     assert (first.copies[0].have_arrived(), second.copies[0].have_arrived()) == (True, False)
     must_be_as_before(first)
     second.wait()
-    assert [float(each.min()) for each in second.tensors.values()] == [11, 12]
+    assert [float(tensor.min()) for tensor in second.tensors.values()] == [11, 12]
 
 
 def test_what_does_not_fit_the_budget_is_transferred_in_the_stream_of_the_training(device: LateDevice) -> None:

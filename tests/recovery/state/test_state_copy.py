@@ -35,8 +35,8 @@ TYPES = [
 class Bag(nn.Module):
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__()
-        for name, each in tensors.items():
-            self.register_buffer(name, each)
+        for name, item in tensors.items():
+            self.register_buffer(name, item)
 
 
 def parts_of(model: nn.Module) -> TrainingParts:
@@ -76,21 +76,21 @@ def _strides(shape: list[int], last: int) -> list[int]:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(tensors(), min_size=1, max_size=4), st.booleans())
 def test_any_bits_in_any_type_and_shape_come_back_equal(tmp_path: Path, given: list[Tensor], to_disk: bool) -> None:
-    model = Bag({f"b{number}": each for number, each in enumerate(given)})
-    before = [raw(each) for each in given]
+    model = Bag({f"b{number}": item for number, item in enumerate(given)})
+    before = [raw(item) for item in given]
     copy = copy_state(parts_of(model), 0)
-    wide = [each.float() if each.itemsize == 1 else each for each in given]
-    broken = {f"b{number}" for number, each in enumerate(wide) if not each.isfinite().all()}
+    wide = [item.float() if item.itemsize == 1 else item for item in given]
+    broken = {f"b{number}" for number, tensor in enumerate(wide) if not tensor.isfinite().all()}
     assert copy.not_finite() == broken
     if to_disk:
         file = tmp_path / "state.pt"
         file.unlink(missing_ok=True)
         write_state(copy, file)
         copy = read_state(file)
-    for each in given:
-        each.copy_(torch.ones(()).to(each.dtype))
+    for tensor in given:
+        tensor.copy_(torch.ones(()).to(tensor.dtype))
     restore_state(copy, parts_of(model))
-    assert [raw(each) for each in given] == before
+    assert [raw(item) for item in given] == before
 
 
 def test_what_is_shared_is_copied_once_and_its_size_is_known() -> None:
@@ -123,10 +123,10 @@ def test_a_copy_draws_nothing_and_changes_nothing(name: str) -> None:
     training = Training.of(OPTIMIZERS[name])
     training.run(3)
     tensors = list(training.model.parameters())
-    before = bits(training), [each._version for each in tensors], torch.get_rng_state(), random.getstate()
+    before = bits(training), [tensor._version for tensor in tensors], torch.get_rng_state(), random.getstate()
     copy_state(training.parts, 3)
     assert bits(training) == before[0]
-    assert [each._version for each in tensors] == before[1]
+    assert [tensor._version for tensor in tensors] == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
     assert random.getstate() == before[3]
 

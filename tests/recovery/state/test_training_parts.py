@@ -43,10 +43,10 @@ def test_objects_that_answer_in_the_name_of_others_are_not_asked() -> None:
 
 def test_models_come_in_the_order_of_the_optimizers() -> None:
     second, first = Net(), Net()
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    optimizers = [torch.optim.SGD(item.parameters(), lr=0.1) for item in (first, second)]
     parts = find_parts(optimizers)
     assert parts.models == (first, second)
-    names = [each.name for each in named_tensors(parts)]
+    names = [tensor.name for tensor in named_tensors(parts)]
     assert names[0] == "model_0/convolution.weight"
     assert "model_1/head.bias" in names
     assert len(names) == len(set(names))
@@ -54,9 +54,9 @@ def test_models_come_in_the_order_of_the_optimizers() -> None:
 
 def test_names_do_not_depend_on_wrappers() -> None:
     net = Net()
-    plain = [each.name for each in named_tensors(TrainingParts((), (net,)))]
+    plain = [tensor.name for tensor in named_tensors(TrainingParts((), (net,)))]
     for wrapped in (Wrapper(net), torch.compile(net), Wrapper(torch.compile(net))):
-        assert [each.name for each in named_tensors(TrainingParts((), (wrapped,)))] == plain
+        assert [tensor.name for tensor in named_tensors(TrainingParts((), (wrapped,)))] == plain
     assert plain_name("_fsdp_wrapped_module.blocks.0._checkpoint_wrapped_module.up.weight") == "blocks.0.up.weight"
 
 
@@ -68,18 +68,18 @@ def test_what_a_compiler_leaves_behind_is_no_model_of_its_own() -> None:
     compiled(torch.ones(1, 2)).sum().backward()
     parts = find_parts([torch.optim.SGD(net.parameters(), lr=0.1)])
     assert parts.models == (compiled,)
-    assert [each.name for each in named_tensors(parts)] == ["0.weight", "0.bias"]
+    assert [tensor.name for tensor in named_tensors(parts)] == ["0.weight", "0.bias"]
 
 
 def test_names_that_would_be_alike_without_wrappers_keep_them() -> None:
     twins = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False)})
     twins["a"].module = nn.Linear(2, 2, bias=False)
-    assert [each.name for each in named_tensors(TrainingParts((), (twins,)))] == ["a.weight", "a.module.weight"]
+    assert [tensor.name for tensor in named_tensors(TrainingParts((), (twins,)))] == ["a.weight", "a.module.weight"]
 
 
 def test_schedulers_of_these_optimizers_are_found_and_those_inside_others_are_not() -> None:
     net, other = Net(), Net()
-    optimizer, stranger = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
+    optimizer, stranger = (torch.optim.SGD(item.parameters(), lr=0.1) for item in (net, other))
     chain = ChainedScheduler([ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)])
     single, foreign = ExponentialLR(optimizer, 0.5), ExponentialLR(stranger, 0.5)
     found = find_parts([optimizer]).schedulers
@@ -94,7 +94,7 @@ def test_averages_are_found_and_a_copy_that_may_be_the_best_model_so_far_is_left
     wrapped = Wrapper(copy.deepcopy(net).requires_grad_(False))
     best, other = copy.deepcopy(net), nn.Linear(2, 2).requires_grad_(False)
     parts = find_parts([torch.optim.SGD(net.parameters(), lr=0.1)])
-    assert {id(each) for each in parts.averaged} == {id(average), id(frozen), id(wrapped)}
+    assert {id(item) for item in parts.averaged} == {id(average), id(frozen), id(wrapped)}
     assert best is not other
     assert parts.models == (net,)
 
@@ -103,7 +103,7 @@ def test_parameters_that_no_module_owns_have_names_too() -> None:
     loose = torch.zeros(3, requires_grad=True)
     parts = find_parts([torch.optim.SGD([loose], lr=0.1)])
     assert parts.models == ()
-    assert [each.name for each in named_tensors(parts)] == ["optimizer_0/parameter_0"]
+    assert [tensor.name for tensor in named_tensors(parts)] == ["optimizer_0/parameter_0"]
 
 
 def test_looking_draws_nothing_and_keeps_nothing_alive() -> None:

@@ -30,7 +30,7 @@ def sketch(*values: float) -> Sketch:
 
 
 def test_a_falling_loss_runs_from_the_upper_left_to_the_lower_right() -> None:
-    points = [float(each) for each in NUMBERS.findall(chart(sketch(3.0, 2.0, 1.0)).line)]
+    points = [float(match) for match in NUMBERS.findall(chart(sketch(3.0, 2.0, 1.0)).line)]
     assert points[0::2] == [0.0, WIDTH / 2, WIDTH]
     assert points[1] < points[3] < points[5]
 
@@ -88,7 +88,7 @@ def test_whatever_the_values_are_the_drawing_stays_inside_its_frame(rows: list[t
     for path in (drawn.line, drawn.envelope):
         assert "nan" not in path
         assert "inf" not in path
-        points = np.array([float(each) for each in NUMBERS.findall(path)]).reshape(-1, 2)
+        points = np.array([float(match) for match in NUMBERS.findall(path)]).reshape(-1, 2)
         assert ((points >= -0.1) & (points <= [WIDTH + 0.1, HEIGHT + 0.1])).all()
     for tick in (*drawn.values, *drawn.steps):
         assert -0.1 <= tick.at <= 100.1

@@ -82,7 +82,7 @@ def _body(cls: type) -> ast.ClassDef:
 
 def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if get_origin(wanted) in (Union, types.UnionType):
-        (known,) = (each for each in get_args(wanted) if each is not types.NoneType)
+        (known,) = (arg for arg in get_args(wanted) if arg is not types.NoneType)
         return {"anyOf": [_schema_of(known, definitions), {"type": "null"}]}
     if get_origin(wanted) is tuple:
         parts = get_args(wanted)
@@ -91,7 +91,7 @@ def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         items = [_schema_of(part, definitions) for part in parts]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if issubclass(wanted, enum.Enum):
-        return {"enum": [each.value for each in wanted]}
+        return {"enum": [point.value for point in wanted]}
     if is_dataclass(wanted):
         _define(wanted, definitions)
         return {"$ref": f"#/$defs/{wanted.__name__}"}
@@ -107,12 +107,12 @@ def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 def _meanings(cls: type) -> dict[str, str]:
     """The comment behind each field, or the docstring below it, those of base classes included."""
     found: dict[str, str] = {}
-    for each in reversed(cls.__mro__):
-        if not each.__module__.startswith(PACKAGE):
+    for item in reversed(cls.__mro__):
+        if not item.__module__.startswith(PACKAGE):
             continue
-        source = textwrap.dedent(inspect.getsource(each))
+        source = textwrap.dedent(inspect.getsource(item))
         found |= {name: f"{comment}." for name, comment in COMMENT.findall(source)}
-        for field, meaning in pairwise(_body(each).body):
+        for field, meaning in pairwise(_body(item).body):
             if isinstance(field, ast.AnnAssign) and isinstance(meaning, ast.Expr):
                 found[ast.unparse(field.target)] = " ".join(ast.literal_eval(meaning.value).split())
     return found

@@ -18,7 +18,7 @@ def test_it_says_what_happened_why_and_what_to_do() -> None:
     assert run["verdict"] == "Broken: train_loss became NaN at step 960 and stayed so to the end."
     assert (run["cause"]["name"], run["cause"]["certainty"]) == ("overflow", "likely")
     assert run["finding_counts"] == {"CRITICAL": 1, "WARNING": 1, "INFO": 1}
-    assert [(each["issue_type"], each["step"]) for each in run["findings"]] == [
+    assert [(finding["issue_type"], finding["step"]) for finding in run["findings"]] == [
         ("loss_spike", 300),
         ("nan_detected", 960),
     ]
@@ -34,7 +34,7 @@ def test_of_many_findings_the_worst_are_listed_and_the_others_are_counted() -> N
     many = tuple(changed(spike(), start=step, message="far above its baseline " * 50) for step in range(500))
     said = brief(replace(broken(), findings=(*many, *broken().findings)))
     assert len(said["findings"]) + said["more_findings"] == 502
-    assert "nan_detected" in {each["issue_type"] for each in said["findings"]}
+    assert "nan_detected" in {finding["issue_type"] for finding in said["findings"]}
 
 
 @settings(max_examples=60)

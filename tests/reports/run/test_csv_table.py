@@ -55,7 +55,7 @@ def test_every_issue_has_the_verdict_of_its_run_and_the_cause_of_that() -> None:
 @given(hostile_reports())
 def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:
     text = render(report)
-    well = sum(not each.findings and each.outcome in NO_TROUBLE for each in report.diagnoses)
+    well = sum(not diagnose.findings and diagnose.outcome in NO_TROUBLE for diagnose in report.diagnoses)
     assert len(text.splitlines()) == 1 + sum(1 for _ in report.issues()) + well
     for row in csv.reader(io.StringIO(text)):
         assert len(row) == len(COLUMNS)

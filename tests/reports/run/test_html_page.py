@@ -106,7 +106,7 @@ def test_the_list_of_several_runs_has_their_names_and_causes() -> None:
 
 def test_cause_and_actions_come_before_curves_and_findings() -> None:
     text = render(BAD)
-    order = [text.index(each) for each in (">Likely cause<", ">What to do<", '<figure class="chart"', ">Findings<")]
+    order = [text.index(item) for item in (">Likely cause<", ">What to do<", '<figure class="chart"', ">Findings<")]
     assert order == sorted(order)
 
 

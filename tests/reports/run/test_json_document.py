@@ -32,7 +32,7 @@ def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
     assert spike["kind"] == {"const": "loss_spike"}
     assert "in σ of its noise" in spike["sigmas"]["description"]
     for definition in facts_schema().values():
-        undocumented = [name for name, each in definition.get("properties", {}).items() if "description" not in each]
+        undocumented = [name for name, text in definition.get("properties", {}).items() if "description" not in text]
         assert set(undocumented) <= {"kind"}, definition
 
 
@@ -60,7 +60,7 @@ def test_whatever_the_names_are_it_is_ascii_follows_the_schema_and_keeps_the_sou
     assert text.isascii()
     document = json.loads(text, parse_constant=refuse)
     Draft202012Validator(schema("diagnosis")).validate(document)
-    assert [run["source"] for run in document["runs"]] == [each.source for each in report.diagnoses]
+    assert [run["source"] for run in document["runs"]] == [diagnose.source for diagnose in report.diagnoses]
 
 
 def test_the_schema_refuses_what_is_not_written() -> None:

@@ -62,7 +62,7 @@ def test_no_name_becomes_structure(report: Report) -> None:
 def test_a_reader_of_markdown_sees_the_very_text(around: str, text: str) -> None:
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     tokens = parser.parse(around.format(markdown(f"x{text}" if not plain(text).strip() else text)))
-    parts = [each for each in tokens if each.type == "inline"][-1].children or []
-    assert {each.type for each in parts} <= {"text", "text_special", "strong_open", "strong_close"}
-    seen = "".join(each.content for each in parts).removeprefix("b:").strip()
+    parts = [token for token in tokens if token.type == "inline"][-1].children or []
+    assert {part.type for part in parts} <= {"text", "text_special", "strong_open", "strong_close"}
+    seen = "".join(part.content for part in parts).removeprefix("b:").strip()
     assert seen == (plain(text).strip() or "x")

@@ -18,7 +18,7 @@ IDS = ("aaaaaaaa11112222", "aaaaaaaa33334444", "bbbbbbbb55556666")
 
 
 def three_of_one_name() -> Comparison:
-    cards = [replace(made("lr=0.1", {"seed": n}, lost=n * 100 or None), source=each) for n, each in enumerate(IDS)]
+    cards = [replace(made("lr=0.1", {"seed": n}, lost=n * 100 or None), source=item) for n, item in enumerate(IDS)]
     return comparison_of([*cards, made("alone", {})], baseline=cards[0])
 
 
@@ -37,12 +37,12 @@ def test_runs_with_the_same_name_are_distinguished_by_their_ids(form: str) -> No
 
 
 def test_programs_get_the_names_as_they_are() -> None:
-    assert [each["name"] for each in comparison_document(three_of_one_name())["runs"]].count("lr=0.1") == 3
+    assert [run["name"] for run in comparison_document(three_of_one_name())["runs"]].count("lr=0.1") == 3
 
 
 def test_logs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apart() -> None:
     sources = [f"logs/{version}/metrics.csv" for version in ("version_0", "version_1")]
-    names = names_of([RunCard(each, "metrics.csv") for each in sources])
+    names = names_of([RunCard(source, "metrics.csv") for source in sources])
     assert list(names.values()) == ["version_0/metrics.csv", "version_1/metrics.csv"]
     folders = names_of([RunCard("one/0/f3a", "calm"), RunCard("two/0/f3a", "calm")])
     assert list(folders.values()) == ["calm (one/0/f3a)", "calm (two/0/f3a)"]
@@ -58,8 +58,8 @@ def test_logs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apa
 def test_runs_with_equal_names_always_get_distinct_names(named: dict[str, str]) -> None:
     cards = [RunCard(source, name) for source, name in named.items()]
     names = names_of(cards)
-    alike = [each for each in cards if sum((c.name or c.source) == (each.name or each.source) for c in cards) > 1]
-    assert len({names[each.source] for each in alike}) == len(alike)
+    alike = [card for card in cards if sum((c.name or c.source) == (card.name or card.source) for c in cards) > 1]
+    assert len({names[item.source] for item in alike}) == len(alike)
 
 
 def test_what_has_one_name_keeps_it() -> None:

@@ -51,9 +51,9 @@ def test_an_ordinary_step_and_an_ordinary_snapshot_search_nothing(searches: list
 
 def test_many_optimizers_of_one_model_are_all_known_after_one_search(searches: list[int]) -> None:
     model, parts = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(40))), KnownParts()
-    optimizers = [SGD([each], lr=0.1) for each in model.parameters()]
+    optimizers = [SGD([parameter], lr=0.1) for parameter in model.parameters()]
     schedule = ExponentialLR(optimizers[-1], 0.9)
-    changes = [parts.meet(each, None) for each in optimizers]
+    changes = [parts.meet(optimizer, None) for optimizer in optimizers]
     assert changes == [PartsChange.ANOTHER] + [PartsChange.OPTIMIZER] * 39
     assert alive(parts).optimizers == tuple(optimizers)
     assert alive(parts).models == (model,)
@@ -85,7 +85,7 @@ def test_averages_that_are_created_later_are_found_and_follow_the_known_ones() -
     assert parts.look_again(None) is PartsChange.NONE
     known = alive(parts).averaged
     assert known[0] is first
-    assert {id(each) for each in known[1:]} == {id(second), id(frozen)}
+    assert {id(item) for item in known[1:]} == {id(second), id(frozen)}
     third = AveragedModel(model)
     parts.look_again(None)
     assert alive(parts).averaged == (*known, third)

@@ -17,7 +17,7 @@ from mlflow_stability.session.autopilot.training_rollback import StaleGraphs
 @pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw foreach"])
 def test_a_gan_survives_a_rollback_between_its_two_backward_passes(optimizer: str) -> None:
     maker, critic = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    halves = [OPTIMIZERS[optimizer](each)[0] for each in (maker, critic)]
+    halves = [OPTIMIZERS[optimizer](item)[0] for item in (maker, critic)]
     parts = TrainingParts(tuple(halves), (maker, critic))
     stale = StaleGraphs()
     for step in range(3):

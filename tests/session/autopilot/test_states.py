@@ -28,7 +28,7 @@ def states_in(folder: Path) -> States:
 
 
 def values_in(folder: Path) -> list[tuple[int, float | None]]:
-    return [(each.step, each.meta.value) for each in listing(folder) if each.meta is not None]
+    return [(point.step, point.meta.value) for point in listing(folder) if point.meta is not None]
 
 
 def test_a_metric_logged_before_the_next_backward_pass_goes_into_the_checkpoint_of_its_step(

@@ -58,7 +58,7 @@ class Deciding:
         self.rolled_back_at: list[int] = []
 
     def next_target(self, decision: Decision) -> int:
-        return max((each for each in self._states.good if each < decision.target), default=-1)
+        return max((value for value in self._states.good if value < decision.target), default=-1)
 
     def retarget(self, decision: Decision, target: int) -> Decision:
         return dataclasses.replace(decision, target=target)
@@ -118,4 +118,4 @@ def test_a_state_that_one_process_refuses_is_refused_by_all_and_the_next_one_is_
     assert states.restored == target
     assert decider.rolled_back_at == [100] * len(target)
     assert [event.kind for event in events] == ([] if target else ["give_up"])
-    assert states.good == [each for each in (40, 60, 80) if target and each <= target[0]]
+    assert states.good == [number for number in (40, 60, 80) if target and number <= target[0]]

@@ -27,7 +27,7 @@ class GivenClock:
     def advance(self, seconds: float) -> None:
         self._now += seconds
         due = [timer for at, timer in self._waiting if at <= self._now]
-        self._waiting = [each for each in self._waiting if each[1] not in due]
+        self._waiting = [row for row in self._waiting if row[1] not in due]
         for timer in due:
             timer.call()
 
@@ -38,7 +38,7 @@ class GivenClock:
         self._waiting.append((self._now + timer.seconds, timer))
 
     def forget(self, timer: GivenTimer) -> None:
-        self._waiting = [each for each in self._waiting if each[1] is not timer]
+        self._waiting = [row for row in self._waiting if row[1] is not timer]
 
 
 class GivenTimer:

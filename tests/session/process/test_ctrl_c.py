@@ -53,12 +53,12 @@ def test_ctrl_c_at_any_moment_in_our_code_leaves_torch_unchanged_and_switches_no
             assert not training.guard.off, f"moment {moments.at} of {whole.seen}"
     assert interrupted > 30
     assert thread_state() == before
-    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in training.model.modules())
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in training.model.modules())
     follower = JournalFollower(tmp_path / "here" / JOURNAL)
-    steps = [each.record for each in follower.read() if isinstance(each.record, StepReading)]
+    steps = [item.record for item in follower.read() if isinstance(item.record, StepReading)]
     assert follower.broken_lines == 0
     assert len(steps) > 90
-    numbers = [each.step for each in steps]
+    numbers = [step.step for step in steps]
     assert numbers == sorted(set(numbers))
 
 

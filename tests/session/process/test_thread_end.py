@@ -21,7 +21,7 @@ def ended(body: Callable[[ThreadEnd], None]) -> list[tuple[int, bool, BaseExcept
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert [each[0] for each in said] == idents
+    assert [row[0] for row in said] == idents
     return said
 
 
@@ -126,4 +126,4 @@ def test_an_exception_that_ends_a_thread_is_how_its_training_ended(monkeypatch: 
     thread.start()
     thread.join()
     ending.remove()
-    assert [(each.outcome, each.detail) for each in said] == [("crashed", "ValueError: no data")]
+    assert [(item.outcome, item.detail) for item in said] == [("crashed", "ValueError: no data")]

@@ -37,7 +37,7 @@ def nobody_else_judges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judging_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "mlflow-stability judge"]
+    return [thread for thread in threading.enumerate() if thread.name == "mlflow-stability judge"]
 
 
 class Judged:
@@ -97,7 +97,7 @@ def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> Non
     late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
     assert late.take(reading(2, 100.001, 50.0)) == []
-    assert [each.step for each in late.settle()] == [2]
+    assert [point.step for point in late.settle()] == [2]
     late.stop()
 
 

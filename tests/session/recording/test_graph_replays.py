@@ -47,7 +47,7 @@ def lines(
 
 
 def said(lines: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in lines.records if SAID in each.getMessage()]
+    return [record.getMessage() for record in lines.records if SAID in record.getMessage()]
 
 
 def warmed_up(steps: int) -> tuple[nn.Linear, torch.optim.SGD]:
@@ -91,9 +91,9 @@ def test_steps_after_replays_are_recorded_each_with_its_gradients_and_the_count(
         model, optimizer = warmed_up(3)
 
         def forward_and_backward() -> None:
-            for each in model.parameters():
-                assert each.grad is not None
-                each.grad.copy_(torch.full_like(each, 2.0))
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.copy_(torch.full_like(parameter, 2.0))
 
         graph = Graph(forward_and_backward)
         for _ in range(10):
@@ -102,13 +102,17 @@ def test_steps_after_replays_are_recorded_each_with_its_gradients_and_the_count(
             optimizer.step()
     mlflow_stability.autolog(disable=True)
     (journal,) = (tmp_path / "journals").rglob("journal")
-    readings = [each for each in read_journal(journal) if isinstance(each, StepReading)]
+    readings = [item for item in read_journal(journal) if isinstance(item, StepReading)]
     steps = [
-        {signal.quantity: value for signal, value in zip(each.signals, each.values, strict=True) if not signal.place}
-        for each in readings
+        {
+            signal.quantity: value
+            for signal, value in zip(reading.signals, reading.values, strict=True)
+            if not signal.place
+        }
+        for reading in readings
     ]
     assert len(steps) == 13
-    assert all("graph_replays" not in each for each in steps[:3])
-    assert [each["graph_replays"] for each in steps[3:]] == [2.0] * 10
-    assert [each["grad_norm"] for each in steps[3:]] == [pytest.approx(2.0 * 5**0.5)] * 10
+    assert all("graph_replays" not in step for step in steps[:3])
+    assert [step["graph_replays"] for step in steps[3:]] == [2.0] * 10
+    assert [step["grad_norm"] for step in steps[3:]] == [pytest.approx(2.0 * 5**0.5)] * 10
     assert said(lines) == []

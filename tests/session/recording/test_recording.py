@@ -40,9 +40,9 @@ def by_torch_func(model: nn.Module, steps: int) -> None:
         def loss_of(values: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return nn.functional.mse_loss(torch.func.functional_call(model, values, (inputs,)), targets)
 
-        gradients = torch.func.grad(loss_of)({name: each.detach() for name, each in names.items()}, inputs, targets)
-        for name, each in names.items():
-            each.grad = gradients[name]
+        gradients = torch.func.grad(loss_of)({name: tensor.detach() for name, tensor in names.items()}, inputs, targets)
+        for name, parameter in names.items():
+            parameter.grad = gradients[name]
         optimizer.step()
 
 
@@ -58,8 +58,8 @@ def as_a_pipeline_stage(model: nn.Module, steps: int) -> None:
 def by_hand(model: nn.Module, steps: int) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
-        for each in model.parameters():
-            each.grad = torch.full_like(each, 0.1)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1)
         optimizer.step()
 
 
@@ -71,7 +71,7 @@ TRAININGS: dict[str, Callable[[nn.Module, int], None]] = {
 
 
 def said(records: list[Record]) -> list[Finding]:
-    return [each for each in records if isinstance(each, Finding) and each.place == "loss"]
+    return [record for record in records if isinstance(record, Finding) and record.place == "loss"]
 
 
 @pytest.mark.parametrize("steps", [3, 60])
@@ -87,9 +87,9 @@ def test_a_training_without_a_loss_says_so_once(
     (event,) = said(flown.records)
     assert (event.kind, event.severity) == ("not_measured", Severity.INFO)
     assert f"No loss recorded in {min(steps, 20)} steps" in event.message
-    (note,) = [each for each in flown.records if isinstance(each, Note) and each.key == "loss"]
+    (note,) = [record for record in flown.records if isinstance(record, Note) and record.key == "loss"]
     assert note.value.startswith("no loss recorded")
-    lines = [each.getMessage() for each in caplog.records if "No loss recorded" in each.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "No loss recorded" in record.getMessage()]
     assert len(lines) == 1
     assert "attach(model, optimizer)" in lines[0]
 
@@ -131,7 +131,7 @@ def test_a_learning_rate_jump_is_reported_before_its_consequences(tmp_path: Path
         norm, rate = 1.0 + 0.1 * (step % 5) + 1000.0 * (step > 101), 1e-4 if step <= 100 else 0.1
         recording.record(ProbeReading(signals, (norm, rate), float(step), "", begins_step=True))
     recording.close(Closing("finished", run_was_active=False))
-    found = [(each.step, each.kind) for each in told if each.step > 100]
+    found = [(finding.step, finding.kind) for finding in told if finding.step > 100]
     assert found == [(101, "learning_rate_jump"), (102, "gradient_explosion")]
 
 
@@ -141,8 +141,8 @@ def test_discarded_losses_are_counted_and_reported_rarely() -> None:
     for step in range(1, 251):
         discarded = (math.nan,) if step % 2 else ()
         told += account.take(step, ProbeReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
-    assert [each.step for each in told] == [1, 1 + REPORT_EVERY_STEPS, 1 + 2 * REPORT_EVERY_STEPS]
-    assert [each.metrics["discarded"] for each in told] == [1, 51, 101]
+    assert [point.step for point in told] == [1, 1 + REPORT_EVERY_STEPS, 1 + 2 * REPORT_EVERY_STEPS]
+    assert [item.metrics["discarded"] for item in told] == [1, 51, 101]
 
 
 CODES = {
@@ -160,7 +160,7 @@ CODES = {
 def summed_up(shares: list[float], place: str = "encoder") -> list[Finding]:
     """A training whose codes have these shares of unique patterns, measured every hundred steps."""
     account, panel = RepresentationTotals(), Panel(detectors_named(VERDICTS))
-    signals = tuple(Signal(each, place) for each in (*CODES, "sdr_unique_ratio"))
+    signals = tuple(Signal(code, place) for code in (*CODES, "sdr_unique_ratio"))
     for number, share in enumerate(shares, start=1):
         for step in (StepReading(100 * number - 1, (Signal("loss"),), (2.0,)),):
             account.take(step)
@@ -193,7 +193,7 @@ def test_a_collapse_is_the_verdict_with_its_first_step_and_the_number_of_warning
 
 def test_other_representations_are_summarized_by_their_ranks() -> None:
     account = RepresentationTotals()
-    signals = tuple(Signal(each, "body") for each in ("effective_rank", "stable_rank", "mean_cosine"))
+    signals = tuple(Signal(name, "body") for name in ("effective_rank", "stable_rank", "mean_cosine"))
     for step, rank in ((100, 20.0), (200, 10.0)):
         account.take(StepReading(step, signals, (rank, 4.0, 0.25)))
     (event,) = account.events(200)

@@ -131,8 +131,8 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     overfit(steps=200, every=10)
     mlflow.end_run()
     records = training.end()
-    (found,) = [each for each in records if isinstance(each, Finding) and each.kind == "overfitting"]
-    heard_at = [each.step for each in records if isinstance(each, StepReading) and VAL in each.signals]
+    (found,) = [record for record in records if isinstance(record, Finding) and record.kind == "overfitting"]
+    heard_at = [record.step for record in records if isinstance(record, StepReading) and VAL in record.signals]
     assert heard_at == list(range(10, 201, 10))
     assert found.step in heard_at
     assert found.step < 200
@@ -149,11 +149,11 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     assert table["step"].tolist() == list(range(1, 201))
     told = table.dropna(subset=["val_loss"])
     assert told["step"].tolist() == heard_at
-    assert told["val_loss"].tolist() == [each.value for each in client.get_metric_history(run_id, "val_loss")]
+    assert told["val_loss"].tolist() == [point.value for point in client.get_metric_history(run_id, "val_loss")]
     assert told["val_loss_step"].tolist() == list(range(1, 21))
 
     diagnosis = diagnose(run_id)
-    assert [each.kind for each in diagnosis.findings].count("overfitting") == 1
+    assert [finding.kind for finding in diagnosis.findings].count("overfitting") == 1
 
 
 def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_training(
@@ -168,10 +168,10 @@ def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_traini
         optimizer.step()
         MlflowClient().log_metric(run_id, "eval_loss", value)
     records = training.end()
-    readings = [each for each in records if isinstance(each, StepReading) and VAL in each.signals]
-    assert [each.step for each in readings] == [1, 2, 3]
-    assert [each.signals for each in readings] == [(VAL,)] * 3
-    assert "nan_detected" not in [each.kind for each in records if isinstance(each, Finding) and each.step != 2]
+    readings = [record for record in records if isinstance(record, StepReading) and VAL in record.signals]
+    assert [reading.step for reading in readings] == [1, 2, 3]
+    assert [reading.signals for reading in readings] == [(VAL,)] * 3
+    assert "nan_detected" not in [record.kind for record in records if isinstance(record, Finding) and record.step != 2]
 
 
 def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: str, heard: ScriptMetrics) -> None:
@@ -179,7 +179,7 @@ def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: st
     for number, name in enumerate(("val_loss", "eval_loss")):
         run_id = mlflow.start_run().info.run_id
         mlflow.log_metric(name, number + 0.5, step=number)
-        found.append([(each.signals[0], each.values) for each in heard.take(run_id)])
+        found.append([(reading.signals[0], reading.values) for reading in heard.take(run_id)])
         mlflow.end_run()
     assert found == [[(VAL, (0.5, 0.0))], [(VAL, (1.5, 1.0))]]
 
@@ -190,7 +190,7 @@ def test_metrics_of_another_run_and_those_of_the_training_are_let_go(store: str,
     run_id = mlflow.start_run().info.run_id
     client.log_metric(other, "val_loss", 9.0)
     mlflow.log_metrics({"loss": 1.0, "lr": 0.1, "val_loss": 0.5, "val_acc": 0.9, "epoch": 1}, step=1)
-    assert [each.values for each in heard.take(run_id)] == [(0.5, 1.0)]
+    assert [reading.values for reading in heard.take(run_id)] == [(0.5, 1.0)]
     mlflow.log_metrics({"loss": 1.0, "lr": 0.1, "epoch": 2}, step=2)
     assert not heard.waiting
 
@@ -198,7 +198,7 @@ def test_metrics_of_another_run_and_those_of_the_training_are_let_go(store: str,
 def test_losses_of_several_domains_each_have_their_place(store: str, heard: ScriptMetrics) -> None:
     run_id = mlflow.start_run().info.run_id
     mlflow.log_metrics({"train_loss": 1.0, "val_loss": 0.5, "val_loss_books": 0.6, "val_loss_web": 0.7}, step=1)
-    assert [each.signals[0].place for each in heard.take(run_id)] == ["", "books", "web"]
+    assert [item.signals[0].place for item in heard.take(run_id)] == ["", "books", "web"]
 
 
 def test_a_name_keeps_its_meaning_when_others_come(store: str, heard: ScriptMetrics) -> None:
@@ -206,7 +206,7 @@ def test_a_name_keeps_its_meaning_when_others_come(store: str, heard: ScriptMetr
     mlflow.log_metric("val_loss_books", 0.6)
     (first,) = heard.take(run_id)
     mlflow.log_metrics({"val_loss_web": 0.7, "val_loss_books": 0.8})
-    later = {each.values[0]: each.signals[0] for each in heard.take(run_id)}
+    later = {reading.values[0]: reading.signals[0] for reading in heard.take(run_id)}
     assert later[0.8] == first.signals[0]
     assert later[0.7] != first.signals[0]
 
@@ -215,7 +215,7 @@ def test_metrics_logged_before_the_run_is_known_are_kept_for_it(store: str, hear
     run_id = mlflow.start_run().info.run_id
     mlflow.log_metric("val_loss", 0.6)
     assert heard.take(None) == []
-    assert [each.values[0] for each in heard.take(run_id)] == [0.6]
+    assert [reading.values[0] for reading in heard.take(run_id)] == [0.6]
 
 
 def test_threads_that_log_while_it_is_taken_lose_nothing(store: str) -> None:
@@ -230,8 +230,8 @@ def test_threads_that_log_while_it_is_taken_lose_nothing(store: str) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        taken += [each.values[0] for each in heard.take("run")]
-    taken += [each.values[0] for each in heard.take("run")]
+        taken += [reading.values[0] for reading in heard.take("run")]
+    taken += [reading.values[0] for reading in heard.take("run")]
     assert len(taken) == 800
 
 
@@ -241,7 +241,7 @@ def test_a_number_of_any_make_is_taken_as_mlflow_takes_it() -> None:
     heard = ScriptMetrics()
     for value in (1, 1.0, np.float32(1), np.array([1.0]), torch.tensor(1.0), torch.ones(1, dtype=torch.bfloat16)):
         heard._heard(LoggedMetric("run", "val_loss", value, 1))
-    assert [each.values[0] for each in heard.take("run")] == [1.0] * 6
+    assert [reading.values[0] for reading in heard.take("run")] == [1.0] * 6
 
 
 WORDS = "loss train_loss val_loss val_loss_books valid/loss eval_loss test_loss val_loss_epoch val_loss_step val_nll"
@@ -256,9 +256,9 @@ def test_no_two_names_ever_share_a_series(names: list[str], often: int) -> None:
     for begin in range(0, len(names), often):
         for name in names[begin : begin + often]:
             heard._heard(LoggedMetric("run", name, numbers[name], None))
-        for each in heard.take("run"):
-            assert each.signals[0].quantity == "val_loss"
-            assert owner.setdefault(each.signals[0], each.values[0]) == each.values[0]
+        for reading in heard.take("run"):
+            assert reading.signals[0].quantity == "val_loss"
+            assert owner.setdefault(reading.signals[0], reading.values[0]) == reading.values[0]
     assert bool(owner) or not {"val_loss", "eval_loss", "valid/loss"} & set(names)
 
 

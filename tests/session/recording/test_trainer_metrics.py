@@ -29,8 +29,8 @@ Validations = list[tuple[int, float]]
 
 
 def heard(flown: Flown) -> Validations:
-    readings = [each for each in flown.records if isinstance(each, StepReading) and VAL in each.signals]
-    return [(each.step, each.values[each.signals.index(VAL)]) for each in readings]
+    readings = [record for record in flown.records if isinstance(record, StepReading) and VAL in record.signals]
+    return [(reading.step, reading.values[reading.signals.index(VAL)]) for reading in readings]
 
 
 class Regression(nn.Module):
@@ -47,7 +47,7 @@ class Regression(nn.Module):
 
 def pairs(count: int, seed: int = 1) -> Any:
     numbers = torch.randn(count, 9, generator=torch.Generator().manual_seed(seed))
-    return [{"inputs": each[:8], "labels": each[8:]} for each in numbers]
+    return [{"inputs": number[:8], "labels": number[8:]} for number in numbers]
 
 
 def by_lightning(_folder: Path) -> Validations:
@@ -83,7 +83,7 @@ def by_lightning(_folder: Path) -> Validations:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loaders: Any = [torch.utils.data.DataLoader(each, batch_size=8) for each in torch.randn(2, 32, 4)]
+    loaders: Any = [torch.utils.data.DataLoader(item, batch_size=8) for item in torch.randn(2, 32, 4)]
     module = Module()
     trainer.fit(module, loaders[0], loaders[1])
     assert [step for step, _ in told] == [4, 8, 12]
@@ -115,8 +115,8 @@ def by_hugging_face(folder: Path, report_to: str = "none") -> Validations:
     )
     trainer.train()
     trainer.evaluate()
-    logged = [each for each in trainer.state.log_history if "eval_loss" in each]
-    told = [(int(each["step"]), float(each["eval_loss"])) for each in logged]
+    logged = [text for text in trainer.state.log_history if "eval_loss" in text]
+    told = [(int(row["step"]), float(row["eval_loss"])) for row in logged]
     assert [step for step, _ in told] == [4, 8, 12, 12]
     return told
 
@@ -178,7 +178,7 @@ def test_validation_losses_that_hugging_face_logs_to_mlflow_as_well_are_recorded
     client = MlflowClient(sqlite_uri)
     logged = [client.get_metric_history(run.info.run_id, "eval_loss") for run in client.search_runs(["0"])]
     # Its callback ends its run with the training: the last evaluation comes into another one.
-    assert sorted((each.step, each.value) for points in logged for each in points) == told
+    assert sorted((point.step, point.value) for points in logged for point in points) == told
     assert len(flown.recordings) == 1
     assert heard(flown) == told
 
@@ -219,7 +219,7 @@ def test_a_value_that_trainer_and_mlflow_both_tell_is_given_once_whoever_is_firs
             metrics._heard(LoggedMetric(run, "val_loss", value, 1))
 
     def taken() -> list[float]:
-        return [each.values[0] for each in metrics.take("run")]
+        return [reading.values[0] for reading in metrics.take("run")]
 
     tell("run", None)
     tell(None, "run")
@@ -239,10 +239,10 @@ def test_what_a_trainer_tells_does_not_wait_for_the_run_to_be_known() -> None:
     metrics._heard(LoggedMetric("run", "eval_loss", 0.9, 1))
     metrics._heard(LoggedMetric(None, "eval_loss", 0.9, 1))
     metrics._heard(LoggedMetric(None, "eval_loss", 0.8, 2))
-    assert [each.values for each in metrics.take(None)] == [(0.9, 1.0), (0.8, 2.0)]
-    assert [each.values for each in metrics.take("run")] == []
+    assert [reading.values for reading in metrics.take(None)] == [(0.9, 1.0), (0.8, 2.0)]
+    assert [reading.values for reading in metrics.take("run")] == []
     metrics._heard(LoggedMetric("run", "eval_loss", 0.7, 3))
-    assert [each.values for each in metrics.take("run")] == [(0.7, 3.0)]
+    assert [reading.values for reading in metrics.take("run")] == [(0.7, 3.0)]
 
 
 def test_the_number_of_remembered_values_is_limited() -> None:

@@ -49,7 +49,7 @@ def test_an_undetected_training_is_reported_once_at_the_end_of_the_process(
 ) -> None:
     said = output_of(kind, tmp_path)
     assert said.count(SAID) == 1
-    (line,) = [each for each in said.splitlines() if SAID in each]
+    (line,) = [group for group in said.splitlines() if SAID in group]
     assert line.startswith(f"mlflow-stability: {signs}")
     assert "mlflow_stability.attach(model, optimizer)" in line
 
@@ -87,7 +87,7 @@ def lines(
 
 
 def said(lines: pytest.LogCaptureFixture) -> int:
-    return sum(SAID in each.getMessage() for each in lines.records)
+    return sum(SAID in record.getMessage() for record in lines.records)
 
 
 def test_it_is_reported_at_200_backward_passes_and_not_again(lines: pytest.LogCaptureFixture) -> None:

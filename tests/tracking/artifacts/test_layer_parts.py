@@ -38,6 +38,6 @@ def test_anybody_can_read_a_part_with_pandas_and_steps_are_the_runs(tmp_path: Pa
 
 def test_names_of_parts_sort_by_recording_and_step() -> None:
     places = [(0, 9), (0, 1500), (2, 0), (2, 1500), (2, 10**11)]
-    names = [part_name(*each) for each in places]
+    names = [part_name(*place) for place in places]
     assert names == sorted(names)
     assert len(set(names)) == len(places)

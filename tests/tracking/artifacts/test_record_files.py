@@ -82,8 +82,8 @@ def test_a_record_that_was_written_is_read_back_value_for_value(tmp_path):
         StepReading(2, few, (0.5, 0.25), 1, 12.0),
     ]
     buffer = PartBuffer()
-    for each in readings:
-        buffer.add(each, each.step + 100)
+    for reading in readings:
+        buffer.add(reading, reading.step + 100)
     assert len(buffer) == 8
     buffer.write(tmp_path / "part.parquet", 3)
     record = read_part(tmp_path / "part.parquet")

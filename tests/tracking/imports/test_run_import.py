@@ -26,7 +26,7 @@ def a_run(
     for name, meaning in metric_meanings(metrics).items():
         count = len(metrics[name])
         which = np.asarray(attempts or [0] * count, np.int64)
-        steps = np.concatenate([np.arange((which == each).sum()) for each in np.unique(which)]).astype(np.int64)
+        steps = np.concatenate([np.arange((which == value).sum()) for value in np.unique(which)]).astype(np.int64)
         when = np.arange(count) + 1.6e9 if times else np.zeros(count)
         made.append(Metric(name, meaning, Series(meaning.signal, steps, np.asarray(metrics[name], float), which, when)))
     known = {"source": "train.log", "name": "train.log", "format": "text", "basis": ""} | more
@@ -35,7 +35,7 @@ def a_run(
 
 def stored(uri: str, run_id: str, key: str) -> list[tuple[int, int, float]]:
     history = MlflowClient(uri).get_metric_history(run_id, key)
-    return sorted((each.timestamp, each.step, each.value) for each in history)
+    return sorted((point.timestamp, point.step, point.value) for point in history)
 
 
 def runs_in(uri: str, experiment: str = "logs") -> list[str]:
@@ -160,7 +160,7 @@ def test_the_full_record_of_a_run_of_ours_comes_along(sqlite_uri: str, tmp_path:
     (tmp_path / "stability" / "record").mkdir(parents=True)
     (tmp_path / "stability" / "record" / "part.parquet").write_bytes(b"x")
     run_id = RunImport("logs", sqlite_uri).bring(a_run({"loss": [1.0, 2.0]}), tmp_path / "stability")
-    assert [each.path for each in MlflowClient(sqlite_uri).list_artifacts(run_id, "stability/record")] == [
+    assert [artifact.path for artifact in MlflowClient(sqlite_uri).list_artifacts(run_id, "stability/record")] == [
         "stability/record/part.parquet"
     ]
 
@@ -184,7 +184,7 @@ def test_the_hash_of_a_run_depends_on_what_was_logged_alone() -> None:
     run = a_run({"loss": [1.0, 2.0]})
     assert content_hash(run) == content_hash(a_run({"loss": [1.0, 2.0]}, source="/x", name="y", format="csv"))
     others = [a_run({"loss": [1.0, 3.0]}), a_run({"lo": [1.0, 2.0]}), a_run({"loss": [1.0, 2.0]}, params={"a": "b"})]
-    assert content_hash(run) not in {content_hash(each) for each in others}
+    assert content_hash(run) not in {content_hash(other) for other in others}
 
 
 @given(st.lists(st.text(max_size=300), max_size=12))

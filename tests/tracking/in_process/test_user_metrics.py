@@ -68,14 +68,14 @@ WAYS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.filterwarnings("ignore")
 def test_a_metric_is_received_once_whichever_way_it_is_logged(way: str, run_id: str, heard: list[LoggedMetric]) -> None:
     WAYS[way](run_id)
-    assert [(each.run_id, each.key, each.value, each.step) for each in heard] == [(run_id, "val_loss", 0.5, 7)]
-    assert [each.value for each in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
+    assert [(point.run_id, point.key, point.value, point.step) for point in heard] == [(run_id, "val_loss", 0.5, 7)]
+    assert [point.value for point in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
 
 
 def test_a_metric_without_a_step_is_received_without_a_step(run_id: str, heard: list[LoggedMetric]) -> None:
     MlflowClient().log_metric(run_id, "val_loss", 0.25)
     mlflow.log_metric("val_loss", 0.25)  # MLflow's own way to say that there is none
-    assert [each.step for each in heard] == [None, 0]
+    assert [point.step for point in heard] == [None, 0]
 
 
 def test_a_metric_from_another_thread_is_received(run_id: str, heard: list[LoggedMetric]) -> None:
@@ -110,7 +110,7 @@ def test_an_error_of_ours_does_not_reach_the_call_of_the_script(run_id: str) -> 
     mlflow.log_metric("val_loss", 0.6)
     ear.remove()
     assert str(ear.failure) == "ours"
-    assert [each.value for each in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5, 0.6]
+    assert [point.value for point in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5, 0.6]
 
 
 def test_removing_leaves_the_very_functions_that_were_there() -> None:
@@ -142,7 +142,7 @@ def test_a_later_patch_of_other_code_stays_and_alone_receives_metrics(
     mlflow.log_metric("val_loss", 0.5)
     assert (len(theirs), found) == (1, [])
     monkeypatch.setattr(MlflowClient, "log_metric", untouched)
-    assert [each.value for each in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
+    assert [point.value for point in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
 
 
 def test_a_tensor_is_received_as_the_script_passed_it(run_id: str, heard: list[LoggedMetric]) -> None:

@@ -38,7 +38,7 @@ def recorded(**series: list[float]) -> RunHistory:
 def duplicates(history: RunHistory, **logged: list[float]) -> dict[str, str]:
     meanings = metric_meanings(logged)
     found = with_metrics_of_the_script(history, [metric(name, meanings[name], logged[name]) for name in logged])
-    return {each.name: each.meaning.duplicate_of for each in found.metrics if each.name in logged}
+    return {item.name: item.meaning.duplicate_of for item in found.metrics if item.name in logged}
 
 
 def test_a_recorded_validation_loss_is_a_duplicate_of_the_logged_one() -> None:

@@ -22,7 +22,7 @@ def logged(uri: str, key: str = "loss") -> str:
     run_id = str(client.create_run("0").info.run_id)
     now = int(time.time() * 1000)
     losses = 0.1 + 3 * np.exp(-np.arange(40) / 10)
-    points = [Metric(key, float(each), np.int64(now + at), np.int64(at)) for at, each in enumerate(losses)]
+    points = [Metric(key, float(value), np.int64(now + at), np.int64(at)) for at, value in enumerate(losses)]
     client.log_batch(run_id, points)
     assert isinstance(client.get_metric_history(run_id, key)[0].step, bytes)  # else this tests nothing
     return run_id

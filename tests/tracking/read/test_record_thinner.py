@@ -27,8 +27,8 @@ PARTS = [part(1 + begin, 20_000 + begin) for begin in range(0, 200_000, 20_000)]
 
 def thinned(most: int, *events: Finding) -> RunRecord:
     thinner = RecordThinner(most, events)
-    for each in PARTS:
-        thinner.add(each)
+    for item in PARTS:
+        thinner.add(item)
     found = thinner.record()
     assert found is not None
     return found

@@ -75,7 +75,7 @@ def test_of_a_run_of_ours_the_full_record_is_read_with_what_was_judged_live(sqli
     assert loss.steps.tolist() == list(range(1, 9))
     assert math.isnan(loss.values[2])
     assert history.events is not None
-    assert [(each.kind, each.step) for each in history.events] == [("nan_detected", 3)]
+    assert [(event.kind, event.step) for event in history.events] == [("nan_detected", 3)]
     assert (history.outcome, history.outcome_detail) == ("crashed", "ValueError: x")
 
 
@@ -87,7 +87,7 @@ def test_a_second_recording_of_a_run_is_another_attempt(sqlite_uri: str, tmp_pat
 def test_what_the_script_logged_itself_is_there_and_no_loss_is_counted_twice(sqlite_uri: str, tmp_path: Path) -> None:
     history = read_run_history(a_recorded_run(sqlite_uri, tmp_path / "made"), sqlite_uri)
     assert history.of("val_loss")[0].series.values.tolist() == [0.5]
-    assert [(each.name, each.meaning.duplicate_of) for each in history.of("loss")] == [
+    assert [(metric.name, metric.meaning.duplicate_of) for metric in history.of("loss")] == [
         ("loss", ""),
         ("loss", "loss"),
     ]
@@ -140,7 +140,7 @@ def test_anybody_s_run_is_read_whole(server: str, request: pytest.FixtureRequest
     validation = history.of("val_loss")[0].series
     assert math.isnan(validation.values[0])
     assert validation.values[1] == math.inf
-    assert "epoch" not in {each.name for each in history.metrics}
+    assert "epoch" not in {metric.name for metric in history.metrics}
 
 
 def test_steps_that_are_all_zero_are_numbered_by_their_time(sqlite_uri: str) -> None:
@@ -183,9 +183,9 @@ def test_losses_that_charts_do_not_show_are_nan_where_their_count_rose(sqlite_ur
     record = RunReader(a_run(sqlite_uri, points), sqlite_uri).metric_points(("loss", "grad_norm"))
     assert record is not None
     values = {
-        (str(signal), each.step): value
-        for each in record.readings()
-        for signal, value in zip(each.signals, each.values, strict=True)
+        (str(signal), reading.step): value
+        for reading in record.readings()
+        for signal, value in zip(reading.signals, reading.values, strict=True)
     }
     assert [step for name, step in values if name == "loss"] == [10, 20, 30, 40, 50]
     assert {key for key, value in values.items() if math.isnan(value)} == {
@@ -322,7 +322,7 @@ def test_a_line_of_garbage_costs_no_more_than_itself(sqlite_uri: str, tmp_path: 
     events.write_text(f"{line}\n{events.read_text()}")
     for history in (read_run_history(run_id, sqlite_uri), recorded_folder(events.parents[4], RunFacts("a", "b"))):
         assert history is not None
-        assert [each.kind for each in history.events or ()] == ["nan_detected"]
+        assert [finding.kind for finding in history.events or ()] == ["nan_detected"]
         assert f"line 1 of {EVENTS_FOLDER}/{events.name}." in history.notes[0]
 
 

@@ -22,11 +22,11 @@ VALUES = (2.0, 0.1, 3.0, 4.0, 1.0, 0.01, 0.03)
 
 
 def test_no_layer_becomes_a_metric_unless_it_is_asked_for() -> None:
-    assert [each.signal for each in chosen_signals(SIGNALS, "")] == list(SIGNALS[:2])
+    assert [signal.signal for signal in chosen_signals(SIGNALS, "")] == list(SIGNALS[:2])
 
 
 def test_norms_of_a_block_add_as_norms_do_and_ratios_are_averaged() -> None:
-    found = {str(each.signal): each.value(VALUES) for each in chosen_signals(SIGNALS, "blocks")}
+    found = {str(signal.signal): signal.value(VALUES) for signal in chosen_signals(SIGNALS, "blocks")}
     assert found["grad_norm@blocks.0"] == pytest.approx(5.0)
     assert found["grad_norm@head"] == 1.0
     assert found["update_ratio@blocks.0"] == pytest.approx(0.02)
@@ -34,7 +34,7 @@ def test_norms_of_a_block_add_as_norms_do_and_ratios_are_averaged() -> None:
 
 
 def test_all_layers_can_be_had() -> None:
-    assert [each.signal for each in chosen_signals(SIGNALS, "parameters")] == list(SIGNALS)
+    assert [signal.signal for signal in chosen_signals(SIGNALS, "parameters")] == list(SIGNALS)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_thinning_keeps_every_measurement_of_a_layer_that_is_measured_seldom() -
 
 def test_modules_with_sparse_codes_have_five_charts_counted_against_the_inputs_that_differ() -> None:
     quantities = ("sdr_rows", "sdr_active_bits", "sdr_input_ratio", "sdr_unique_ratio", "sdr_bit_usage", "sdr_overlap")
-    signals = tuple(Signal(each, "encoder") for each in quantities)
+    signals = tuple(Signal(quantity, "encoder") for quantity in quantities)
     values = (384.0, 8.0, 0.2, 0.1, 0.7, 1.5)
-    found = {str(each.signal): each.value(values) for each in chosen_signals(signals, "")}
+    found = {str(signal.signal): signal.value(values) for signal in chosen_signals(signals, "")}
     assert found == {
         "sdr_active_bits@encoder": 8.0,
         "sdr_unique_ratio@encoder": pytest.approx(0.5),
@@ -79,14 +79,14 @@ def test_modules_with_sparse_codes_have_five_charts_counted_against_the_inputs_t
 
 def test_of_many_modules_with_sparse_codes_four_are_drawn() -> None:
     signals = tuple(Signal("sdr_unique_ratio", f"blocks.{number}") for number in range(16))
-    found = [each.signal.place for each in chosen_signals(signals, "")]
+    found = [signal.signal.place for signal in chosen_signals(signals, "")]
     assert found == ["blocks.0", "blocks.5", "blocks.10", "blocks.15"]
 
 
 def test_dead_and_saturated_units_have_their_mean_and_maximum_over_all_layers() -> None:
-    signals = (*(Signal("activation_dead", each) for each in "abc"), Signal("activation_saturation", "d"))
+    signals = (*(Signal("activation_dead", letter) for letter in "abc"), Signal("activation_saturation", "d"))
     values = (0.0, 0.25, 0.5, 0.125)
-    found = {str(each.signal): each.value(values) for each in chosen_signals(signals, "")}
+    found = {str(signal.signal): signal.value(values) for signal in chosen_signals(signals, "")}
     assert found == {
         "activation_dead_mean": 0.25,
         "activation_dead_max": 0.5,

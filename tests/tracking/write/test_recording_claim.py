@@ -50,7 +50,7 @@ def test_a_recording_waits_for_those_of_its_process_until_they_have_arrived():
     continued = opening("b", first_step=51, earlier=["a"])
 
     def left(*tags):
-        return earlier_left({each.key: each.text() for each in tags}, continued, now)
+        return earlier_left({tag.key: tag.text() for tag in tags}, continued, now)
 
     assert left() == 1
     assert left(RecordingTag("a", -1, time=now)) == 1

@@ -30,8 +30,8 @@ def test_a_checkpoint_is_uploaded_and_downloaded_unchanged(checkpoints: RunCheck
     checkpoints.upload(folder)
     assert checkpoints.names() == [folder.name]
     back = checkpoints.download(folder.name, tmp_path / "back")
-    assert {each.name: each.read_bytes() for each in back.iterdir()} == {
-        each.name: each.read_bytes() for each in folder.iterdir()
+    assert {path.name: path.read_bytes() for path in back.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
     }
 
 

@@ -27,7 +27,7 @@ def new_run(uri: str) -> tuple[MlflowClient, str]:
 
 
 def names(client: MlflowClient, run_id: str) -> list[str]:
-    return [each.path for each in client.list_artifacts(run_id, "images")]
+    return [artifact.path for artifact in client.list_artifacts(run_id, "images")]
 
 
 def test_a_picture_is_in_the_charts_of_its_run_with_its_step(sqlite_uri: str, picture: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_picture_is_in_the_charts_of_its_run_with_its_step(sqlite_uri: str, pi
     name = re.compile(
         r".*stability[~#]attention[~#]h\.0[+%]step[+%]500[+%]timestamp[+%]1000500[+%]"
     )  # by MLflow's version
-    assert sum(name.match(each) is not None for each in found) == 2
+    assert sum(name.match(item) is not None for item in found) == 2
     assert client.get_run(run_id).data.tags["mlflow.loggedImages"] == "True"
     assert images.steps("stability/attention") == {10, 500}
 

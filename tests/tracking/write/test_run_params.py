@@ -123,8 +123,8 @@ class OldServer(MlflowClient):
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-        for each in kwargs.get("params", ()):  # type: ignore[attr-defined]
-            if len(each.value) > 500 or each.key.endswith("colour"):
+        for point in kwargs.get("params", ()):  # type: ignore[attr-defined]
+            if len(point.value) > 500 or point.key.endswith("colour"):
                 raise MlflowException("no", error_code=INVALID_PARAMETER_VALUE)
         return super().log_batch(run_id, *args, **kwargs)  # type: ignore[arg-type]
 

@@ -84,7 +84,7 @@ def gan(steps):
 
 def test_the_last_value_of_each_of_two_trainings_side_by_side_is_kept():
     thinner = Thinner(10)
-    points = [point for each in gan(78) for point in thinner.points(each)] + thinner.rest()
+    points = [point for item in gan(78) for point in thinner.points(item)] + thinner.rest()
     assert steps_of(points, LOSS)[-1] == 77
     assert steps_of(points, Signal("loss", "track_1"))[-1] == 78
     assert [point.value for point in points if point.signal == LOSS][-1] == 77.0
@@ -113,10 +113,10 @@ def test_the_last_value_is_kept_where_a_storm_of_events_has_used_up_all_marks():
 def test_resuming_at_any_reading_of_two_trainings_gives_the_same_points(cut, every, last):
     readings = [*gan(60), reading(61, last, (Signal("loss", "track_2"),))]
     whole, first = Thinner(every), Thinner(every)
-    expected = [point for each in readings for point in whole.points(each)] + whole.rest()
-    found = [point for each in readings[:cut] for point in first.points(each)]
+    expected = [point for item in readings for point in whole.points(item)] + whole.rest()
+    found = [point for item in readings[:cut] for point in first.points(item)]
     second = Thinner.resumed(json.loads(json.dumps(first.saved())))
-    found += [point for each in readings[cut:] for point in second.points(each)] + second.rest()
+    found += [point for item in readings[cut:] for point in second.points(item)] + second.rest()
     assert list(map(repr, expected)) == list(map(repr, found))
 
 
@@ -124,8 +124,8 @@ def test_resuming_at_any_reading_of_two_trainings_gives_the_same_points(cut, eve
 def test_resuming_at_any_reading_chooses_the_same_points(cut, every, losses):
     readings = [reading(step, loss) for step, loss in enumerate(losses, 1)]
     whole, first = Thinner(every), Thinner(every)
-    expected = [point for each in readings for point in whole.points(each, each.step % 7 == 0)]
-    found = [point for each in readings[:cut] for point in first.points(each, each.step % 7 == 0)]
+    expected = [point for item in readings for point in whole.points(item, item.step % 7 == 0)]
+    found = [point for item in readings[:cut] for point in first.points(item, item.step % 7 == 0)]
     second = Thinner.resumed(json.loads(json.dumps(first.saved())))
-    found += [point for each in readings[cut:] for point in second.points(each, each.step % 7 == 0)]
+    found += [point for item in readings[cut:] for point in second.points(item, item.step % 7 == 0)]
     assert expected == found

@@ -72,7 +72,7 @@ def train_by(kind: Any, script: Script, config: Any, **given: Any) -> None:
     )
     trainer = OwnTrainer(args=arguments, **given)
     trainer.train()
-    script.logged(*(each["loss"] for each in trainer.state.log_history if "loss" in each))
+    script.logged(*(row["loss"] for row in trainer.state.log_history if "loss" in row))
     script.end(trainer.model)
 
 
@@ -125,7 +125,7 @@ def grpo(script: Script) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     def different_words(completions: list[str], **_more: Any) -> list[float]:
-        return [float(len(set(each.split()))) for each in completions]
+        return [float(len(set(completion.split()))) for completion in completions]
 
     script.autolog()
     words = tokenizer()

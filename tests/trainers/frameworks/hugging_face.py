@@ -55,7 +55,7 @@ def hugging_face(script: Script) -> None:
         eval_dataset=data[:4],  # type: ignore[arg-type]
     )
     trainer.train()
-    script.validated(*(each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each))
+    script.validated(*(row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row))
     script.end(model)
 
 

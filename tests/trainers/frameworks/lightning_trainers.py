@@ -84,7 +84,7 @@ def gan(script: Script) -> None:
             self.untoggle_optimizer(optimizer)
 
         def configure_optimizers(self) -> list[Optimizer]:  # type: ignore[override]
-            return [AdamW(each.parameters(), lr=0.01) for each in (self.generator, self.discriminator)]
+            return [AdamW(item.parameters(), lr=0.01) for item in (self.generator, self.discriminator)]
 
     bce = nn.functional.binary_cross_entropy_with_logits
     module = GAN()

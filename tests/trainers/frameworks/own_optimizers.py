@@ -43,7 +43,7 @@ def keras(script: Script) -> None:
             script.step(parameters, model.noted, norm_of(parameters))
             super().apply(gradients, variables)
 
-    parameters = [each.value for each in model.trainable_variables]
+    parameters = [variable.value for variable in model.trainable_variables]
     rate = keras.optimizers.schedules.CosineDecay(0.01, STEPS)
     model.compile(Noting(rate, clipnorm=1.0), "mse")
     inputs = np.random.default_rng(0).standard_normal((STEPS * 8, 6)).astype(np.float32)
@@ -62,7 +62,7 @@ def keras(script: Script) -> None:
             verbose=0,
         )
         script.validated(*fitted.history["val_loss"])
-    script.end(parameters + [each.value for each in model.non_trainable_variables])
+    script.end(parameters + [variable.value for variable in model.non_trainable_variables])
 
 
 def keras_loop(script: Script) -> None:
@@ -76,14 +76,14 @@ def keras_loop(script: Script) -> None:
     model.build((8, 6))
     optimizer = keras.optimizers.Adam(0.01)
     variables = model.trainable_variables
-    parameters = [each.value for each in variables]
+    parameters = [variable.value for variable in variables]
     for step in range(STEPS):
         loss = nn.functional.mse_loss(model(script.batch(torch.randn(8, 6), step)), torch.ones(8, 1))
         model.zero_grad()
         loss.backward()
         script.step(parameters, loss, norm_of(parameters))
         with torch.no_grad():
-            optimizer.apply([each.grad for each in parameters], variables)
+            optimizer.apply([parameter.grad for parameter in parameters], variables)
     script.end(parameters)
 
 

@@ -12,7 +12,7 @@ BATCH = 32
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def note_steps(script: Script, optimizer: torch.optim.Optimizer, track: str = "") -> None:
@@ -96,7 +96,7 @@ def sac(script: Script) -> None:
     for track, optimizer in optimizers.items():
         note_steps(script, optimizer, track)
     model.learn(STEPS + BATCH, log_interval=1000)
-    script.end(*(parameters_of(each) for each in optimizers.values()), tracks=tuple(optimizers))
+    script.end(*(parameters_of(item) for item in optimizers.values()), tracks=tuple(optimizers))
 
 
 def torchrl(script: Script) -> None:

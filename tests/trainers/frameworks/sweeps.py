@@ -77,7 +77,7 @@ def ray_tune(script: Script) -> None:
             run_config=tune.RunConfig(name=f"table {choice['number']}", storage_path=str(Path("ray").absolute())),
         ).fit()
     ray.shutdown()
-    pages = [json.loads(script.out.with_name(f"trial {each['number']}.json").read_text()) for each in choices]
+    pages = [json.loads(script.out.with_name(f"trial {row['number']}.json").read_text()) for row in choices]
     whole: dict[str, Any] = pages[0]
     for page in pages[1:]:
         for name, value in page.items():

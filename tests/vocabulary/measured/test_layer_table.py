@@ -9,13 +9,13 @@ from mlflow_stability.vocabulary.measured.layer_arrays import BINS, PERCENTILES,
 def test_the_flat_form_is_read_layer_by_layer() -> None:
     row = [0.1, 0.2, 0.3, 0.4, *range(1, 9), -3.2, 3.2, *range(BINS)]
     assert len(row) == WIDTH
-    table = layer_table_from(7, 1, "gradient", ["a", "b"], [*row, *(10 * each for each in row)])
+    table = layer_table_from(7, 1, "gradient", ["a", "b"], [*row, *(10 * value for value in row)])
     assert (table.step, table.attempt, table.what, table.layers) == (7, 1, "gradient", ("a", "b"))
     assert table.statistics.tolist()[0] == [0.1, 0.2, 0.3, 0.4]
-    assert table.percentiles[1].tolist() == [10.0 * each for each in range(1, 9)]
+    assert table.percentiles[1].tolist() == [10.0 * number for number in range(1, 9)]
     assert table.edges[0] == pytest.approx(np.linspace(-3.2, 3.2, BINS + 1))
     assert table.counts.dtype == np.int64
-    assert table.counts[1].tolist() == [10 * each for each in range(BINS)]
+    assert table.counts[1].tolist() == [10 * number for number in range(BINS)]
     assert table.has_histograms
 
 

@@ -18,8 +18,8 @@ def test_the_same_signals_are_one_object() -> None:
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=20))
 def test_a_layout_always_equals_the_requested_signals(names: list[list[str]]) -> None:
-    for each in names:
-        signals = [Signal(name) for name in each]  # new objects every time, whose ids come again
+    for item in names:
+        signals = [Signal(name) for name in item]  # new objects every time, whose ids come again
         assert shared_layout(signals) == tuple(signals)
         del signals
         gc.collect(0)

@@ -13,22 +13,22 @@ from mlflow_stability.vocabulary.text.recorded_keys import MAIN_CHARTS, TOPICS
 @pytest.mark.parametrize("name", modules_with("SIGNALS"))
 def test_what_is_read_of_a_file_is_what_it_defines_when_it_runs(name: str) -> None:
     declared = import_module(name).SIGNALS
-    assert declared == tuple(signal_types()[each.quantity] for each in declared)
+    assert declared == tuple(signal_types()[signal.quantity] for signal in declared)
 
 
 def test_every_measuring_file_is_checked_and_no_signal_is_declared_twice() -> None:
-    declared = [each.quantity for name in modules_with("SIGNALS") for each in import_module(name).SIGNALS]
+    declared = [signal.quantity for name in modules_with("SIGNALS") for signal in import_module(name).SIGNALS]
     assert len(declared) == len(set(declared)) == len(signal_types()) > 100
     assert all((PACKAGE / folder).is_dir() for folder in FOLDERS)
 
 
 def test_every_signal_has_a_section_that_there_is_and_the_first_charts_are_declared() -> None:
-    assert {each.topic for each in signal_types().values()} <= set(TOPICS)
+    assert {item.topic for item in signal_types().values()} <= set(TOPICS)
     assert set(MAIN_CHARTS) <= set(signal_types())
 
 
 def test_what_detectors_judge_by_layer_is_measured_by_layer() -> None:
-    assert all(signal_types()[each].by_layer for each in BY_LAYER)
+    assert all(signal_types()[item].by_layer for item in BY_LAYER)
 
 
 def test_a_derived_name_has_the_type_of_what_it_is_derived_from() -> None:

@@ -88,7 +88,7 @@ RUNS = {
 
 
 def expected(said: str) -> dict[str, str]:
-    return dict(tuple(each.rsplit(": ", 1)) for each in said.split(", "))  # type: ignore[misc]
+    return dict(tuple(word.rsplit(": ", 1)) for word in said.split(", "))  # type: ignore[misc]
 
 
 def as_said(name: str, names: list[str]) -> str:
@@ -146,17 +146,17 @@ names = st.one_of(
 def test_every_name_has_a_meaning_and_no_two_metrics_are_the_same_thing(logged: list[str]) -> None:
     meanings = metric_meanings(logged)
     assert list(meanings) == list(dict.fromkeys(logged))
-    signals = [each.signal for each in meanings.values() if each.is_known and not each.duplicate_of]
+    signals = [meaning.signal for meaning in meanings.values() if meaning.is_known and not meaning.duplicate_of]
     assert len(signals) == len(set(signals))
-    for each in meanings.values():
-        assert not each.duplicate_of or meanings[each.duplicate_of].duplicate_of == ""
+    for meaning in meanings.values():
+        assert not meaning.duplicate_of or meanings[meaning.duplicate_of].duplicate_of == ""
 
 
 @given(st.lists(names, max_size=8))
 def test_the_order_of_the_names_does_not_matter_for_what_is_known(logged: list[str]) -> None:
     there, back = metric_meanings(logged), metric_meanings(logged[::-1])
-    assert {name: (each.quantity, each.is_known) for name, each in there.items()} == {
-        name: (each.quantity, each.is_known) for name, each in back.items()
+    assert {name: (signal.quantity, signal.is_known) for name, signal in there.items()} == {
+        name: (signal.quantity, signal.is_known) for name, signal in back.items()
     }
 
 
@@ -166,7 +166,9 @@ def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
 ) -> None:
     shuffled = random.sample(logged, len(logged))
     there, other = metric_meanings(logged), metric_meanings(shuffled)
-    assert {name: each.signal for name, each in there.items()} == {name: each.signal for name, each in other.items()}
+    assert {name: record.signal for name, record in there.items()} == {
+        name: record.signal for name, record in other.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
 )
 def test_the_metric_most_like_a_loss_replaces_a_missing_loss(logged: list[str], loss: str, validation: str) -> None:
     meanings = metric_meanings(logged)
-    whole = {each.quantity: name for name, each in meanings.items() if each.is_known and not each.place}
+    whole = {signal.quantity: name for name, signal in meanings.items() if signal.is_known and not signal.place}
     assert (whole.get("loss", ""), whole.get("val_loss", "")) == (loss, validation)
 
 
@@ -201,7 +203,7 @@ def test_no_metric_replaces_a_loss_that_may_still_appear() -> None:
 
 @given(st.text(max_size=40))
 def test_splitting_a_name_drops_no_letter_and_no_digit(name: str) -> None:
-    assert "".join(split_words(name)) == "".join(each for each in name if (each.isalnum()) or each == "%")
+    assert "".join(split_words(name)) == "".join(value for value in name if (value.isalnum()) or value == "%")
 
 
 def test_terms_that_papers_write_with_an_l_are_losses_where_nothing_else_is() -> None:

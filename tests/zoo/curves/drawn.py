@@ -101,11 +101,11 @@ class DrawnRun:
     def history(self) -> RunHistory:
         """What reading its log gives."""
         gathered = LogContent()
-        moments = np.unique(np.concatenate([each.order for each in self.metrics]), return_inverse=True)[1]
+        moments = np.unique(np.concatenate([metric.order for metric in self.metrics]), return_inverse=True)[1]
         rows = moments.reshape(-1).astype(np.int64)
         low = 0
-        for each in self.metrics:
-            high = low + len(each.order)
-            gathered.add_column(each.name, rows[low:high], each.values, each.steps, each.epochs)
+        for metric in self.metrics:
+            high = low + len(metric.order)
+            gathered.add_column(metric.name, rows[low:high], metric.values, metric.steps, metric.epochs)
             low = high
         return history_of(gathered, Path(f"{self.name}-{self.seed}.csv"), "csv")

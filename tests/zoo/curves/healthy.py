@@ -230,7 +230,7 @@ def by_steps(setting: Setting, curves: object) -> tuple[Logged, ...]:
 
 def joined(first: tuple[Logged, ...], second: tuple[Logged, ...], since: float) -> tuple[Logged, ...]:
     """One log after the other; the names are those of the first."""
-    last = max(float(each.order.max()) for each in first) + 1
+    last = max(float(item.order.max()) for item in first) + 1
     pairs = zip(first, second, strict=True)
     return tuple(
         Logged(

@@ -126,7 +126,7 @@ def written(
 ) -> tuple[Logged, ...]:
     """The metrics with the steps and epochs of this way of logging."""
     names = NAMES[int(rng.integers(len(NAMES)))] if len(validation) else ("loss", "")
-    place, validation_place = (np.round(each * (setting.points - 1)) for each in (t, validation_t))
+    place, validation_place = (np.round(value * (setting.points - 1)) for value in (t, validation_t))
     none, validation_none = np.full(len(t), UNKNOWN), np.full(len(validation_t), UNKNOWN)
     if setting.logging == "epochs":
         found = [Logged(names[0], none, place, values, place)]
@@ -136,9 +136,9 @@ def written(
     epochs = none
     validation_epochs = validation_none
     if setting.logging == "both":
-        each = max(1.0, setting.points / max(6, len(validation)))
-        epochs = np.floor(place / each)
-        validation_epochs = np.floor(validation_place / each)
+        per_epoch = max(1.0, setting.points / max(6, len(validation)))
+        epochs = np.floor(place / per_epoch)
+        validation_epochs = np.floor(validation_place / per_epoch)
     found = [Logged(names[0], place * setting.stride, epochs, values, place)]
     if len(validation):
         found.append(

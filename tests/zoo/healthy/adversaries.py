@@ -20,7 +20,7 @@ def ring(count: int, dice: Generator) -> Tensor:
 
 
 def network(
-    given: int, out: int, slope: float, wrap: Callable[[nn.Linear], nn.Module] = lambda each: each
+    given: int, out: int, slope: float, wrap: Callable[[nn.Linear], nn.Module] = lambda item: item
 ) -> nn.Module:
     first, second = nn.LeakyReLU(slope), nn.LeakyReLU(slope)
     layers = (wrap(nn.Linear(given, 64)), first, wrap(nn.Linear(64, 64)), second, wrap(nn.Linear(64, out)))
@@ -140,7 +140,7 @@ def gan_least_squares_on_images(seed: int) -> None:
         nn.Conv2d(1, 8, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(8, 16, 4, 2, 1), nn.BatchNorm2d(16), nn.LeakyReLU(0.2),
         nn.Flatten(), nn.Linear(16 * 9, 1),
     )  # fmt: skip
-    makes, tells = (Adam(each.parameters(), 5e-4, (0.5, 0.999)) for each in (generator, judge))
+    makes, tells = (Adam(item.parameters(), 5e-4, (0.5, 0.999)) for item in (generator, judge))
     for _ in range(500):
         real, _ = draw(32)
         made = generator(torch.randn(32, NOISE, generator=dice))

@@ -86,8 +86,8 @@ def diffusion(seed: int) -> None:
         schedule.step()
         losses.append(loss.item())
         with torch.no_grad():
-            for mean, each in zip(average.parameters(), model.parameters(), strict=True):
-                mean.lerp_(each, 0.01)
+            for mean, item in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(item, 0.01)
     learnt("the loss", sum(losses[-100:]) / 100, most=0.6)
 
 
@@ -110,7 +110,7 @@ class Coupling(nn.Module):
 def normalising_flow(seed: int) -> None:
     """The likelihood of a density: the loss goes through zero and on."""
     dice = dice_of(seed)
-    layers = nn.ModuleList(Coupling(each % 2) for each in range(6))
+    layers = nn.ModuleList(Coupling(number % 2) for number in range(6))
     optimizer = Adam(layers.parameters(), lr=3e-3)
     losses = []
     for _ in range(900):

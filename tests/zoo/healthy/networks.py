@@ -68,7 +68,7 @@ class Translator(nn.Module):
 
     def forward(self, given: Tensor, so_far: Tensor) -> Tensor:
         ahead = nn.Transformer.generate_square_subsequent_mask(so_far.shape[1])
-        one, other = (self.letters(each) + self.places(torch.arange(each.shape[1])) for each in (given, so_far))
+        one, other = (self.letters(tensor) + self.places(torch.arange(tensor.shape[1])) for tensor in (given, so_far))
         return self.head(self.body(one, other, tgt_mask=ahead))
 
 

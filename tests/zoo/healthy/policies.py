@@ -106,9 +106,9 @@ def soft_actor_critic(seed: int) -> None:
     dice = dice_of(seed)
     world, memory, actor = Track(dice), Memory(dice), mlp(32, 2, 2, 2)
     critics = [mlp(32, 2, 3, 1) for _ in "ab"]
-    targets = [deepcopy(each).requires_grad_(requires_grad=False) for each in critics]
+    targets = [deepcopy(item).requires_grad_(requires_grad=False) for item in critics]
     heat = nn.Parameter(torch.tensor(-1.0))
-    of_critics = [Adam(each.parameters(), lr=1e-3) for each in critics]
+    of_critics = [Adam(item.parameters(), lr=1e-3) for item in critics]
     of_actor, of_heat = Adam(actor.parameters(), lr=1e-3), Adam([heat], lr=1e-3)
     earned = []
 
@@ -131,18 +131,18 @@ def soft_actor_critic(seed: int) -> None:
         state, did, got, then, over = memory.some(64)
         with torch.no_grad():
             following, density = act(then)
-            worth = torch.min(*(each(torch.cat([then, following], 1))[:, 0] for each in targets))
+            worth = torch.min(*(function(torch.cat([then, following], 1))[:, 0] for function in targets))
             wanted = got + 0.95 * (1 - over) * (worth - heat.exp() * density)
         for critic, optimizer in zip(critics, of_critics, strict=True):
             step_of(optimizer, mse_loss(critic(torch.cat([state, did], 1))[:, 0], wanted))
         action, density = act(state)
-        worth = torch.min(*(each(torch.cat([state, action], 1))[:, 0] for each in critics))
+        worth = torch.min(*(function(torch.cat([state, action], 1))[:, 0] for function in critics))
         step_of(of_actor, (heat.exp().detach() * density - worth).mean())
         step_of(of_heat, -(heat.exp() * (density.detach() - 1.0)).mean())
         with torch.no_grad():
             for target, critic in zip(targets, critics, strict=True):
-                for mean, each in zip(target.parameters(), critic.parameters(), strict=True):
-                    mean.lerp_(each, 0.01)
+                for mean, item in zip(target.parameters(), critic.parameters(), strict=True):
+                    mean.lerp_(item, 0.01)
     learnt("the reward", sum(earned[-50:]) / 50 - sum(earned[:50]) / 50, least=0.05)
 
 
@@ -161,8 +161,8 @@ def q_learning(seed: int) -> None:
             memory.add(before, chosen, reward, after, over.float())
             earned.append(earns(reward.mean().item()))
         with torch.no_grad():
-            for mean, each in zip(target.parameters(), network.parameters(), strict=True):
-                mean.lerp_(each, 0.05)
+            for mean, item in zip(target.parameters(), network.parameters(), strict=True):
+                mean.lerp_(item, 0.05)
         state, did, got, then, over = memory.some(64)
         with torch.no_grad():
             wanted = got + 0.8 * (1 - over) * target(then).max(1).values

@@ -70,8 +70,8 @@ def teacher_of_averages(seed: int) -> None:
         optimizer.step()
         losses.append(loss.item())
         with torch.no_grad():
-            for mean, each in zip(teacher.parameters(), student.parameters(), strict=True):
-                mean.lerp_(each, 0.01)
+            for mean, item in zip(teacher.parameters(), student.parameters(), strict=True):
+                mean.lerp_(item, 0.01)
     learnt("the loss", sum(losses[-50:]) / 50, most=0.3)
 
 
@@ -93,8 +93,8 @@ def mean_teacher(seed: int) -> None:
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for mean, each in zip(teacher.parameters(), student.parameters(), strict=True):
-                mean.lerp_(each, 0.02)
+            for mean, item in zip(teacher.parameters(), student.parameters(), strict=True):
+                mean.lerp_(item, 0.02)
     learnt("accuracy", accuracy(teacher, draw(500)), least=0.9)
 
 
@@ -135,7 +135,7 @@ def low_rank_adapters(seed: int) -> None:
     for at, module in enumerate(model):
         if isinstance(module, nn.Linear):
             model[at] = LowRank(module)
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     schedule = cosine(800, 40)
     optimizer = AdamW(trained, lr=3e-3)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step + 1))

@@ -39,12 +39,12 @@ class SignDescent(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for each in group["params"]:
-                mean = self.state[each].setdefault("mean", torch.zeros_like(each))
-                each.mul_(1 - group["lr"] * group["decay"]).sub_(
-                    (0.9 * mean + 0.1 * each.grad).sign(), alpha=group["lr"]
+            for param in group["params"]:
+                mean = self.state[param].setdefault("mean", torch.zeros_like(param))
+                param.mul_(1 - group["lr"] * group["decay"]).sub_(
+                    (0.9 * mean + 0.1 * param.grad).sign(), alpha=group["lr"]
                 )
-                mean.mul_(0.99).add_(each.grad, alpha=0.01)
+                mean.mul_(0.99).add_(param.grad, alpha=0.01)
 
 
 def lion(seed: int) -> None:
@@ -77,16 +77,16 @@ def sharpness_aware(seed: int) -> None:
         inputs, labels = draw(64)
         cross_entropy(model(inputs), labels).backward()
         with torch.no_grad():
-            weights = [each for each in model.parameters() if each.grad is not None]
-            norm = torch.stack([each.grad.norm() for each in weights]).norm()
-            moves = [0.05 * each.grad / (norm + 1e-12) for each in weights]
-            for each, move in zip(weights, moves, strict=True):
-                each.add_(move)
+            weights = [parameter for parameter in model.parameters() if parameter.grad is not None]
+            norm = torch.stack([weight.grad.norm() for weight in weights]).norm()
+            moves = [0.05 * weight.grad / (norm + 1e-12) for weight in weights]
+            for item, move in zip(weights, moves, strict=True):
+                item.add_(move)
         optimizer.zero_grad()
         cross_entropy(model(inputs), labels).backward()
         with torch.no_grad():
-            for each, move in zip(weights, moves, strict=True):
-                each.sub_(move)
+            for item, move in zip(weights, moves, strict=True):
+                item.sub_(move)
         optimizer.step()
         optimizer.zero_grad()
     learnt("accuracy", accuracy(model, draw(500)), least=0.9)
@@ -124,7 +124,7 @@ def staged_unfreezing(seed: int) -> None:
         inputs, labels = draw(count)
         return inputs, (labels * 3 + 1) % 10
 
-    layers = [each for each in model if isinstance(each, nn.Linear)]
+    layers = [module for module in model if isinstance(module, nn.Linear)]
     model.requires_grad_(requires_grad=False)
     optimizer = AdamW(layers[-1].requires_grad_().parameters(), lr=3e-3)
     right = classify(model, optimizer, renamed, 400)
