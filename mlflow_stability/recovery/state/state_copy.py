@@ -202,9 +202,9 @@ class TwinNorm:
         return None if norm is None else cls(weakref.ref(twin), norm)
 
     def lost(self) -> Module | None:
-        """Return the twin where it was sound, and is not finite or far too large now."""
+        """Return the twin where it was sound, and is not finite or far too large now. Zeros are the start of a sum."""
         twin, before = self.twin(), float(self.norm)
-        now = None if twin is None or not math.isfinite(before) else TwinNorm.of(twin)
+        now = None if twin is None or not 0.0 < before < math.inf else TwinNorm.of(twin)
         return twin if now is not None and not float(now.norm) <= BLOWN_UP * before else None
 
 

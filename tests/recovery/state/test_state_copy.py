@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
 from mlflow_stability.recovery.state.host_copy import is_finite
 from mlflow_stability.recovery.state.restore import restore_state
-from mlflow_stability.recovery.state.state_copy import bytes_of_state, copy_state, rng_state, set_rng_state
+from mlflow_stability.recovery.state.state_copy import TwinNorm, bytes_of_state, copy_state, rng_state, set_rng_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 
 TYPES = [
@@ -47,6 +47,18 @@ def raw(tensor: Tensor) -> bytes:
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
     flat.copy_(tensor.detach().reshape(-1))
     return bytes(flat.view(torch.uint8).numpy()) if tensor.numel() else b""
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_lost"), [(1.0, math.nan, True), (1.0, 500.0, True), (1.0, 50.0, False), (0.0, 1.0, False)]
+)
+def test_a_twin_is_lost_where_it_was_sound_and_is_not_any_more(before: float, now: float, is_lost: bool) -> None:
+    twin = nn.Linear(2, 2)
+    nn.utils.vector_to_parameters(torch.full((6,), before), twin.parameters())
+    norm = TwinNorm.of(twin)
+    assert norm is not None
+    nn.utils.vector_to_parameters(torch.full((6,), now), twin.parameters())
+    assert (norm.lost() is twin) == is_lost
 
 
 @st.composite
