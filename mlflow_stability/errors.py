@@ -8,6 +8,7 @@ StabilityError
  |- RestoreRefused        a saved state does not match the model or optimizer; nothing was changed
  |- CheckpointsRefused    a folder of checkpoints belongs to another run or has no usable checkpoint
  |- TrainingDiverged      training stopped: ``stop_on`` was met, or nothing was left to lose
+ |- ChangingPartsError    optimizers come and go too fast for rollbacks, which are switched off
  |- TorchLacksError       PyTorch lacks a symbol that is needed; that part is switched off
  `- UnreadableLogError    a file or folder that is not a training log or cannot be read
 
@@ -29,6 +30,10 @@ class StabilityError(Exception):
 
 class TorchLacksError(StabilityError):
     """PyTorch lacks a symbol that is needed; that part is switched off."""
+
+
+class ChangingPartsError(StabilityError):
+    """Optimizers come and go too fast for rollbacks, which are switched off."""
 
 
 class SettingsError(StabilityError, ValueError):

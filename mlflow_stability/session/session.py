@@ -21,7 +21,7 @@ import mlflow_stability
 from mlflow_stability.alerts.callback_thread import CallbackAlerts
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.router import ending_event
-from mlflow_stability.errors import SettingsError
+from mlflow_stability.errors import ChangingPartsError, SettingsError
 from mlflow_stability.journal.journal import SLOW_SHARE
 from mlflow_stability.journal.layout import RankProcess, write_ranks
 from mlflow_stability.journal.process_identity import ProcessIdentity, launched_job, own_identity
@@ -433,8 +433,6 @@ class Session:
         )
 
     def _part_failed(self, part: str, error: Exception) -> None:
-        from mlflow_stability.session.autopilot.known_parts import ChangingPartsError
-
         failed = (
             "Part '%s' of mlflow-stability failed at step %d (%s: %s) and is switched off. Training "
             "continues unchanged without it. Pass strict=True to see the traceback."

@@ -54,6 +54,7 @@ from mlflow_stability import (
     simulate,
 )
 from mlflow_stability.errors import (
+    ChangingPartsError,
     CheckpointsRefused,
     JournalError,
     RestoreRefused,
@@ -306,7 +307,7 @@ def reading() -> None:
     try:
         diagnosis_shown(diagnose())
     except (RunNotFoundError, TrackingError, UnreadableLogError, SettingsError, JournalError, TorchLacksError) as error:
-        print(isinstance(error, StabilityError))
+        print(isinstance(error, StabilityError), isinstance(error, ChangingPartsError))
     diagnose(
         Path("mlruns/0/run"),
         tracking_uri="sqlite:///mlflow.db",

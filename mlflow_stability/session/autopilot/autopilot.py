@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.errors import ChangingPartsError
 from mlflow_stability.probes.forward.forward_passes import ForwardWatch
 from mlflow_stability.probes.ranks.rank_exchange import Silence
 from mlflow_stability.probes.step.capture import ProbeReading, StepCapture
@@ -24,7 +25,7 @@ from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision
 from mlflow_stability.recovery.skipping.loss_scale import calm_loss_scaler, cap_loss_scale, cut_loss_scale
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.decider import AutopilotContext, Decider
-from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
+from mlflow_stability.session.autopilot.known_parts import KnownParts, PartsChange
 from mlflow_stability.session.autopilot.states import BestValue, States
 from mlflow_stability.session.autopilot.step_modifier import (
     AutopilotPart,

@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from mlflow_stability.errors import ChangingPartsError
 from mlflow_stability.probes.model_discovery import parameters_in, places_of
 from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, find_parts
 
@@ -33,10 +34,6 @@ class PartsChange(Enum):
     OPTIMIZER = "optimizer"  # another optimizer of the same models is about to make its first step
     GROWN = "grown"  # the same optimizers train other models than before
     ANOTHER = "another"  # another training, or the first one
-
-
-class ChangingPartsError(RuntimeError):
-    """Optimizers come and go too fast."""
 
 
 class KnownParts:

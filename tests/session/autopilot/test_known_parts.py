@@ -10,9 +10,10 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel
 
+from mlflow_stability.errors import ChangingPartsError
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot import known_parts
-from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
+from mlflow_stability.session.autopilot.known_parts import KnownParts, PartsChange
 
 
 @pytest.fixture
