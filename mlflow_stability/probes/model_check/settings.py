@@ -157,7 +157,7 @@ def _lasting_dropout(models: Sequence[Module]) -> ModelFinding | None:
 
 def _has_lasting_dropout(module: Module) -> bool:
     """Whether `forward` calls a dropout function of PyTorch, and names neither the mode nor a constant in its place."""
-    forward = type(module).forward
+    forward = getattr(type(module), "forward", None)  # the class of a scripted module raises for it
     code = getattr(forward, "__code__", None)
     if not isinstance(code, CodeType) or "training" in code.co_names:
         return False

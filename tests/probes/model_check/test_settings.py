@@ -42,6 +42,11 @@ def test_an_epsilon_is_odd_where_it_is_lost_in_the_precision(norm: nn.Module, to
     assert [event.place for event in events] == (["1"] if told else [])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+def test_a_scripted_model_has_no_findings() -> None:
+    assert lint(torch.jit.script(nn.Linear(4, 4))) == []
+
+
 class WithDropout(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 4)
