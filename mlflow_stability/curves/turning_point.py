@@ -22,6 +22,7 @@ MAX_MEDIANS = 40
 """A longer curve is reduced to this number of medians, which averages noise, also correlated noise, away."""
 MEDIAN_REACH, MAX_DEVIATIONS = 2, 2.0
 """A value is clipped to this many deviations from the median of itself and this number of neighbours on each side."""
+MAX_VALUE = 1e100  # larger values have no squares
 SHARE_AT_EIGHT, PER_E_FOLD, MIN_SHARE = 0.93, 0.17, 0.15
 """Share that 2 % of curves without a turn reach: for eight values, its fall for each e-fold more, and its minimum.
 
@@ -33,6 +34,7 @@ tests/curves/test_turning_point.py.
 
 def turn_share(x: NDArray[np.float64]) -> float:
     """Return the share explained by a turn: 0 for a curve that never rises, 1 for one that turns without noise."""
+    x = x / max(1.0, float(np.abs(x).max(initial=0)) / MAX_VALUE)  # the share stays the same
     size = max(1, len(x) // MAX_MEDIANS)
     medians = np.median(x[: len(x) // size * size].reshape(-1, size), axis=1)
     beside = [medians[max(0, at - MEDIAN_REACH) : at + MEDIAN_REACH + 1] for at in range(len(medians))]

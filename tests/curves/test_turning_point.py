@@ -78,3 +78,10 @@ def test_it_is_a_share_and_a_curve_that_never_rises_has_none(values: list[float]
     x = np.array(values)
     assert 0 <= turn_share(x) <= 1
     assert turn_share(np.sort(x)[::-1] * unit + level) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e150, 1e307])
+def test_the_share_of_values_that_have_no_squares_is_that_of_smaller_ones(scale: float) -> None:
+    x = np.array([8.0, 5, 4, 3, 2.5, 3.5, 3, 5, 6, 7])
+    assert turn_share(scale * x) == pytest.approx(turn_share(x))
+    assert turn_share(x) > 0.5
