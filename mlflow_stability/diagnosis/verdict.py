@@ -110,7 +110,9 @@ def outcome_of(
         return "unstable"
     enough = measured and any(reading.points >= MIN_POINTS for reading in readings)
     no_fall = main is not None and (_rose(main) or all(map(is_unmoved, readings)))
-    return "healthy" if enough and not no_fall else "cannot_tell"
+    if not enough or no_fall:
+        return "cannot_tell"
+    return RECOVERED if _was_rescued(findings) else "healthy"
 
 
 def training_outcome(diagnosis: Diagnosis) -> str:
@@ -230,13 +232,15 @@ def _training_sentence(
         last = f"; last value {main.last:.4g}"
     if outcome == "healthy":
         return f"Healthy: {course}; no warnings."
+    back = _rollbacks_clause(findings, bad)
+    if back and len(bad) > 1:
+        back = f"{back} ({counted(len(bad) - 1, 'more finding')})"
+    if outcome == RECOVERED:
+        return f"Recovered: {back}; {course}{last}.{_origin(findings)}"
     deciding = deciding_of(outcome, bad)
     title = outcome.replace("_", " ").capitalize()
     if deciding is None:
         return f"{title}: {course}; no warnings before that."
-    back = _rollbacks_clause(findings, bad)
-    if back and len(bad) > 1:
-        back = f"{back} ({counted(len(bad) - 1, 'more finding')})"
     if outcome == "unstable" and back and any(map(persists, findings)):
         return f"Unstable: {back}, but zero_grad() is still missing; {course}{last}.{_origin(findings)}"
     if outcome == "unstable" and (new_data := _new_data(bad)):
@@ -252,8 +256,6 @@ def _training_sentence(
         return (
             f"{title_of(outcome, bad)}: {listed(finding.kind for finding in bad)}{where}; {course}.{_origin(findings)}"
         )
-    if outcome == RECOVERED:
-        return f"Recovered: {back}; {course}{last}.{_origin(findings)}"
     others = len(bad) - 1
     more = f" {others} more warning{'s' if others > 1 else ''} or worse." if others else ""
     return f"{title}: {_unrescued_sentence(deciding, findings, outcome)}{more}"
@@ -339,7 +341,7 @@ def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> st
     last = kept[-1] if kept else rollbacks[-1]  # the pairs of findings that were merged are not known
     only = last.facts if last.count == 1 else None  # of several in one finding, the first is known
     if not isinstance(only, RollbackFacts):
-        return f"rolled back {times(count)} after {_worst_of(bad)}"
+        return f"rolled back {times(count)}" + (f" after {_worst_of(bad)}" if bad else "")
     state = f"{last.unit} {only.target:.0f}"
     to = f"rolled back to {state}" if count == 1 else f"rolled back {times(count)}, last to {state}"
     answered = [
@@ -348,10 +350,10 @@ def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> st
         if finding.attempt == last.attempt and only.onset <= finding.end and finding.start <= last.end
     ]
     named = [finding for finding in answered if finding.kind == only.finding] or answered
-    if named or not only.reason:
+    if named or (bad and not only.reason):
         return f"{to} after {_worst_of(named or bad)}"
     reason, _, _ = only.reason.partition(". ")
-    return f"{to} ({reason[0].lower()}{reason[1:].rstrip('.')})"
+    return f"{to} ({reason[0].lower()}{reason[1:].rstrip('.')})" if reason else to
 
 
 def _worst_of(bad: Sequence[Finding]) -> str:

@@ -49,6 +49,21 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rollbacks", "verdict"),
+    [
+        ([BACK], "Recovered: rolled back to step 190 (loss 9); loss fell from 2 to 1 in 500 steps."),
+        ([back_to(190, times=2)], "Recovered: rolled back 2 times; loss fell from 2 to 1 in 500 steps."),
+    ],
+)
+def test_a_training_that_was_rolled_back_without_a_warning_is_not_called_healthy(
+    rollbacks: list[Finding], verdict: str
+) -> None:
+    assert outcome(rollbacks) == "recovered"
+    assert verdict_of("recovered", rollbacks, [READING], 500) == verdict
+    assert outcome_of(rollbacks, [], "", measured=False) == "cannot_tell"
+
+
+@pytest.mark.parametrize(
     ("ended", "expected"),
     [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (2.3, "diverged"), (8.3e64, "diverged")],
 )
