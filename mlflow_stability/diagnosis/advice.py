@@ -24,6 +24,8 @@ from mlflow_stability.diagnosis.findings.attempts import FOR_EVER, RunAttempts, 
 from mlflow_stability.diagnosis.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, not_led_to
 from mlflow_stability.kinds.catalog import OF_SETUP
+from mlflow_stability.kinds.first_look.dimensions import SameOutput
+from mlflow_stability.kinds.first_look.loss_function import AboveChance
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientSpikeFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
@@ -56,6 +58,7 @@ JUDGED_BY_CURVES = frozenset(
 MAY_RAISE_LOSS = frozenset({MissingZeroGrad.kind, *RAISE_LOSS.split()})
 """Mistakes that let a loss rise, as a learning rate does that is too high."""
 CERTAIN_MISTAKES = OF_SETUP - JUDGED_BY_CURVES | {MissingZeroGrad.kind}  # mistakes that are seen in the set-up itself
+EQUAL_ROWS = frozenset({"same_input", "dead_units"})  # what makes the output the same for each row
 RISING = NON_FINITE | {"divergence", "gradient_explosion"}  # what a higher learning rate makes worse
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
 
@@ -193,6 +196,8 @@ def _useful_remedies(episode: Finding, episodes: Sequence[Finding]) -> tuple[Rem
     tiny = episode.facts_as(TinyUpdateFacts)
     if tiny is not None and tiny.value == 0.0:  # no learning rate helps a gradient of zero
         return Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD), *without_topics(episode.remedies, {Topic.RAISE_RATE})
+    if episode.kind == SameOutput.kind and any(other.kind in EQUAL_ROWS for other in episodes):
+        return ()
     cause = _cause_near(episode, episodes)
     certain = cause is not None and cause.certain
     if episode.kind not in BREAKING and not certain:
@@ -275,7 +280,9 @@ def _is_certain_mistake(episode: Finding, deciding: Finding, serious: Sequence[F
         decays = any(other.facts_as(StrongDecayFacts) and other.start <= dead.first_step for other in serious)
         return is_first and not decays  # weights that decay to zero have no gradients
     is_own = episode.attempt <= deciding.attempt
-    return episode.kind in CERTAIN_MISTAKES and is_own and episode.start <= deciding.start + SEEN_WITHIN
+    # A loss that never left chance level began there, long before some mistakes are seen.
+    began = deciding.end if deciding.kind == AboveChance.kind else deciding.start
+    return episode.kind in CERTAIN_MISTAKES and is_own and episode.start <= began + SEEN_WITHIN
 
 
 def _comes_before(cause: Cause, mistakes: Sequence[Finding]) -> bool:

@@ -331,9 +331,9 @@ CAUSES = (
         "A mistake in the set-up keeps the model from learning, or makes its loss unbounded.",
         "A finding about the set-up: an input that the loss does not expect, a loss over all pairs, inputs of an "
         "unusual size or the same for each row, the same output for each row, a batch that is taken for a sequence, "
-        "attention that is normalised over queries, batches of one class, ignored targets, too strong a weight decay "
-        "or clipping, parameters without a gradient or without an optimizer, modules that are not registered, a "
-        "learning rate of zero, swapped betas of Adam, steps or gradients that precision takes away.",
+        "attention with its softmax over a wrong dimension, batches of one class, ignored targets, too strong a "
+        "weight decay or clipping, parameters without a gradient or without an optimizer, modules that are not "
+        "registered, a learning rate of zero, swapped betas of Adam, steps or gradients that precision takes away.",
         "A mistake that costs little beside another one.",
         (Remedy(Action.CHECK_INTENTION),),
         helped_by_smaller_updates=False,

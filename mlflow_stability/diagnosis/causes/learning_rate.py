@@ -269,7 +269,8 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
     too_high = partial(cause_found, "learning_rate_too_high", since=first)
     at_start = f"learning rate {now:.3g} at {context.unit} {episode.start}"
     earlier = _earlier_rate(context, episode.start)
-    if earlier is not None and now > max(tolerance.rate, LIMITS.raised * earlier):
+    is_just_after = episode.start - first <= LOOKBACK.between_looks
+    if earlier is not None and now > LIMITS.raised * earlier and (is_just_after or now > tolerance.rate):
         return too_high(
             f"The learning rate was {now:.3g} with the optimizer that took over at {context.unit} {first}; with the "
             f"one before, it was at most {earlier:.3g}.",

@@ -230,9 +230,9 @@ class OneClass(Detector):
     """Each batch has targets of one class only, and not always the same class.
 
     What it sees: the lowest and the highest class among the targets of cross entropy in steps 2 to 10, 21, 101 and
-    1,001, from 8 targets on. A WARNING after {batches} batches or more that are all of one class each, of two classes
-    or more. Where no class is below one of an earlier batch, up to half as many batches may have several: the data are
-    sorted, and a class ends within them.
+    1,001, from 8 targets on that are not ignored. A WARNING after {batches} batches or more that are all of one class
+    each, of two classes or more. Where no class is below one of an earlier batch, up to half as many batches may have
+    several: the data are sorted, and a class ends within them.
 
     Why it matters: each step moves all outputs towards one class, and the next step towards another. The model learns
     which class came last, batch normalisation sees one class at a time, and the loss of a batch says little.
@@ -263,7 +263,7 @@ class OneClass(Detector):
             state.low = point.value
             return state, None
         low, state.low = state.low, None
-        if low is None or point.value < 0:  # all targets of this step are ignored
+        if low is None or point.value < 0:  # nearly all targets of this step are ignored
             return state, None
         state.is_sorted = state.is_sorted and low >= state.highest
         state.highest = max(state.highest, point.value)

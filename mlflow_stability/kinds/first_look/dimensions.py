@@ -68,24 +68,25 @@ class AttentionDimFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         return (
-            f"Attention over {self.positions} positions takes its softmax over the queries: the weights of a query do "
-            "not add up to 1."
+            f"Attention over {self.positions} positions does not take its softmax over the keys: the weights of a "
+            "query do not add up to 1."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionDim(FindingType):
-    """The softmax of attention is taken over the queries, not over the keys.
+    """The softmax of attention is taken over queries, heads or rows, not over the keys.
 
-    What it sees: in the graphs of losses of {steps} steps in a row, a softmax over the last dimension but one of square
-    scores, in batches, whose result is multiplied by the values. No value is read. Compiled losses are not seen.
+    What it sees: in the graphs of losses of {steps} steps in a row, a softmax over another dimension than the last of
+    square scores, in batches, whose result is multiplied by the values. No value is read. Compiled losses are not seen.
 
     Why it matters: the weights with which a query adds up the values have no fixed sum. With a causal mask they depend
     on the positions that follow.
 
     What to try: `softmax(dim=-1)`.
 
-    When it is wrong: attention in which positions compete for queries on purpose, without a normalisation afterwards.
+    When it is wrong: attention in which positions or heads compete for queries on purpose, without a normalisation
+    afterwards.
 
     Reference: https://arxiv.org/abs/1706.03762
     """
@@ -94,7 +95,7 @@ class AttentionDim(FindingType):
 
     kind = "attention_dim"
     of_setup = True
-    noun = "attention that is normalised over queries"
+    noun = "attention with its softmax over a wrong dimension"
     order = 1154
     question = "Do the weights of attention add up to 1 for each query?"
     check_by_hand = "Print weights.sum(-1): all must be 1."

@@ -107,7 +107,7 @@ def _is_beside_gradient(node: Any, users: Mapping[Any, Sequence[Any]]) -> bool:
 
 
 def _normalised_over_queries(node: Any) -> int:
-    """Return the number of positions, if a product has the softmax over the queries on its left; else 0."""
+    """Return the number of positions, if a product has a softmax over others than the keys on its left; else 0."""
     if node_name(node) != "Bmm":
         return 0
     node = node.next_functions[0][0]
@@ -119,7 +119,7 @@ def _normalised_over_queries(node: Any) -> int:
         node = inputs[0]
     shape = shape_of(node)
     is_square = node_name(node) == "Softmax" and len(shape) > 2 and shape[-2:] == size and size[0] == size[1] > 1
-    return size[0] if is_square and dim_of(node, -1) == len(shape) - 2 else 0
+    return size[0] if is_square and dim_of(node, -1) != len(shape) - 1 else 0
 
 
 def _mixing_view(

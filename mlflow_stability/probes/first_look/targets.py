@@ -82,7 +82,8 @@ OF_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 ABOVE_ONE = (Signal("targets_above_one", ""),)
 MAX_SUM = 1.5  # of the targets of a row; 1 but for rounding is usual
 VARIANCE = (Signal("target_variance", ""),)
-MIN_TARGETS = 8  # in a step
+DRIFT = 4.0  # number of standard errors from which a mean of targets differs from that of the first batch
+MIN_TARGETS = 8  # in a step, without those that are ignored
 
 
 class Batches:
@@ -132,6 +133,7 @@ def _sample_of(tensor: Tensor) -> Tensor:
 class Targets:
     def __init__(self) -> None:
         self._tokens = InputTokens()
+        self._means: dict[int, Tensor] = {}  # of the first targets, by place of the loss in a step
         self.clear()
 
     def clear(self) -> None:
@@ -163,7 +165,7 @@ class Targets:
                     self._tokens.note(node, target, ignored)
                 elif node_name(node).startswith("BinaryCrossEntropy"):
                     self._labels.append(torch.stack(torch.aminmax(target)).float())
-            self._variances.append(_variance(loss))
+            self._variances.append(self._variance_of(loss))
             probabilities = _probabilities(loss)
             if probabilities is not None:
                 self._shares[ABOVE_ONE].append((probabilities.sum(1) > MAX_SUM).float().mean())
@@ -171,12 +173,28 @@ class Targets:
             if unreachable is not None:
                 self._shares[UNREACHABLE].append(unreachable)
 
+    def _variance_of(self, loss: Tensor) -> Tensor | None:
+        """Return the loss of predicting the mean; of sorted targets, whose mean drifts, that of their first mean."""
+        node, share = undivided(loss)
+        is_mean = node_name(node) == "MseLoss" and getattr(node, "_saved_reduction", None) == MEAN
+        target = _prediction_and_target(node)[1] if is_mean else None
+        if target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
+            return None
+        variance, mean = torch.var_mean(target.detach().float(), 0, correction=0)
+        first = self._means.setdefault(len(self._variances), mean)
+        if first.shape == mean.shape and first.device == mean.device:
+            shift = (mean - first).square()
+            variance = variance + shift * (shift > DRIFT**2 * 2 * variance / len(target))
+        return share * variance.mean()
+
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
         with untracked():
             if self._counted >= MIN_TARGETS and _same_device(self._classes):
                 rows = torch.stack(self._classes)
                 low, high = rows[:, 0].amin(), rows[:, 1].amax()
+                is_enough = (rows[:, 3] - rows[:, 2]).sum() >= MIN_TARGETS
+                high = torch.where(is_enough, high, -1.0)  # else one class is no surprise
                 blocks.append(Block(CLASSES, torch.stack((low, high, rows[:, 2].sum() / rows[:, 3].sum()))))
             blocks += self._tokens.blocks()
             if _same_device(self._labels):
@@ -190,15 +208,6 @@ class Targets:
                 blocks.append(Block(VARIANCE, torch.stack(variances).sum(0, keepdim=True)))
         self.clear()
         return blocks
-
-
-def _variance(loss: Tensor) -> Tensor | None:
-    node, share = undivided(loss)
-    is_mean = node_name(node) == "MseLoss" and getattr(node, "_saved_reduction", None) == MEAN
-    target = _prediction_and_target(node)[1] if is_mean else None
-    if target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
-        return None
-    return share * target.detach().float().var(0, correction=0).mean()
 
 
 def _unreachable(loss: Tensor) -> Tensor | None:

@@ -98,13 +98,21 @@ def loss_operations(loss: Any, outputs: Sequence[tuple[str, int]]) -> tuple[str,
             continue
         exponent = getattr(node, "_saved_exponent", None)
         is_whole = isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
-        if not is_whole:  # a square or a cube is finite for every usual number
+        # A square or a cube is finite for every usual number, and so is a quotient whose divisor is clamped.
+        if not is_whole and not _has_clamped_divisor(node):
             names.append(word_of(node.name()))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
     return tuple(dict.fromkeys(reversed(names))) if arrived else ()
+
+
+def _has_clamped_divisor(node: Any) -> bool:
+    divisor = node.next_functions[1][0] if word_of(node.name()) == "div" and len(node.next_functions) > 1 else None
+    while divisor is not None and word_of(divisor.name()) == "expand":
+        divisor = divisor.next_functions[0][0]
+    return (getattr(divisor, "_saved_min", None) or 0) > 0
 
 
 def suspects(operations: Sequence[str]) -> tuple[str, ...]:

@@ -125,8 +125,8 @@ class Action(Enum):
     STANDARDISE_INPUTS = "Scale the inputs once: divide bytes by 255, or standardise each feature."
     INSPECT_INPUT_PATH = "Look for inputs that are multiplied by zero, masked or overwritten before the first layer."
     FIND_WHERE_ROWS_MEET = (
-        "Follow the outputs of two rows back to where they become equal: a mean or softmax over the batch, equal "
-        "inputs, or dead units."
+        "Follow the outputs of two rows back to where they become equal: a mean or softmax over the batch, a "
+        "normalisation of one value, equal inputs, or dead units."
     )
     MAKE_OPTIMIZER_ONCE = "Make the optimizer once, before the training loop."
     SET_RATE_OF_GROUP = "Give the parameter group a learning rate, or freeze it: requires_grad_(False)."

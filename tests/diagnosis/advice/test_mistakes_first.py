@@ -9,9 +9,17 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.diagnosis.advice import JUDGED_BY_CURVES
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import OF_SETUP
-from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.batches import SameInput
+from mlflow_stability.kinds.first_look.dimensions import SameOutput, SameOutputFacts
+from mlflow_stability.kinds.first_look.loss_function import (
+    Activation,
+    LossFunction,
+    LossInput,
+    LossInputFacts,
+)
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.gradients.layers import DeadLayer, DeadLayerFacts
+from mlflow_stability.kinds.inside.activations import DeadUnits, DeadUnitsFacts
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.kinds.reported.setup import EvaluationMode, MissingZeroGrad, UnclearedFacts
@@ -34,6 +42,11 @@ DEAD = event(DeadLayerFacts("body.0", 0.0, 9, 0, 5, 400), DeadLayer.remedies, 41
 DEAD_LATER = event(DeadLayerFacts("body.0", 0.0, 9, 300, 5, 400), DeadLayer.remedies, 710)
 DEAD_RARELY_MEASURED = event(DeadLayerFacts("body.0", 0.0, 5, 100, 5, 400), DeadLayer.remedies, 500)
 UNCLEARED = event(UnclearedFacts(3), MissingZeroGrad.remedies, 4)
+
+SAME_OUTPUT = event(SameOutputFacts(10), SameOutput.remedies, 21)
+SAME_INPUT = event(Text("Equal rows."), SameInput.remedies, 10, "same_input")
+SAME_INPUT_LATE = event(Text("Equal rows."), SameInput.remedies, 101, "same_input")
+DEAD_UNITS = event(DeadUnitsFacts(1.0, 0.5, place="2"), DeadUnits.remedies, 30)
 
 
 def diverged(at: int) -> Finding:
@@ -102,3 +115,19 @@ def test_a_mistake_that_began_after_the_trouble_does_not_come_first() -> None:
 
 def test_each_kind_that_curves_only_suggest_is_a_mistake_in_the_set_up() -> None:
     assert JUDGED_BY_CURVES <= OF_SETUP
+
+
+@pytest.mark.parametrize("origin", [SAME_INPUT, DEAD_UNITS], ids=lambda origin: origin.kind)
+def test_where_rows_become_equal_is_not_looked_for_once_it_was_found(origin: Finding) -> None:
+    assert Action.FIND_WHERE_ROWS_MEET in actions(RISING, diverged(AT), SAME_OUTPUT)
+    advised = actions(RISING, diverged(AT), SAME_OUTPUT, origin)
+    assert Action.FIND_WHERE_ROWS_MEET not in advised
+    assert origin.remedies[-1].action in advised
+
+
+def test_a_mistake_that_was_seen_late_comes_before_a_loss_at_chance_level() -> None:
+    variance = metric_of("target_variance", np.full(COUNT, 0.5), meaning=Meaning("target_variance", "", is_known=True))
+    metrics = metric_of("loss", falling(COUNT, first=0.52, last=0.5)), variance
+    found = diagnosis_of(run_of(*metrics, events=(SAME_INPUT_LATE,)))
+    assert [finding.kind for finding in found.findings] == ["above_chance", "same_input"]
+    assert found.remedies[0].action is SAME_INPUT.remedies[0].action

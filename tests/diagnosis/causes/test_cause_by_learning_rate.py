@@ -257,3 +257,21 @@ def test_the_rate_of_another_optimizer_is_not_measured_by_what_the_first_one_tol
         "0.001."
     )
     assert str(cause.remedies[0]).startswith("Lower the learning rate from 5 to about 0.1")
+
+
+@pytest.mark.parametrize(("rate", "statement"), [(0.1, "The learning rate was 0.1 with"), (1e-3, "The data or the ")])
+def test_no_data_are_named_where_an_optimizer_took_over_at_a_far_higher_rate(rate: float, statement: str) -> None:
+    losses = np.r_[falling(300, last=0.5), [0.5, 0.5], np.full(4, 300.0), np.linspace(40, 20, 94)]
+    norms = np.r_[1 + 0.1 * np.sin(np.arange(302)), np.full(98, 500.0)]
+    rates = [
+        metric_of(name, [value] * len(steps), steps=steps, meaning=Meaning("learning_rate", place, is_known=True))
+        for name, place, value, steps in [
+            ("learning_rate", "", 1e-3, range(300)),
+            ("learning_rate@optimizer_1", "optimizer_1", rate, range(300, 400)),
+        ]
+    ]
+    event = over_steps("divergence", Severity.CRITICAL, 302, 302, COUNT - 1, "", recovered=False, metric="loss")
+    metrics = metric_of("loss", losses), metric_of("grad_norm", norms)
+    found = diagnosis_of(run_of(*metrics, *rates, events=[event], params={"optimizer": "Adam"})).cause
+    assert found is not None
+    assert found.statement.startswith(statement)

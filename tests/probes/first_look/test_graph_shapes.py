@@ -42,6 +42,12 @@ def test_a_softmax_over_the_queries_is_found_after_three_steps() -> None:
         assert looked_at(partial(loss.view, ())) == [AttentionDimFacts(5)]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_softmax_over_heads_or_rows_is_found_as_well(dim: int) -> None:
+    scores, values = tensor(2, 3, 5, 5), tensor(2, 3, 5, 4)
+    assert looked_at(lambda: (scores.softmax(dim) @ values).square().mean()) == [AttentionDimFacts(5)]
+
+
 SOUND_ATTENTION: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "over the keys": lambda scores, values: scores.softmax(-1) @ values,
     "keys and queries exchanged": lambda scores, values: scores.softmax(-2).transpose(-1, -2) @ values,
@@ -74,7 +80,8 @@ def test_a_training_whose_attention_is_normalised_over_queries_is_found(tmp_path
             optimizer.step()
     found = [(event.step, event.severity, event.message) for event in flown.events("attention_dim")]
     message = (
-        "Attention over 12 positions takes its softmax over the queries: the weights of a query do not add up to 1."
+        "Attention over 12 positions does not take its softmax over the keys: the weights of a query do not add up to "
+        "1."
     )
     assert found == ([(4, Severity.WARNING, message)] if dim == 1 else [])
 

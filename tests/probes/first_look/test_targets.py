@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mlflow_stability.probes.first_look.targets import Batches, Targets, saved
 
-CLASSES = torch.tensor([3, 1, 1, 2, 1, 1, -100, -100])
+CLASSES = torch.tensor([3, 1, 1, 2, 1, 1, 1, 2, 2, -100, -100, -100])
 
 
 def outputs(*shape: int) -> Tensor:
@@ -33,23 +33,28 @@ def measured(*losses: Tensor) -> dict[str, float]:
 
 
 def test_classes_and_ignored_targets_of_cross_entropy_are_measured() -> None:
-    loss = functional.cross_entropy(outputs(8, 5), CLASSES)
+    loss = functional.cross_entropy(outputs(12, 5), CLASSES)
     assert measured(loss) == {"class_low": 1, "class_high": 3, "targets_ignored": 0.25}
 
 
 def test_micro_batches_of_a_step_are_measured_together() -> None:
-    losses = [functional.cross_entropy(outputs(4, 5), labels) / 2 for labels in CLASSES.split(4)]
+    losses = [functional.cross_entropy(outputs(6, 5), labels) / 2 for labels in CLASSES.split(6)]
     assert measured(*losses) == {"class_low": 1, "class_high": 3, "targets_ignored": 0.25}
 
 
 def test_a_given_ignore_index_counts() -> None:
-    loss = functional.cross_entropy(outputs(6, 5), CLASSES[:6], ignore_index=1)
-    more = functional.cross_entropy(outputs(6, 5), CLASSES[:6], ignore_index=1)
-    assert measured(loss, more) == {"class_low": 2, "class_high": 3, "targets_ignored": pytest.approx(4 / 6)}
+    losses = [functional.cross_entropy(outputs(6, 5), CLASSES[:6], ignore_index=1) for _ in range(4)]
+    assert measured(*losses) == {"class_low": 2, "class_high": 3, "targets_ignored": pytest.approx(4 / 6)}
 
 
 def test_a_few_targets_are_not_reported() -> None:
     assert measured(functional.cross_entropy(outputs(2, 5), CLASSES[:2])) == {}
+
+
+def test_of_a_few_targets_that_are_not_ignored_no_class_is_reported() -> None:
+    for used, highest in ((8, 1), (7, -1)):
+        targets = torch.where(torch.arange(100) < used, 1, -100)
+        assert measured(functional.cross_entropy(outputs(100, 5), targets))["class_high"] == highest
 
 
 def test_labels_of_a_binary_cross_entropy_are_measured() -> None:
@@ -69,6 +74,15 @@ def test_the_variance_of_targets_is_measured_for_a_mean_squared_error_alone() ->
     assert measured(functional.mse_loss(outputs(8, 1), outputs(8, 1))) == {}, "two predictions"
 
 
+def test_of_sorted_targets_the_variance_is_that_around_their_first_mean() -> None:
+    targets, measured_variances = Targets(), []
+    for mean in (0.0, 0.5, 8.0):
+        targets.note(functional.mse_loss(outputs(8, 1), torch.arange(8.0)[:, None] + mean))
+        (block,) = targets.blocks()
+        measured_variances.append(float(block.values))
+    assert measured_variances == [5.25, 5.25, 5.25 + 64], "a small difference of two means is chance"
+
+
 def test_targets_that_a_hook_packed_are_not_measured() -> None:
     unpacked: list[object] = []
 
@@ -77,7 +91,7 @@ def test_targets_that_a_hook_packed_are_not_measured() -> None:
         return packed
 
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-        loss = functional.cross_entropy(outputs(8, 5), CLASSES)
+        loss = functional.cross_entropy(outputs(12, 5), CLASSES)
     assert saved(loss.grad_fn, "target") is None
     assert measured(loss) == {}
     assert unpacked == []
@@ -86,7 +100,7 @@ def test_targets_that_a_hook_packed_are_not_measured() -> None:
 def test_gradients_are_the_same_after_a_look() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 5)
-    loss = functional.cross_entropy(model(torch.randn(8, 4)), CLASSES)
+    loss = functional.cross_entropy(model(torch.randn(12, 4)), CLASSES)
     expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     measured(loss)
     assert all(map(torch.equal, torch.autograd.grad(loss, list(model.parameters())), expected))

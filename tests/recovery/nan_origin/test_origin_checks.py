@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.recovery.nan_origin.batch_capture import facts_of_tensor
@@ -138,3 +139,13 @@ def test_a_square_does_not_break_a_loss_and_a_root_may() -> None:
 
 def test_what_only_large_numbers_break_is_named_last() -> None:
     assert suspects_of(lambda output: (1 - torch.exp(-output)).log().mean()) == ("log", "exp")
+
+
+def test_a_quotient_with_a_clamped_divisor_does_not_break_a_loss() -> None:
+    assert suspects_of(lambda output: functional.normalize(output, dim=0).acos().mean()) == (
+        "acos",
+        "linalg_vector_norm",
+    )
+    assert suspects_of(lambda output: (output / output.sum().clamp(min=1e-6)).sqrt().mean()) == ("sqrt",)
+    assert suspects_of(lambda output: (output / output.sum().clamp(min=0.0)).sqrt().mean()) == ("div", "sqrt")
+    assert suspects_of(lambda output: (output / output.sum()).sqrt().mean()) == ("div", "sqrt")
