@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from types import CodeType
+from types import FunctionType
 
 from torch import Tensor
 from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module, functional
@@ -158,9 +158,9 @@ def _lasting_dropout(models: Sequence[Module]) -> ModelFinding | None:
 def _has_lasting_dropout(module: Module) -> bool:
     """Whether `forward` calls a dropout function of PyTorch, and names neither the mode nor a constant in its place."""
     forward = getattr(type(module), "forward", None)  # the class of a scripted module raises for it
-    code = getattr(forward, "__code__", None)
-    if not isinstance(code, CodeType) or "training" in code.co_names:
+    if not isinstance(forward, FunctionType) or "training" in forward.__code__.co_names:
         return False
+    code = forward.__code__
     if any(value is True or value is False or _names_training(value) for value in code.co_consts):
         return False
     # A name that the module has, too, may be its own layer. `hasattr(module, name)` would compute parametrized weights.
