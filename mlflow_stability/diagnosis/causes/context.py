@@ -203,6 +203,11 @@ class EpisodeContext:
         values = curve.values[max(0, end - points) : end]
         return values[np.isfinite(values)]
 
+    def highest_rate_before(self, rate: Curve) -> float | None:
+        """Return the highest learning rate of the optimizers that had ended when this one took over; None without."""
+        ended = (other for other in self.rates if len(other.steps) and other.steps[-1] < rate.steps[0])
+        return max((float(other.values.max()) for other in ended), default=None)
+
     def first_before(self, curve: Curve) -> int:
         """Return the first step that counts as just before the episode."""
         end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))

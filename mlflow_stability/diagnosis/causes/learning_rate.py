@@ -330,9 +330,7 @@ def _earlier_rate(context: EpisodeContext, step: int) -> float | None:
     highest = _highest(context, step)
     if highest is None or not highest[0].place.startswith("optimizer_"):
         return None
-    first = highest[0].steps[0]
-    before = [float(rate.values.max()) for rate in context.rates if len(rate.steps) and rate.steps[-1] < first]
-    return max(before, default=None)
+    return context.highest_rate_before(highest[0])
 
 
 def _was_tolerated(context: EpisodeContext, rate: Curve, values: Values) -> CheckResult:

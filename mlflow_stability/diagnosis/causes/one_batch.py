@@ -7,7 +7,6 @@ normal on the same weights. If the losses after the jump are as high, the data o
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -288,10 +287,10 @@ def abnormal_before(context: EpisodeContext) -> str:
         if last > LIMITS.with_it * usual > 0:
             median = f"median of its last {LIMITS.min_values} values: {usual:.3g}"
             return f"{name} already {last:.3g} in the step before; {median}"
-    for rate in context.rates:
-        first, ended = int(rate.steps[0]), [other for other in context.rates if other.steps[-1] < rate.steps[0]]
-        before = max((float(other.values.max()) for other in ended), default=math.inf)
-        if 0 < context.episode.start - first <= LOOKBACK.between_looks and rate.values[0] > LIMITS.with_it * before:
+    for rate in (rate for rate in context.rates if len(rate.steps)):
+        first, before = int(rate.steps[0]), context.highest_rate_before(rate)
+        is_just_after = 0 < context.episode.start - first <= LOOKBACK.between_looks
+        if is_just_after and before is not None and rate.values[0] > LIMITS.with_it * before:
             return f"another optimizer took over at {context.unit} {first}, at {rate.values[0]:.3g} after {before:.3g}"
     return ""
 

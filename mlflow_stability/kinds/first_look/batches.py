@@ -263,7 +263,7 @@ class OneClass(Detector):
             state.low = point.value
             return state, None
         low, state.low = state.low, None
-        if low is None or point.value < 0:  # nearly all targets of this step are ignored
+        if low is None or point.value < 0:  # nearly all targets are ignored
             return state, None
         state.is_sorted = state.is_sorted and low >= state.highest
         state.highest = max(state.highest, point.value)

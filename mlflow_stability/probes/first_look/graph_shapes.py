@@ -64,7 +64,7 @@ class GraphShapes:
         for node in nodes:
             for source, _ in node.next_functions:
                 users.setdefault(source, []).append(node)
-        size = next(filter(None, map(_normalised_over_queries, nodes)), 0)
+        size = next(filter(None, map(_positions_not_over_keys, nodes)), 0)
         shapes = _mixing_view(nodes, users)
         made = self._made_since(nodes, users)
         self._are_over_queries &= size > 0
@@ -106,7 +106,7 @@ def _is_beside_gradient(node: Any, users: Mapping[Any, Sequence[Any]]) -> bool:
     return any(getattr(source, "variable", None) is None and node_name(source) != "T" for source in inputs)
 
 
-def _normalised_over_queries(node: Any) -> int:
+def _positions_not_over_keys(node: Any) -> int:
     """Return the number of positions, if a product has a softmax over others than the keys on its left; else 0."""
     if node_name(node) != "Bmm":
         return 0
