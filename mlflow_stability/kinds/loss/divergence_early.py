@@ -24,6 +24,7 @@ from mlflow_stability.vocabulary.result import (
     Remedy,
     Severity,
 )
+from mlflow_stability.vocabulary.text.phrases import factor
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class StartFacts(LossRiseFacts):
             else f"{float(f'{self.update_ratio:.2g}'):,g} times"
         )
         return (
-            f"loss {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.3g} times its first value of "
+            f"loss {self.value:.4g} at {unit} {step}, {factor(self.value / self.baseline)} times its first value of "
             f"{self.baseline:.4g} (threshold {self.threshold:g}) for {self.steps_in_a_row} {unit}s in a row, after one "
             f"step changed the weights by {update} their norm."
         )
