@@ -16,12 +16,11 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.loss_fall import FirstValues, start_level
-from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
+from mlflow_stability.detectors.loss_level import GRADIENT_RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.detectors.streak import ClassicDetector, ClassicWindow
 from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, times_beyond
-from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import (
     CLIP_GRADIENTS,
     LOWER_RATE_2_TO_5,
@@ -105,9 +104,8 @@ class GradientExplosion(Detector):
     {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls, or reaches new
     lows as it leaves a plateau. Without a loss, or with one that has no level, they are a warning. Critical from
     {critical_norm} on, if that is {critical_rise} times the baseline, unless it is below the first norms and the loss
-    falls. In adversarial training, such as a GAN, the ratio is {smallest_rise_adversarial}; where the loss has no level
-    for another reason, as in reinforcement learning, it is {smallest_rise_without_level}. The finding ends after
-    {calm_steps} steps below {calm_below}σ.
+    falls. Where the loss has no level, as in reinforcement learning and in a GAN, the ratio is
+    {smallest_rise_without_level}. The finding ends after {calm_steps} steps below {calm_below}σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
@@ -130,8 +128,7 @@ class GradientExplosion(Detector):
     row_threshold: float = 4.0  # threshold in σ for norms in a row
     row_share_of_tail: float = 0.33  # the same as `share_of_tail` for norms in a row
     row_smallest_rise: float = 5.0  # minimum ratio to the baseline for norms in a row
-    smallest_rise_adversarial: float = RISE  # minimum ratio in adversarial training, such as a GAN
-    smallest_rise_without_level: float = GRADIENT_RISE  # minimum ratio of other losses without a level, as of a reward
+    smallest_rise_without_level: float = GRADIENT_RISE  # minimum ratio where the loss has no level
     returns: int = 3  # number of findings within `returns_within` steps that makes each further one a warning
     returns_within: int = 1000  # number of steps over which they are counted
     critical_norm: float = 1000.0  # norm from which it is critical, with `critical_rise`
@@ -232,8 +229,7 @@ class GradientExplosion(Detector):
             return self.threshold if point.z >= self.threshold else None
         row_rise, rise = self.row_smallest_rise, self.smallest_rise
         if not point.has_level:
-            adversarial = point.reason is NoLevel.ADVERSARIAL
-            row_rise = rise = self.smallest_rise_adversarial if adversarial else self.smallest_rise_without_level
+            row_rise = rise = self.smallest_rise_without_level
         limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
         high = point.logarithmic and point.z >= limit and point.value >= point.center * row_rise
         state.high = state.high + 1 if high else 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from detectors.series import at, decaying, judged, noise
 
+from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
 from mlflow_stability.vocabulary.result import Severity, Topic
 
 norms = np.exp(noise(0, 800, 0.31))
@@ -40,6 +41,16 @@ def test_a_norm_at_twice_its_quiet_level_is_no_explosion() -> None:
 def test_a_thousand_is_critical_only_far_above_the_level() -> None:
     assert judged("gradient_explosion", grad_norm=at(norms, 600, 5000.0))[0].severity is Severity.CRITICAL
     assert judged("gradient_explosion", grad_norm=at(norms * 300, 600, 20.0))[0].severity is Severity.INFO
+
+
+@pytest.mark.parametrize("reason", [NoLevel.ADVERSARIAL, NoLevel.BOOTSTRAPPED])
+@pytest.mark.parametrize(("factor", "severities"), [(30.0, []), (3000.0, [Severity.CRITICAL])])
+def test_where_the_loss_has_no_level_norms_at_thirty_times_the_usual_are_normal(
+    reason: NoLevel, factor: float, severities: list[Severity]
+) -> None:
+    high = at(norms, 500, factor, 60)
+    findings = judged("gradient_explosion", grad_norm=high, loss_without_level=np.full(800, LossLevel(reason).code))
+    assert [finding.severity for finding in findings] == severities
 
 
 def test_high_norms_without_a_consequence_are_information_while_the_loss_falls() -> None:
