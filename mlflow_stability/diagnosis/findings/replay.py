@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import RunCurves, recorded_level, restore_infinities, start_by_attempt
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.detectors.loss_level import REPLACING, RISE
 from mlflow_stability.detectors.sensitivity import factor_of, only_scaled, scale_thresholds
 from mlflow_stability.kinds.catalog import EXPERIMENTAL, RULES, SEEN_FROM_OUTSIDE
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.judging import CLASSIC, MAX_SCORE
@@ -143,12 +145,21 @@ def _as_share(metric: Metric, rows: Mapping[str, Metric]) -> Metric | None:
 
 
 def without_unjudged_levels(events: Iterable[Finding], history: RunHistory, curves: RunCurves) -> list[Finding]:
-    """Return the events of a run without those that judge a loss by a level that does not measure progress."""
+    """Return the events of a run without those that judge a loss by a level that does not measure progress.
+
+    A loss at many times its first value after an update that replaced the weights stays: it says that they are lost.
+    """
     if recorded_level(history).reason is None or any(curve.has_level for curve in curves.losses):
         return list(events)
     series = [metric.series for metric in history.of(LOSS_LEVEL)]
     since = min((int(points.attempts[0]), int(points.steps[0])) for points in series if len(points))
-    return [event for event in events if event.kind not in LEVEL_KINDS or (event.attempt, event.step) > since]
+
+    def is_judged(event: Finding) -> bool:
+        start = event.facts_as(StartFacts)
+        is_replaced = start is not None and start.update_ratio >= REPLACING and start.value >= RISE * start.baseline
+        return event.kind not in LEVEL_KINDS or (event.attempt, event.step) > since or is_replaced
+
+    return [event for event in events if is_judged(event)]
 
 
 def apply_rules(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Finding]:

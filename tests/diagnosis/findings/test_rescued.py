@@ -13,10 +13,13 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import outcome_of, title_of, verdict_of
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.result import CurveReading, Finding, Severity, Text
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 READING = CurveReading("loss", "", 500, 1, 500, 2.0, 1.0, 0.9, 480)
 
@@ -61,6 +64,22 @@ def test_a_training_that_was_rolled_back_without_a_warning_is_not_called_healthy
     assert outcome(rollbacks) == "recovered"
     assert verdict_of("recovered", rollbacks, [READING], 500) == verdict
     assert outcome_of(rollbacks, [], "", measured=False) == "cannot_tell"
+
+
+@pytest.mark.parametrize(("rise", "update", "kinds"), [(900.0, 4.0, ["divergence"]), (900.0, 0.5, []), (5.0, 4.0, [])])
+def test_a_divergence_whose_update_replaced_the_weights_stays_where_the_level_is_not_judged(
+    rise: float, update: float, kinds: list[str]
+) -> None:
+    level = metric_of(
+        LOSS_LEVEL, [LossLevel(NoLevel.BOOTSTRAPPED).code], steps=[9], meaning=Meaning(LOSS_LEVEL, is_known=True)
+    )
+    losses = np.r_[1.0, np.full(3, rise), np.geomspace(1.0, 0.3, 196)]
+    facts = StartFacts(rise, 1.0, update, 1, 3, 3.0)
+    diverged = replace(Finding.at(facts, 3, Severity.CRITICAL), kind="divergence")
+    back = Finding.at(RollbackFacts("loss 900.", 0, 1, 4, 0.1, 1), 4, Severity.INFO)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), level, events=[diverged, back]))
+    assert diagnosis.outcome == "recovered"
+    assert [finding.kind for finding in diagnosis.findings if finding.severity >= Severity.WARNING] == kinds
 
 
 @pytest.mark.parametrize(
