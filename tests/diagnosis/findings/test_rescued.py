@@ -77,7 +77,9 @@ def test_a_divergence_whose_update_replaced_the_weights_stays_where_the_level_is
     facts = StartFacts(rise, 1.0, update, 1, 3, 3.0)
     diverged = replace(Finding.at(facts, 3, Severity.CRITICAL), kind="divergence")
     back = Finding.at(RollbackFacts("loss 900.", 0, 1, 4, 0.1, 1), 4, Severity.INFO)
-    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), level, events=[diverged, back]))
+    diagnosis = diagnosis_of(
+        run_of(metric_of("loss", losses), metric_of("grad_norm", np.ones(200)), level, events=[diverged, back])
+    )
     assert diagnosis.outcome == "recovered"
     assert [finding.kind for finding in diagnosis.findings if finding.severity >= Severity.WARNING] == kinds
 
