@@ -211,6 +211,9 @@ def choose_target(
     4. The newest state, or the best, that is `rewind_steps` older than the onset. For trouble that repeats, it is from
        after the last rollback or from before the state restored then.
     5. The oldest state from before the onset.
+
+    Where another optimizer made its first step after the state of 4., that step may be the cause: the state from before
+    it comes first, with the lower learning rate of trouble at the start of a training.
     """
     last = past.rollbacks[-1] if past.rollbacks else None
     in_effect = [rollback for rollback in past.rollbacks if not rollback.undone]
@@ -229,6 +232,9 @@ def choose_target(
     if trouble.skipped:  # no step was taken: the weights are still the initial ones
         before = [state for state in before if not state.initial or state.step < trouble.onset - 1]
     latest_allowed = trouble.onset - max(rewind_steps(policy, past, trouble), 1)
+    taken_over = (state for state in kept if state.initial and latest_allowed <= state.step < trouble.first_seen)
+    if not trouble.skipped and (initial := next(taken_over, None)) is not None:
+        return initial
     enough = [state for state in before if state.step <= latest_allowed]
     if trouble.is_slow:  # some of them are from within the rise
         enough = [state for state in enough if not why_no_better(trouble, state)] or enough

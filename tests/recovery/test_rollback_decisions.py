@@ -357,6 +357,25 @@ def test_a_lower_learning_rate_from_an_early_rollback_applies_to_later_rollbacks
     assert decide(POLICY, past, again)[1].lasting_share == pytest.approx(0.01)
 
 
+def test_weights_from_before_an_optimizer_that_took_over_are_restored_with_smaller_steps_for_good() -> None:
+    good = (*states(100, 201), GoodState(252, float("nan"), initial=True))
+    past, decision = decide(POLICY, RollbackHistory(), Situation(265, (divergence(265, first_high=254),), good=good))
+    assert (decision.target, decision.lasting_share) == (252, pytest.approx(0.1))
+    past, decision = decide(POLICY, past, Situation(290, (divergence(290, first_high=280),), good=good))
+    assert (decision.target, decision.lasting_share) == (252, pytest.approx(0.01))
+    skipped = Situation(277, skips_in_a_row=25, good=good)  # no step of it was taken
+    assert decide(POLICY, RollbackHistory(), skipped)[1].target == 201
+
+
+@pytest.mark.parametrize(("found", "first_high", "target"), [(265, 252, 201), (365, 354, 252), (465, 454, 352)])
+def test_what_began_before_an_optimizer_took_over_or_long_after_it_is_not_its_doing(
+    found: int, first_high: int, target: int
+) -> None:
+    good = (*states(100, 201), GoodState(252, float("nan"), initial=True), *states(352))
+    now = Situation(found, (divergence(found, first_high=first_high),), good=good)
+    assert decide(POLICY, RollbackHistory(), now)[1].target == target
+
+
 def test_the_initial_weights_are_tried_before_giving_up_where_nothing_else_helped() -> None:
     past, good = RollbackHistory(), (INITIAL, *states(50))
     targets = []

@@ -186,6 +186,28 @@ def test_a_training_is_stopped_where_the_user_asked_and_leaves_its_last_good_sta
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keeps_the_first", [False, True])
+def test_an_optimizer_that_takes_over_with_far_too_high_a_rate_loses_no_weights(
+    tmp_path: Path, keeps_the_first: bool
+) -> None:
+    model, next_loss = task()
+    optimizer, losses, taken_over = Adam(model.parameters(), lr=0.002), [], 230
+    kept = [optimizer] if keeps_the_first else []
+    with flying(tmp_path, rollback=True) as flown:
+        for step in range(500):
+            if step == taken_over:
+                optimizer = Adam(model.parameters(), lr=1.0)
+            loss = next_loss()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert len(kept) == keeps_the_first
+    assert [event.metrics["target"] for event in flown.events("rollback")][:1] == [taken_over]
+    assert end_of(losses) < 2 * end_of(losses[:taken_over])
+
+
+@pytest.mark.slow
 def test_the_halves_of_a_gan_are_rolled_back_together(tmp_path: Path) -> None:
     torch.manual_seed(0)
     maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))

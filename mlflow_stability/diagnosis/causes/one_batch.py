@@ -7,6 +7,7 @@ normal on the same weights. If the losses after the jump are as high, the data o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,7 @@ class BatchLimits:
     after: int = 8  # number of losses after the jump that are compared with it, ...
     built_up: float = 3.0  # ... and at most this multiple of it: a training that diverges multiplies its loss
     shrunk: float = 0.7  # share of the weight norm of the measurement before below which the weights were decayed away
+    grown: float = 3.0  # the same, above which it jumped
     faded: float = 0.35
     """Minimum share of the jump of the median of the next `stay_above` losses: the step on a bad batch leaves less."""
     back: float = 0.05  # share of the jump up to which a loss is normal again: then it was some batches
@@ -263,16 +265,20 @@ def _abnormal_gradients_after(context: EpisodeContext) -> str:
 
 def shrunk_weights(context: EpisodeContext) -> int | None:
     """Return the index among measured weight norms before or at which the weights were decayed away, or None."""
+    return next((place for place, ratio in _norm_ratios(context) if ratio < LIMITS.shrunk), None)
+
+
+def _norm_ratios(context: EpisodeContext) -> Iterator[tuple[int, float]]:
+    """Yield indices of the first two weight norms since the episode began, with ratios to the ones before."""
     norms = context.model_curve("param_norm")
     if norms is None:
-        return None
+        return
     after = int(np.searchsorted(norms.steps, context.episode.start, side="left"))
     for place in (after, after + 1):
         if 0 < place < len(norms.steps):
             before, now = norms.values[place - 1 : place + 1].tolist()
-            if np.isfinite(before) and np.isfinite(now) and now < LIMITS.shrunk * before:
-                return place
-    return None
+            if np.isfinite(before) and np.isfinite(now) and before > 0:
+                yield place, now / before
 
 
 def abnormal_before(context: EpisodeContext) -> str:
@@ -367,6 +373,8 @@ def changed_at_once_check(context: EpisodeContext) -> CheckResult:
         return ruled_out(f"{name}: {abnormal}")
     if shrunk_weights(at_jump) is not None:
         return ruled_out(f"{name}: the weight norm fell at {unit} {jump.step}")
+    if any(ratio > LIMITS.grown for _, ratio in _norm_ratios(at_jump)):
+        return ruled_out(f"{name}: the weight norm jumped, too")
     if not _stays_high(jump.later, jump.usual, jump.value):
         return ruled_out(f"{name}: the next losses were not as high")
     # With each new episode of a game, or each sample of a kind, a loss jumps again.

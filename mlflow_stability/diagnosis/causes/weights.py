@@ -12,6 +12,7 @@ from mlflow_stability.curves.curves import changed_terms, curves_of
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import CauseType, Check, CheckResult, cause_found, not_checked, ruled_out
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, value_at
+from mlflow_stability.diagnosis.causes.one_batch import LIMITS as BATCH_LIMITS
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights
 from mlflow_stability.diagnosis.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
@@ -26,8 +27,7 @@ from mlflow_stability.vocabulary.text.phrases import capitalised, factor
 class WeightLimits:
     mostly_frozen: float = 0.9  # share of frozen values above which a model may be unable to learn, ...
     nearly_frozen: float = 0.99  # ... and probably is
-    jumped: float = 3.0  # minimum ratio of a weight norm to that of the measurement before, ...
-    beyond: float = 10.0  # ... and minimum ratio of its change to what the optimizer can do
+    beyond: float = 10.0  # minimum ratio of a jump of the weight norm to what the optimizer can do
     adam_step: float = 10.0  # maximum number of rates that Adam moves a parameter in a step, at usual betas: 7.3
     usual_decay: float = 0.1  # the largest usual weight decay; it is strong only where the learning rate is too high
     shown_steps: int = 6  # maximum number of steps that are listed
@@ -212,7 +212,7 @@ def overwritten_check(context: EpisodeContext) -> CheckResult:
             before, after = norm.values[at - 1 : at + 1].tolist()
             if is_whole_model(norm.place) and math.isfinite(before) and math.isfinite(after):
                 measured = f"weight norm {before:.3g} before, {after:.3g} after"
-            if math.isfinite(after) and after > LIMITS.jumped * before > 0:
+            if math.isfinite(after) and after > BATCH_LIMITS.grown * before > 0:
                 jumps.append(NormJump(norm.place, before, after, int(norm.steps[at - 1]), int(norm.steps[at])))
                 break
     if not jumps:

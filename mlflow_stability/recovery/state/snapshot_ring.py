@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from mlflow_stability.recovery.state.host_copy import free_memory
 from mlflow_stability.recovery.state.state_copy import StateCopy
@@ -38,7 +39,7 @@ class SnapshotRing:
         self._good: list[Snapshot] = []
         self._waiting: Snapshot | None = None
         self._first: Snapshot | None = None
-        self.initial_step: int | None = None  # step of the state from before the first step; it is the first to leave
+        self.initial_step: int | None = None  # step of the state from before an optimizer's first step
         self._began = clock()
         self._cost = 0.0
         self._last_step: int | None = None
@@ -75,7 +76,8 @@ class SnapshotRing:
         return nbytes <= self._known_budget()
 
     def add_initial(self, copy: StateCopy) -> None:
-        """Add the state from before the first step; it has nothing to prove."""
+        """Add the state from before the first step of an optimizer; it has nothing to prove."""
+        self._admit_initial()
         self._first = Snapshot(copy, math.nan)
 
     def add(self, copy: StateCopy, loss: float) -> None:
@@ -92,7 +94,7 @@ class SnapshotRing:
             return
         self._settle()
         if self.is_finite(waiting.copy):
-            self._good.append(waiting)
+            self._keep(waiting)
             del self._good[: max(0, len(self._good) - self.places + 1)]
 
     def trouble(self) -> None:
@@ -141,8 +143,11 @@ class SnapshotRing:
         if first is not None:
             self._cost += first.copy.seconds()
             if self.is_finite(first.copy):
-                self._good.insert(0, first)
+                self._keep(first)
                 self.initial_step = first.step
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self._good = sorted([*self._good, snapshot], key=attrgetter("step"))
 
     def _settle(self) -> None:
         """Drop the waiting state, whose cost is known on a device by now."""

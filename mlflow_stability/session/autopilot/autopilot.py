@@ -358,15 +358,17 @@ class Autopilot:
         parts = self._parts.alive() if change is not PartsChange.NONE else None
         if parts is None:
             return
+        began = self._capture is None or self._capture.begins_step
         if change is PartsChange.OPTIMIZER:
             self._states.optimizer_joined(parts)
-            return
-        self._modifier.parts_changed(parts)
-        if change is PartsChange.GROWN:
-            self._states.parts_joined(parts)
-            return
-        self._states.parts_changed(parts)
-        began = self._capture is None or self._capture.begins_step
+            if not began or self.step == 1:
+                return
+        else:
+            self._modifier.parts_changed(parts)
+            if change is PartsChange.GROWN:
+                self._states.parts_joined(parts)
+                return
+            self._states.parts_changed(parts)
         self._run(AutopilotPart.SNAPSHOTS, self._states.take_initial, parts, self.step - began)
 
     def _parts_now(self, *, at_once: bool = False) -> TrainingParts | None:

@@ -174,8 +174,9 @@ class TrainingRollback:
         recording = self._recording
         if recording is None:
             return
-        # Of several, the one whose learning rate had jumped is named.
-        number = next((at for at, optimizer in enumerate(optimizers) if _held_rate(easing, optimizer) is not None), 0)
+        # Of several, the one whose learning rate had jumped is named, or the newest.
+        jumped = (at for at, optimizer in enumerate(optimizers) if _held_rate(easing, optimizer) is not None)
+        number = next(jumped, len(optimizers) - 1)
         event = rollback_event(
             decision,
             step,

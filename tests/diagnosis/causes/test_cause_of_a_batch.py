@@ -69,8 +69,10 @@ def test_a_loss_that_jumps_with_each_episode_of_a_game_does_not_mean_changed_dat
     assert cause is None or cause.name != "data_changed"
 
 
-@pytest.mark.parametrize(("last", "cause"), [(60.0, "data_changed"), (8.0, "weight_decay")])
-def test_a_loss_jump_caused_by_weight_decay_is_not_changed_data(last: float, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("last", "cause"), [(60.0, "data_changed"), (8.0, "weight_decay"), (600.0, "gradient_explosion")]
+)
+def test_a_loss_jump_with_a_jump_of_the_weight_norm_is_not_changed_data(last: float, cause: str) -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = 3000 * np.exp(np.random.default_rng(0).normal(0, 0.2, COUNT - AT))
     gradients[AT:] *= 3000
