@@ -28,7 +28,7 @@ NORMS = frozenset({"grad_norm", "grad_norm_clipped", "update_norm", "update_rati
 """Quantities that are not losses: values of several models are not added up."""
 GAME_WORDS = re.compile(
     r"(?:^|[^a-z0-9])(?:dis(?:c(?:riminator)?)?|gen(?:erator)?|(?:ls|w|c)?gan|gp|critic|actor|adv(?:ersarial)?|policy|vf"
-    r"|pg|kl|[dg]|(?:loss|err)[dg]|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
+    r"|pg|kl|[dg]|(?:loss|err)[dg]|(?:cycle|idt)_[ab]|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
 )
 """Parts of names of losses that are one side of a game, so that their level does not measure progress."""
 POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|temperature|pg)(?:$|[^a-z0-9])")

@@ -28,8 +28,16 @@ MIN_CHANGES_SHARE = 0.1  # the same as a share of all values
 MIN_AGREEING = 0.95  # minimum share of these changes at which the same kind is higher
 
 
-def doubts_about(metrics: Iterable[Metric], noticed: Mapping[str, str]) -> dict[str, str]:
-    """Return for each doubtful loss why it is not judged; ``noticed``: reasons that its reader saw, by its name."""
+def doubts_about(
+    metrics: Iterable[Metric], noticed: Mapping[str, str], *, may_take_turns: bool = True
+) -> dict[str, str]:
+    """Return for each doubtful loss why it is not judged.
+
+    Args:
+        metrics: All metrics of the run.
+        noticed: Reasons that its reader saw, by the name of the loss.
+        may_take_turns: Whether a loss of this format may be of several quantities in turn.
+    """
     losses = [metric for metric in metrics if metric.meaning.quantity in ("loss", "val_loss")]
     any_finite = any(np.isfinite(metric.series.values).all() for metric in losses)
     doubts = {}
@@ -37,7 +45,7 @@ def doubts_about(metrics: Iterable[Metric], noticed: Mapping[str, str]) -> dict[
         values = metric.series.values
         reason = ""
         if np.isfinite(values).all():
-            reason = noticed.get(metric.name, "") or _turns(values)
+            reason = noticed.get(metric.name, "") or (_turns(values) if may_take_turns else "")
         elif metric.meaning.place and any_finite and not np.isfinite(values).any():
             # NaN in a loss makes the weights NaN, and with them every loss.
             reason = "it is never finite while other losses always are, so it does not apply"

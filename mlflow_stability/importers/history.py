@@ -29,6 +29,7 @@ _MANY_EPOCHS = 50  # with which the mean of each whole one is enough
 _MIN_SEVERAL_VALUES, _STEPS_OF_SEVERAL_VALUES = 16, 0.5
 """Number of values of a loss, and share of them that are at another step than the one before, at most, for those at
 one step to be averaged: they are of the batches of an evaluation. The main curve is left as it is."""
+_FORMATS_OF_ONE_LOSS = ("trainer_state",)  # batches of similar length make its losses alternate
 _STEPS_OF_SEVERAL_RATES = 0.6  # the same of a learning rate, where two are logged at each step
 
 
@@ -60,7 +61,8 @@ def history_of(
         for metric, column in columns.items()
         if clock
     ]
-    doubts = {} if clock is None else doubts_about(metrics, content.doubts)
+    several = log_format not in _FORMATS_OF_ONE_LOSS
+    doubts = {} if clock is None else doubts_about(metrics, content.doubts, may_take_turns=several)
     points = sum(len(metric.series) for metric in metrics)
     return RunHistory(
         source=str(path),
@@ -307,7 +309,26 @@ def clock_of(
             begins = np.union1d(begins, _attempt_rows(rows, parts, main_rows, parts[of_main]))
     else:
         begins = _attempt_rows(rows, counted.steps, main_rows, counted.steps[of_main])
+        if not counted.recounted and not len(begins) and np.isfinite(epochs[of_main]).all():
+            begins = _epochs_begin_again(main_rows, epochs[of_main])
+            counted = _from_each_begin(counted, begins)
     return replace(counted, main=main_rows, begins=begins, averaged=averaged)
+
+
+def _epochs_begin_again(main: _Ints, epochs: _Floats) -> _Ints:
+    """Return the rows at which epochs begin again from the first one while steps go on, as with several trainings."""
+    again = (np.diff(epochs) < 0) & (epochs[1:] == epochs[0])
+    return _announced(main, [int(row) for row in main[1:][again]])
+
+
+def _from_each_begin(clock: Clock, begins: _Ints) -> Clock:
+    """Return the clock with steps that begin again in each training, where there are several."""
+    if not len(begins):
+        return clock
+    firsts = clock.steps[np.append(0, np.searchsorted(clock.rows, begins))]
+    steps = clock.steps - (firsts - firsts[0])[np.searchsorted(begins, clock.rows, "right")]
+    reason = "epochs begin again while steps go on, so steps are counted from the first one of each training"
+    return replace(clock, steps=steps, recounted=True, reason=reason)
 
 
 def _announced(main: _Ints, starts: Sequence[int]) -> _Ints:
@@ -403,12 +424,15 @@ def _epoch_length(steps: _Floats, epochs: _Floats, totals: Iterable[int]) -> int
     epochs_on = np.diff(np.floor(epochs))
     next_epoch = epochs_on > 0
     begins = back & next_epoch
+    first, last = int(steps.min()), int(steps.max())
+    total = next((total for total in totals if total >= last), 0)
+    moves = np.diff(np.floor(epochs) * total + steps)
+    if total and moves.min() > 0 and (moves == np.median(moves)).mean() >= 1 - _MAX_REPEATED_SHARE:
+        return total  # also where several epochs lie between two values
     if begins.sum() < 0.8 * max(1, back.sum()) or begins.sum() < 0.5 * next_epoch.sum():
         return 0
     if begins.sum() == 1 and epochs_on[begins][0] > 1:  # another run, and a number that was taken for an epoch
         return 0
-    first, last = int(steps.min()), int(steps.max())
-    total = next((total for total in totals if total >= last), 0)
     if total:
         return total if first > 0 or total > last else total + 1
     onward = ahead[ahead > 0]

@@ -46,7 +46,10 @@ _SENTENCE_WORDS = (
 """Words in small letters of lines that say more than their numbers. A search for each is eight times faster than one
 regular expression for all."""
 _COMPARED = re.compile(r"loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)", re.IGNORECASE)  # `Loss=8.2340 > 2.0x avg`
-_IMPROVED = re.compile(r"(?:^|[\s:])Metric \S+ improved\b|\bimproved from .+ to ")
+_IMPROVED = re.compile(
+    r"(?:^|[\s:])Metric \S+ improved\b"
+    r"|\b(?:improved?|(?:de|in)creased?)\b.{1,40}?(?: to |\s*(?:-+>|=>|→)\s*)[-+]?[\d.]"
+)
 """A message about the best validation so far: its numbers are gains, or repeat what was logged."""
 _RESULTS = re.compile(r"(?:^|[^a-z])(?:reward|return|score|accuracy|acc)s?(?:$|[^a-z])", re.IGNORECASE)
 """Names of what a training without printed losses is judged by."""
@@ -288,7 +291,8 @@ class TextLog:
         is_sentence = _is_sentence(line)
         if is_sentence and read is not None and _belongs_to_sentence(line, read):
             read = None  # numbers of a guard that speaks of broken steps alone are no curve
-        if read is not None and "improved" in line and _IMPROVED.search(line) and not read.has_step:
+        names_change = "improve" in line or "crease" in line
+        if read is not None and not read.has_step and names_change and _IMPROVED.search(line):
             read = None
         if read is not None and is_unfinished_bar(line):
             self._bars.add_row(self._line_number, read.values, read.step, self._epoch)

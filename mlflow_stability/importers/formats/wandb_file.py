@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from mlflow_stability.importers.field_names import is_epoch
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import number_in
@@ -193,7 +194,8 @@ class _Run:
         if self._axis:
             step = values.pop(self._axis, math.nan)
         self._row += 1
-        self.content.add_row(self._row, values, step, time=time)
+        epoch = next((number for name, number in values.items() if is_epoch(name)), math.nan)
+        self.content.add_row(self._row, values, step, epoch, time=time)
         if values and math.isfinite(step):
             self.messages.note_step(step, self._row)
 

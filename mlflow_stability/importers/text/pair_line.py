@@ -140,12 +140,13 @@ _STEP_AND_TOTAL = tuple(
 _EPOCH_ALONE = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
-        r"(?:\[e|\bep|\bepoch)(?P<epoch>\d+)(?![\w.%])",
+        r"(?:\[e|\bep|\bepoch)[._-]?(?P<epoch>\d+)(?![\w.%])",
         r"(?:^|[\s\[(])(?P<epoch>\d+)\s*/\s*\d+\s*\]?\s*:\s+\d+%\|",
         r"\[\s*(?P<epoch>\d+)\s*/\s*\d+\s*\],? +(?:step|iter|batch)[a-z]* ",
     )
 )
-"""`[E3]`, `epoch3`; `3/200: 45%|`, the description of a progress bar; `[ 3/20] Step 050/335`."""
+"""`[E3]`, `epoch3`, `epoch.3`; `3/200: 45%|`, the description of a progress bar; `[ 3/20] Step 050/335`."""
+_NUMBERED_EPOCH = re.compile(r"ep(?:och)?[._-]?\d+", re.IGNORECASE)
 _BAR_OF_EPOCHS = re.compile(r"\[[\d:]+<[\d:?]+, +[\d.?]*(?:s/epoch|epoch/s)\b", re.IGNORECASE)
 _COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}  # units of a count of steps: `step 5k/1.2M`
 _ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)
@@ -299,7 +300,7 @@ def _name(between: str, mark: str) -> str:
     # `run loss=2.3`: a tight mark belongs to the word before it.
     if mark == "=" or (mark == ":" and not _has_known_word(name)):
         words = words[-2:] if len(words) > 1 and words[-2].lower() in _JOINED else words[-1:]
-    while words[0] in _NO_NAMES and len(words) > 1:
+    while len(words) > 1 and (words[0] in _NO_NAMES or _NUMBERED_EPOCH.fullmatch(words[0])):
         words = words[1:]
     if len(words) > 1 and words[-1] in ("is", "was", "of"):  # `loss is 0.5`
         words = words[:-1]

@@ -302,6 +302,8 @@ class SpikeRule(Rule):
             return False
         before = jumps.x[max(0, spike.first - self.there) : spike.first]
         near = np.concatenate([before, jumps.x[spike.last + 1 : spike.last + 1 + self.there]])
+        if len(near) < 2:
+            return False  # high points all over the run
         noise = point_noise(near)
         if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and spike.points == 1 else 0.0):
             return False

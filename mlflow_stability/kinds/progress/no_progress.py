@@ -17,6 +17,7 @@ from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau
 from mlflow_stability.kinds.rule import Rule, present
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.text.metric_names import split_words
 
 
 @dataclass(slots=True)
@@ -298,6 +299,10 @@ def _fell_since(curve: Curve, step: int, share: float) -> bool:
     return bool(np.median(values[-third:]) < (1 - share) * np.median(values[:third]))
 
 
+def _is_accuracy(score: Curve) -> bool:
+    return not {"acc", "accuracy"}.isdisjoint(word.lower() for word in split_words(score.name))
+
+
 @dataclass(frozen=True, slots=True)
 class LowScoresFacts(Facts):
     """Scores that stayed near zero."""
@@ -323,7 +328,8 @@ class ScoreRule(Rule):
     """Every score of the run stayed near zero.
 
     What it sees: all logged accuracies, precisions, recalls, F1, IoU and mean average precisions; none of their
-    {fewest_points} or more values exceeded {highest:percent}.
+    {fewest_points} or more values exceeded {highest:percent}. An accuracy of exactly zero throughout does not count
+    where a loss fell to less than {fell:percent} of its start: guesses are right at times, so it was not measured.
 
     When it is wrong: a task of very many classes, or one where the first correct answer comes late; scores of a rare
     class alone.
@@ -339,9 +345,12 @@ class ScoreRule(Rule):
 
     fewest_points: int = 40  # minimum number of evaluations
     highest: float = 0.03  # maximum score that counts as zero
+    fell: float = 0.5  # share of its start below which a loss shows that something was learnt
 
     def find(self, curves: RunCurves) -> list[Finding]:
         scores = [curve for curve in curves.scores if curve.finite.any()]
+        if any(_fell_since(loss, int(loss.steps[0]), 1 - self.fell) for loss in curves.losses):
+            scores = [curve for curve in scores if curve.values.any() or not _is_accuracy(curve)]
         if not scores:
             return []
         main = max(scores, key=lambda curve: len(curve.values))

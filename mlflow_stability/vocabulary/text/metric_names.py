@@ -64,6 +64,7 @@ _CHUNK = re.compile(r"[^\W_]+|%")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _JOINED = re.compile("(训练|訓練|验证|驗證|検証|测试|測試|损失|損失)")  # words that are written without spaces
 _GLUED = re.compile(r"(?i)(?P<before>[a-z]\w*?)(?P<end>loss|gradnorm|gnorm)|(?P<start>loss)(?P<after>\d+|[gd])")
+_ADVERSARY = re.compile(r"[DG]_\w+|(?:cycle|idt)_\w+")
 _KNOWN_WORDS = TRAIN | HELD_OUT | LOSSES | {"norm", "grad", "gradient", "lr", "learning", "rate", "scale", "time"}
 
 
@@ -237,11 +238,26 @@ def metric_meanings(names: Iterable[str], *, all_known: bool = True) -> dict[str
         readings = _with_stand_ins(readings, LIKEST)
     if not any(reading.quantity in _LOSSES for reading in readings):
         readings = [reading if reading.quantity else read_name(reading.name, LOSS_LIKE) for reading in readings]
+    if all_known and not any(reading.quantity in _LOSSES for reading in readings):
+        readings = _with_adversaries(readings)
     if all_known:
         readings = _with_stand_ins(readings, ERRORS)
     if any("wins" in name.lower() for name in unique):  # then losses are games that were lost
         readings = [NameReading(reading.name) if "losses" in reading.name.lower() else reading for reading in readings]
     return _without_clashes(_with_whole_loss(readings))
+
+
+def _with_adversaries(readings: list[NameReading]) -> list[NameReading]:
+    """Take metrics for losses that are named after a generator and a discriminator: `D_A`, `G_A`, `cycle_A`, `idt_A`.
+
+    So they are called in the logs of CycleGAN, pix2pix and what was made from them.
+    """
+    if {"D", "G"} <= {reading.name.partition("_")[0] for reading in readings if "_" in reading.name}:
+        readings = [
+            replace(reading, quantity="loss", place=reading.name) if _ADVERSARY.fullmatch(reading.name) else reading
+            for reading in readings
+        ]
+    return readings
 
 
 def _is_vloss(reading: NameReading) -> bool:

@@ -122,6 +122,29 @@ def test_an_epoch_that_ends_as_it_began_has_begun_again() -> None:
     assert told([(row, NAN, epoch) for row, epoch in enumerate([0, 1, 2, 3, 0])]) == ([0, 1, 2, 3, 0], [0, 0, 0, 0, 1])
 
 
+def test_epochs_that_begin_again_while_steps_go_on_are_of_several_trainings() -> None:
+    rows = [(row, row, 1 + row % 8) for row in range(24)]
+    assert told(rows) == ([*range(8)] * 3, [0] * 8 + [1] * 8 + [2] * 8)
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [[row % 3 for row in range(24)], [1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9]],
+    ids=["epochs of one batch of episodes", "a resume with another batch size"],
+)
+def test_other_epochs_that_go_back_leave_the_steps_as_they_are(epochs: list[int]) -> None:
+    steps, attempts = told([(row, 10 * row, epoch) for row, epoch in enumerate(epochs)])
+    assert steps == [10 * row for row in range(len(epochs))]
+    assert set(attempts) == {0}
+
+
+def test_several_epochs_may_lie_between_two_values() -> None:
+    every, length = 100, 29
+    steps = [*range(every, 3000, every)]
+    rows = [(row, step % length, step // length) for row, step in enumerate(steps)]
+    assert told(rows, (length,)) == (steps, [0] * len(rows))
+
+
 def test_parts_of_epochs_are_numbered() -> None:
     assert told([(row, NAN, row / 4) for row in range(8)])[0] == list(range(8))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,12 @@ def test_values_that_alternate_between_levels_are_of_several_quantities(
     assert run.of("loss") == ()
     assert diagnosis_of(run).judged.losses == ()
     assert run.notes[0].startswith(f"Not judged: loss, because its values alternate between {len(levels)} levels")
+
+
+def test_a_trainer_that_logs_one_loss_may_have_batches_that_alternate(tmp_path: Path) -> None:
+    rows = [{"step": n, "loss": (2.0, 0.8)[n % 2] * 0.98**n, "epoch": n / 20} for n in range(1, 41)]
+    run = history(tmp_path, json.dumps({"log_history": rows}), "trainer_state.json")
+    assert diagnosis_of(run).judged.losses == ("loss",)
 
 
 @pytest.mark.parametrize(

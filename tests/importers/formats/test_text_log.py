@@ -276,6 +276,20 @@ def test_a_message_about_the_best_validation_so_far_is_no_curve(tmp_path: Path) 
     assert [entry.name for entry in history(tmp_path, log).metrics] == ["loss"]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Validation loss decreased (inf --> 0.9).  Saving model ...",
+        "INFO - Negative Log-Loss decrease from inf to 0.9, saving to best.tar",
+        "Val loss improved: inf -> 0.9",
+    ],
+)
+def test_a_message_about_an_improvement_from_infinity_is_no_infinite_loss(tmp_path: Path, message: str) -> None:
+    later = message.replace("inf", "1.0")
+    log = "".join(f"Epoch {n} loss: {9 / n}\n{message if n == 1 else later}\n" for n in range(1, 9))
+    assert [entry.name for entry in history(tmp_path, log).metrics] == ["loss"]
+
+
 @pytest.mark.parametrize("name", ["Avg Reward", "Accuracy"])
 def test_a_log_of_results_alone_is_a_curve(tmp_path: Path, name: str) -> None:
     run = history(tmp_path, "".join(f"INFO:root:Game {n} | {name}: {n * 1.5:.2f} | Epsilon: 0.9\n" for n in range(9)))

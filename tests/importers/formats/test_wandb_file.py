@@ -43,6 +43,14 @@ def test_a_file_that_wandb_itself_wrote_is_read() -> None:
     assert not run.notes
 
 
+def test_a_cross_validation_in_one_run_has_a_training_for_each_fold(tmp_path: Path) -> None:
+    folds = [(fold, epoch) for fold in range(3) for epoch in range(1, 9)]
+    rows = [logged(n, {"loss": str(fold + 1 / epoch), "epoch": str(epoch)}) for n, (fold, epoch) in enumerate(folds)]
+    run = history(tmp_path, wandb_file(rows))
+    assert [step for step, _ in curve(run, "loss")] == [*range(8)] * 3
+    assert any("epochs begin again" in note.lower() for note in run.notes)
+
+
 def test_values_are_read_in_every_way_that_wandb_ever_wrote_them(tmp_path: Path) -> None:
     def row(n: int) -> bytes:
         items = (

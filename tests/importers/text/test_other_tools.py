@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from importers.reading import history, metric
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import Severity
 
 N = range(1, 9)
 EPOCHS = [(epoch, batch) for epoch in (1, 2, 3) for batch in (10, 20, 30)]
@@ -244,3 +248,23 @@ def test_what_several_processes_print_of_one_epoch_is_its_mean(tmp_path: Path) -
     found = metric(history(tmp_path, log), "train loss")
     assert found.series.steps.tolist() == [10, 20, 30, 40]
     assert found.series.values.tolist() == pytest.approx([1 + 1 / e for e in (10, 20, 30, 40)])
+
+
+def cyclegan(first_nan: int) -> str:
+    """What `print_current_losses` of CycleGAN writes."""
+    lines = ["================ Training Loss (Mon Jan  1 12:00:00 2024) ================\n"]
+    for epoch in range(1, 11):
+        for batch in (100, 200, 300):
+            parts = {"D_A": 0.25, "G_A": 0.3, "cycle_A": 2.0, "idt_A": 0.9}
+            values = (f"{name}: {math.nan if epoch >= first_nan else v:.3f} " for name, v in parts.items())
+            lines.append(f"(epoch: {epoch}, iters: {batch}, time: 0.198, data: 0.002) {''.join(values)}\n")
+    return "".join(lines)
+
+
+def test_losses_of_a_cyclegan_are_found_when_they_become_nan_and_their_level_is_not_judged(tmp_path: Path) -> None:
+    finite = history(tmp_path, cyclegan(first_nan=99), "loss_log.txt")
+    assert {loss.name for loss in finite.of("loss")} == {"D_A", "G_A", "cycle_A", "idt_A"}
+    assert diagnosis_of(finite).findings == ()
+    broken = diagnosis_of(history(tmp_path, cyclegan(first_nan=6), "loss_log.txt"))
+    assert {finding.kind for finding in broken.findings} == {"nan_detected"}
+    assert broken.findings[0].severity == Severity.CRITICAL

@@ -249,6 +249,13 @@ def test_a_model_that_is_never_right_is_stuck_whatever_its_loss_does() -> None:
     assert found(ScoreRule(), run_named(**{"train/loss": losses[:20], "accuracy": scores[:20]})) == []
 
 
+def test_an_accuracy_of_exactly_zero_beside_a_loss_that_fell_was_not_measured() -> None:
+    losses, zeros = np.geomspace(2.3, 0.2, 60), np.zeros(60)
+    assert found(ScoreRule(), run_named(loss=losses, acc=zeros)) == []
+    assert len(found(ScoreRule(), run_named(loss=losses, mAP50=zeros))) == 1
+    assert len(found(ScoreRule(), run_named(loss=2.3 + 0.001 * losses, acc=zeros))) == 1
+
+
 def test_what_a_score_is_called_is_read_from_its_name() -> None:
     history = run_named(
         **{name: np.zeros(50) for name in ("val/accuracy", "F1", "mIoU", "learning_rate", "time", "mapping")}

@@ -27,6 +27,9 @@ RUNS = {
         "loss: loss, grad_norm: grad_norm, learning_rate: learning_rate, eval_loss: val_loss, eval_wer: -, "
         "eval_runtime: book, eval_samples_per_second: book, total_flos: book"
     ),
+    "cyclegan": "D_A: loss@D_A, G_A: loss@G_A, cycle_A: loss@cycle_A, idt_A: loss@idt_A, time: book, data: -",
+    "pix2pix": "G_GAN: loss@G_GAN, G_L1: loss@G_L1, D_real: loss@D_real, D_fake: loss@D_fake, time: book",
+    "outputs of a discriminator": "Loss_D: loss@D, Loss_G: loss@G, D_x: -, G_z: -",
     "evaluations": "loss: loss, eval_g0_loss: val_loss@g0, eval_g1_loss: val_loss@g1",
     "ultralytics": (
         "time: book, train/box_loss: loss@box, train/cls_loss: loss@cls, val/box_loss: val_loss@box, "
