@@ -18,7 +18,7 @@ from mlflow_stability.diagnosis.findings.episodes import NON_FINITE, persists
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP, noun_of
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
-from mlflow_stability.kinds.optimizer.loss_scaling import SkippedStepsFacts
+from mlflow_stability.kinds.optimizer.loss_scaling import SkippedStepsFacts, StepSkipped
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, SkippedStepFacts
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts, is_revert
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
@@ -251,7 +251,7 @@ def _training_sentence(
         where = f" at {unit} {first}" if all(finding.start == first for finding in bad) else f" from {unit} {first} on"
         if all(finding.kind in OF_SETUP for finding in bad):
             where = ""  # mistakes in the set-up are there from the start; the step is that of the check
-        elif all(map(_was_skipped, bad)):
+        elif all(map(_was_skipped, bad)) and any(finding.kind != StepSkipped.kind for finding in bad):
             where += ", skipped"
         return (
             f"{title_of(outcome, bad)}: {listed(finding.kind for finding in bad)}{where}; {course}.{_origin(findings)}"

@@ -64,6 +64,8 @@ def test_a_verdict_says_that_a_broken_step_was_skipped() -> None:
     curves = metric_of("loss", losses), metric_of("grad_norm", norms)
     assert "infinity at step 200, skipped; " in diagnosis_of(run_of(*curves, events=[broken, skip])).verdict
     assert "infinity at step 200; " in diagnosis_of(run_of(*curves, events=[broken])).verdict
+    finite = metric_of("loss", falling(COUNT)), metric_of("grad_norm", norms)
+    assert "Unstable: skipped steps at step 200; " in diagnosis_of(run_of(*finite, events=[skip])).verdict
 
 
 def test_a_process_that_was_killed_long_after_a_spike_was_not_killed_by_it() -> None:
