@@ -49,6 +49,8 @@ class StepView(NamedTuple):
     """Before a step: the number of steps in a row that added to the gradients of the step before; 0 while not
     certain."""
     clips: ClipCounts = ClipCounts()  # before a step
+    discarded: int = 0
+    """Before a step: number of backward passes since the last one whose gradients were cleared; 0 while not certain."""
 
 
 Guard: TypeAlias = PartGuard  # wraps the body of a hook so that an error of ours never reaches the training

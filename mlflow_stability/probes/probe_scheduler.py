@@ -58,7 +58,7 @@ class ProbeScheduler:
         self._pass_over = pace.pass_over
         self._forward = probes.forward
         self._layers = Layers()
-        self._walk = ObjectScan(Module, LRScheduler, GradScaler, memory=objects)
+        self._walk = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._before_steps = tuple(probes.before_steps)
         self._step_began, self._step_ended = pace.step_began, pace.step_ended
         self._split = pace.clock.split
@@ -93,6 +93,7 @@ class ProbeScheduler:
         begins_step: bool = True,
         kept_for: int = 0,
         clips: ClipCounts = NO_CLIPS,
+        discarded: int = 0,
     ) -> None:
         """Runs before each optimizer step; the first begins a capture at this place of the model's signals."""
         if self._due is None:
@@ -100,7 +101,7 @@ class ProbeScheduler:
         if self._due:
             alone = norms[0] if len(norms) == 1 else None  # of several, the last may be of another optimizer
             by_step = StepView(
-                optimizer, self.step, self._layers, unscale, False, place, alone, limits, kept_for, clips
+                *(optimizer, self.step, self._layers, unscale, False, place, alone, limits, kept_for, clips, discarded)
             )
             by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             with self._walk.about(optimizer):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.kinds.reported.setup import (
     ConfigurationChanged,
@@ -70,6 +72,7 @@ class FactsProbe(ForwardObserver, Probe):
         self._modifier = 0
         self._looked_at = 0
         self.observes = True  # whether to describe the batches of the next step; the last one is trained on
+        self._made: MutableMapping[Tensor, int] = WeakIdKeyDictionary()  # optimizers, by their first parameter
         self._trained: set[int] | None = set()  # until the first look, ids of the parameters that steps have changed
         self.flops: FlopTotals | None = None
         self._batch = self._autocast = ""
@@ -135,6 +138,7 @@ class FactsProbe(ForwardObserver, Probe):
             self._recording.micro_batches,
             frozenset(self._trained or ()),
             _living(self._stepping),
+            max(self._made.values(), default=1),
             dict(self._limits),
             "" if self.flops is None else self.flops.reason,
             () if self.flops is None else self.flops.unknown,
@@ -176,6 +180,8 @@ class FactsProbe(ForwardObserver, Probe):
             return False
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
+        for parameter in parameters_of(optimizer)[:1]:
+            self._made[parameter] = self._made.get(parameter, 0) + 1
         return True
 
     def _note_limits(self, view: StepView) -> None:
@@ -288,7 +294,7 @@ class SettingChanges:
 
 def _values(view: TrainingView) -> list[object] | None:
     """Return what `_settings` is made from, for comparison; None where a value is mutable."""
-    values: list[object] = [view.batch, view.micro_batches, dict(view.limits), *map(id, view.schedulers)]
+    values: list[object] = [view.batch, view.micro_batches, view.made, dict(view.limits), *map(id, view.schedulers)]
     for optimizer in view.optimizers:
         values += (type(optimizer), len(optimizer.param_groups))
         for group in optimizer.param_groups:
@@ -307,6 +313,7 @@ def _settings(view: TrainingView) -> dict[SettingName, str]:
     by_setting = {
         Setting.BATCH_SHAPE: view.batch,
         Setting.MICRO_BATCHES: str(view.micro_batches or ""),
+        Setting.OPTIMIZERS_MADE: str(view.made),
         Setting.CLIPPING_NORM: view.limits.get("max_norm"),
         Setting.CLIPPING_VALUE: view.limits.get("clip_value"),
     }

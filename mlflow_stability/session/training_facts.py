@@ -160,6 +160,7 @@ class TrainingView:
     trained: Set[int] = frozenset()
     """Ids of the parameters changed in the first steps: GANs freeze their halves in turns."""
     stepping: Sequence[Optimizer] = ()  # those that took a step since the last look; a training may have ended
+    made: int = 1  # the highest number of optimizers whose first parameter is the same
     limits: Mapping[str, str] = field(default_factory=dict)
     """Clipping limits: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
     uncounted: str = ""  # why operations of the model are not counted, if known

@@ -41,7 +41,7 @@ PREVENT_LEARNING = (
     "loss_input loss_broadcast equal_weights same_input weight_decay_strong no_gradient not_optimized "
     "unregistered_module learning_rate_zero gradient_underflow updates_lost epsilon_large clipping_scaled "
     "clipping_strong input_scale one_class targets_ignored targets_unreachable dropout_strong batch_as_sequence "
-    "attention_dim mixed_dimensions group_rate_zero target_sum"
+    "attention_dim mixed_dimensions group_rate_zero target_sum gradients_discarded"
 )
 """Kinds of mistakes that keep a training from learning, the most direct first."""
 SUMS = "accumulation_sum loss_sum"  # kinds that make steps larger, except those of an optimizer that scales its own
@@ -114,7 +114,7 @@ def unbounded_check(context: EpisodeContext) -> CheckResult:
 def _lets_loss_grow(finding: Finding) -> bool:
     """Return False for probabilities in place of logits, which bound the loss."""
     facts = finding.facts_as(LossInputFacts)
-    return facts is None or facts.activation is Activation.LINEAR
+    return facts is None or facts.activation in (Activation.LINEAR, Activation.LOG_TARGET)
 
 
 def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> CheckResult:
@@ -124,11 +124,14 @@ def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> Chec
         is_unbounded = facts is not None and facts.check == "betas_swapped"
         group = finding.facts_as(ZeroGroupFacts)
         is_large_group = group is not None and group.share >= NoGradient().share
+        given = finding.facts_as(LossInputFacts)
+        is_nan = given is not None and given.activation is Activation.LOG_TARGET  # always
         if finding.severity >= Severity.WARNING or is_sum or is_unbounded or is_large_group:
             return cause_found(
                 "setup",
                 finding.message,
                 since=min(finding.step, context.episode.start),
+                certainty="certain" if is_nan else "likely",
                 remedies=finding.remedies,
                 repeats=((finding.kind, finding.step),),
             )

@@ -73,6 +73,12 @@ class Tolerance:
     rate: float
     far_too_high: float  # above this it is too high whatever the schedule
     memory: float = 0.0  # number of steps whose gradients momentum adds up; a loss that fell for fewer shows nothing
+    usual_rate: float = 0.0  # the rate that it tolerates with usual momentum, where its own is higher
+
+    def remedies(self, rate: float, factor: float) -> tuple[Remedy, ...]:
+        """Return what to do about a rate that is too high; where a usual momentum tolerates it, lower the momentum."""
+        lower = lower_by(rate, factor)
+        return (Remedy(Action.LOWER_MOMENTUM), lower) if rate <= self.usual_rate else (lower,)
 
 
 def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
@@ -91,7 +97,7 @@ def tolerance_of_optimizer(context: EpisodeContext) -> Tolerance:
     if momentum is None or momentum <= LIMITS.usual_momentum:
         return Tolerance(name, rate, far_too_high)
     share = (1 - momentum) / (1 - LIMITS.usual_momentum)
-    return Tolerance(f"{name} with momentum {momentum:g}", share * rate, share * far_too_high, 1 / (1 - momentum))
+    return Tolerance(f"{name} with momentum {momentum:g}", share * rate, share * far_too_high, 1 / (1 - momentum), rate)
 
 
 def learning_rate_check(context: EpisodeContext) -> CheckResult:
@@ -163,7 +169,7 @@ def rate_too_high_check(context: EpisodeContext) -> CheckResult:
         f"rates above {tolerance.rate:g}.",
         f"learning rate {_course(values)}",
         since=int(rate.steps[0]),
-        remedies=(lower_by(top, max(10.0, top / tolerance.rate)),),
+        remedies=tolerance.remedies(top, max(10.0, top / tolerance.rate)),
     )
 
 
@@ -282,7 +288,7 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
         return too_high(
             f"The learning rate was {now:.3g} from the start, far too high: {rarely}",
             at_start,
-            remedies=(lower_by(now, now / tolerance.rate),),
+            remedies=tolerance.remedies(now, now / tolerance.rate),
         )
     if context.is_early and episode.kind != "loss_spike" and float(values[0]) >= STEP_LIMITS.no_warm_up * top > 0:
         if (loss := context.loss) is not None:  # a rate that a rollback lowered is another one
@@ -315,12 +321,13 @@ def _too_high(context: EpisodeContext, rate: Curve, values: Values) -> CheckResu
         )
     before = np.empty(0) if context.loss is None else context.before(context.loss, len(context.loss.values))
     learned = _fell(before)
+    named = learned or now <= tolerance.usual_rate
     if now > tolerance.rate and context.span.begins_training and (not learned or len(before) < tolerance.memory):
         return too_high(
-            f"The learning rate was {now:.3g}" + (f"; {rarely}" if learned else ", and the loss had not fallen at it."),
+            f"The learning rate was {now:.3g}" + (f"; {rarely}" if named else ", and the loss had not fallen at it."),
             f"learning rate {_course(values)}",
             certainty="possible",
-            remedies=(lower_by(now, now / tolerance.rate if learned else 10.0),),
+            remedies=tolerance.remedies(now, now / tolerance.rate if named else 10.0),
         )
     return None
 

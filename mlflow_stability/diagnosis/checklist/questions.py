@@ -177,7 +177,7 @@ QUESTIONS: dict[str, Question] = {
     ).by_hand("Print it: 1e-5 for LayerNorm, 1e-6 for RMSNorm; below 1e-8 a nearly constant row is divided by zero."),
     "micro_batches": ask(
         "Is the loss of each micro-batch divided by their number?",
-        findings("accumulation_sum"),
+        findings("accumulation_sum gradients_discarded"),
         setting("gradient accumulation", "accumulation gradient_accumulation_steps accumulate_grad_batches"),
     ).by_hand("Compare the gradient norm of one batch with that of its micro-batches: it must be the same."),
     "memory_then": ask(

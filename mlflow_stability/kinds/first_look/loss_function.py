@@ -38,6 +38,7 @@ class Activation(TextEnum):
     LOG_SOFTMAX = "log_softmax"  # over another dimension than the classes
     ONE_VALUE = "softmax over one value"  # which is always 1
     ROUNDED = "rounding"  # which has a gradient of zero
+    LOG_TARGET = "log_softmax as target"  # whose logarithm is NaN
 
 
 OF_LOGITS = (LossFunction.CROSS_ENTROPY, LossFunction.BINARY_CROSS_ENTROPY, LossFunction.SIGMOID)
@@ -63,6 +64,11 @@ class LossInputFacts(Facts):
             return "The loss takes a softmax over a dimension of size 1: it is always 1 and has no gradient."
         if self.activation is Activation.ROUNDED:
             return "The loss is computed from rounded outputs: the gradient of rounding is zero, and nothing is learnt."
+        if self.activation is Activation.LOG_TARGET:
+            return (
+                "The target of kl_div is a log_softmax: the loss takes the logarithm of negative numbers, NaN. "
+                "Input and target are exchanged, or log_target=True is missing."
+            )
         what = (
             f"Module {self.module} is a {self.activation}, and its output"
             if self.module
@@ -78,17 +84,19 @@ class LossInput(FindingType):
     What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
     `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits` or the sigmoid of
     `binary_cross_entropy`, and a softmax, linear layer or convolution before `nll_loss` or `ctc_loss`, a softmax before
-    `kl_div`, or a `log_softmax` over another dimension than the classes before `nll_loss`, `gather` or an index; a
-    softmax over a dimension of size 1 near the loss, and `round`, `floor`, `ceil` or `sign` before a loss function. No
-    value is read. Compiled losses are not seen.
+    `kl_div` or a `log_softmax` as its target, or a `log_softmax` over another dimension than the classes before
+    `nll_loss`, `gather` or an index; a softmax over a dimension of size 1 near the loss, and `round`, `floor`, `ceil`
+    or `sign` before a loss function. No value is read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
     model trains, but slowly and to a worse result. After a ReLU no logit is negative. `nll_loss` on logits has no lower
-    bound: it falls until values overflow. A softmax over one value is always 1, and nothing is learnt.
+    bound: it falls until values overflow. A softmax over one value is always 1, and nothing is learnt. `kl_div` takes
+    the logarithm of its target.
 
     What to try: give the loss function what comes before the activation; take the probabilities in evaluation alone.
-    `nll_loss` and `kl_div` want `log_softmax` over the classes, and a single output the sigmoid.
+    `nll_loss` and `kl_div` want `log_softmax` over the classes, and a single output the sigmoid. `kl_div` takes the
+    prediction first and the target second.
 
     When it is wrong: a loss that is meant to be bounded.
 
@@ -110,6 +118,8 @@ def remedies_for(facts: LossInputFacts) -> tuple[Remedy, ...]:
         return (Remedy(Action.USE_SIGMOID),)
     if facts.activation is Activation.ROUNDED:
         return (Remedy(Action.ROUND_AFTER_LOSS),)
+    if facts.activation is Activation.LOG_TARGET:
+        return (Remedy(Action.EXCHANGE_KL_ARGUMENTS),)
     if facts.function in (LossFunction.CTC, LossFunction.KL):
         return (Remedy(Action.TAKE_LOG_SOFTMAX),)
     if facts.activation in (Activation.LINEAR, Activation.LOG_SOFTMAX):

@@ -35,7 +35,11 @@ class NotTrainedFacts(Facts):
 class NotOptimizedFacts(NotTrainedFacts):
     kind: ClassVar[str] = "not_optimized"
 
-    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+    optimizer: str = ""  # The class of their optimizer, if that never takes a step
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        if self.optimizer:
+            return f"{self.which}: gradients are computed, but their {self.optimizer} took no step up to {unit} {step}."
         if self.tensors == 1:
             return f"{self.which} has a gradient and is in no optimizer: no step changes its values."
         return f"{self.which} have a gradient and are in no optimizer: no step changes them."
@@ -70,13 +74,15 @@ class NotOptimized(FindingType):
 
     What it sees: parameters of a model that require a gradient and have one at steps 10 and 20, that are in no
     optimizer, and that nothing wrote to in between. The optimizers hold at least {held:percent} of the model's values
-    that require a gradient; modules in evaluation mode do not count.
+    that require a gradient; modules in evaluation mode do not count. INFO for parameters in an optimizer whose `step()`
+    was not called in the first 100 or 1,000 steps of others, while their gradients were cleared and computed again.
 
     Why it matters: these parameters keep their initial values. Their gradients cost time and memory.
 
-    What to try: give the optimizer all parameters; where they are frozen on purpose, set `requires_grad` to False.
+    What to try: give the optimizer all parameters, and call `step()` of each optimizer; where they are frozen on
+    purpose, set `requires_grad` to False.
 
-    When it is wrong: a part that is frozen by leaving it out of the optimizer.
+    When it is wrong: a part that is frozen by leaving it out of the optimizer, or whose optimizer begins later.
 
     Reference: https://docs.pytorch.org/docs/stable/optim.html#constructing-it
     """
@@ -87,6 +93,7 @@ class NotOptimized(FindingType):
     of_setup = True
     noun = "parameters without an optimizer"
     order = 1129
+    severities = (Severity.INFO, Severity.WARNING)
     question = "Are all parameters in an optimizer?"
     check_by_hand = "Compare the parameters in optimizer.param_groups with model.named_parameters()."
     remedies = (Remedy(Action.ADD_TO_OPTIMIZER),)
@@ -129,6 +136,8 @@ class NoGradient(FindingType):
     remedies = (Remedy(Action.LOOK_FOR_DETACH),)
 
 
+NEVER_STEPPED = (Remedy(Action.STEP_OPTIMIZER),)
+"""What to try where an optimizer takes no step."""
 NO_GRADIENT_AT_ALL: Mapping[Reached, tuple[Remedy, ...]] = {
     Reached.UNKNOWN: (Remedy(Action.MAKE_OPTIMIZER_OF_MODEL), Remedy(Action.CALL_ZERO_GRAD_BEFORE_BACKWARD)),
     Reached.NONE: NoGradient.remedies,

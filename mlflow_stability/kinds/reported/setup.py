@@ -19,6 +19,7 @@ class Setting(TextEnum):
     CLIPPING_VALUE = "clipping value"
     PARAMETER_GROUPS = "parameter groups"
     TRAINED_PARAMETERS = "trained parameters"
+    OPTIMIZERS_MADE = "optimizers made"  # of the same parameters
     GROUP_OPTION = "group option"  # an option of a parameter group, such as its weight decay
     GRADIENTS_CLEARED = "gradients cleared"  # gradients are cleared again
 
@@ -30,6 +31,7 @@ _NAMES = {
     Setting.CLIPPING_VALUE: "The gradient clipping value",
     Setting.PARAMETER_GROUPS: "The number of parameter groups",
     Setting.TRAINED_PARAMETERS: "The number of trained parameters",
+    Setting.OPTIMIZERS_MADE: "The number of optimizers that were made of the same parameters",
 }
 
 
@@ -187,7 +189,8 @@ class ConfigurationChanged(FindingType):
     """A setting of the training changed while it ran.
 
     What it sees: another weight decay, other betas, a new parameter group, parameters frozen or unfrozen, another batch
-    shape, another number of micro-batches in a step, gradients that are cleared again. Each is reported once it holds
+    shape, another number of micro-batches in a step, another optimizer of the same parameters, gradients that are
+    cleared again. Each is reported once it holds
     for two checks in a row, every 10 steps. The learning rate has its own series, and changes by the autopilot are
     reported separately.
 

@@ -319,6 +319,7 @@ class FirstLook(Probe):
 
     def before_step(self, view: StepView) -> None:
         steps = view.step - self._before  # of this training
+        self._emit(self._accumulation.discarded(view))
         if steps not in STEPS:
             return
         if steps > self._until:
@@ -344,8 +345,8 @@ class FirstLook(Probe):
             self._emit(strong_decay(view.optimizer, view.step))
             self._emit(self._shared.look(view.optimizer, view.step))
             if self._looked_at != view.step:
-                step, models = view.step, self._models()
-                for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0]):
+                step, models, several = view.step, self._models(), self._looks > 1
+                for finding in self._left_out.look(models, seen, step, lambda: remembered(Kind.OPTIMIZER)[0], several):
                     self._emit(finding)
                 if SETTLED_STEP < steps < NO_GRADIENT_STEP:
                     self._left_out.watch_calls(models)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.kinds.first_look.not_trained import (
+    NEVER_STEPPED,
     NO_GRADIENT_AT_ALL,
     Holder,
     NoGradient,
@@ -30,10 +31,11 @@ from mlflow_stability.kinds.first_look.not_trained import (
 )
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
-from mlflow_stability.probes.model_discovery import owners_of_parameters, plain_name, state_of
+from mlflow_stability.probes.model_discovery import models_of, owners_of_parameters, plain_name, state_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient()
+IDLE_STEP = 100  # first step at which an optimizer without a step is reported: others may begin later
 MAX_NAMES = 3
 MAX_GRAPH = 4096  # nodes of the graph of a loss
 MAX_MADE_OF = 4  # operations between a parameter and an attribute that is made of it
@@ -85,28 +87,35 @@ class LeftOut:
         optimizers: Sequence[Optimizer],
         step: int,
         living: Callable[[], Sequence[Optimizer]],
+        several: bool = False,
     ) -> list[Finding]:
         """Return what was left out both now and at the last look, and got a gradient in between but no other value.
 
-        `living` returns optimizers that did not step yet as well; it is called only if something is left out.
+        `living` returns optimizers that did not step yet as well; it is called only if something is left out, or a step
+        has `several` losses, as that of a GAN.
         """
         unregistered, forgotten = _left_out(models, optimizers)
-        if forgotten or any(unregistered):
-            unregistered, forgotten = _left_out(models, (*optimizers, *living()))
+        idle: list[tuple[Optimizer, list[Tensor]]] = []
+        if forgotten or any(unregistered) or several:
+            unregistered, forgotten = _left_out(models, every := (*optimizers, *living()))
+            idle = [(other, held) for other in every if (held := self._waiting(other))]
         forgotten = [(name, tensor) for name, tensor in forgotten if tensor not in self._trained]
         candidates = [*(held[3] for hidden in unregistered for held in hidden), *(tensor for _, tensor in forgotten)]
+        candidates += [tensor for _, held in idle for tensor in held]
         same = {id(tensor) for tensor in candidates if self._is_left(tensor)}
+        cleared = {id(tensor) for tensor in candidates if self._was_cleared(tensor)}
         self._looked_at = {
             id(held): (_version_of(held), None if held.grad is None else _version_of(held.grad)) for held in candidates
         }
         findings = [_finding_of([held for held in hidden if id(held[3]) in same], step) for hidden in unregistered]
-        missing = [(name, tensor) for name, tensor in forgotten if id(tensor) in same]
+        missing = [tensor for _, tensor in forgotten if id(tensor) in same]
         if missing:
-            all_parameters = (tensor for model in models for tensor in Module.parameters(model))
-            trained = _values(tensor for tensor in all_parameters if tensor.requires_grad)
-            share = _values(tensor for _, tensor in missing) / max(1, trained)
-            facts = NotOptimizedFacts(len(missing), share, _modules_of(missing, models))
+            facts = _facts_of(missing, models)
             findings.append(Finding.at(facts, step, Severity.WARNING, remedies=NotOptimized.remedies))
+        for other, held in idle:
+            if step >= IDLE_STEP and same & cleared >= set(map(id, held)):
+                facts = _facts_of(held, [*models, *models_of([other])], type(other).__name__)
+                findings.append(Finding.at(facts, step, Severity.INFO, remedies=NEVER_STEPPED))
         return [finding for finding in findings if finding is not None]
 
     def watch_calls(self, models: Sequence[Module]) -> None:
@@ -157,7 +166,7 @@ class LeftOut:
             is_idle and any(self._first_versions.get(id(t)) != t._version for t in never)
         ):
             return None  # what changes without a gradient is trained in another way
-        names, reached = _modules_of([("", tensor) for tensor in never], models), self._reached
+        names, reached = _modules_of(never, models), self._reached
         if is_idle and not (self._has_loss or models):
             return None  # no training: a schedule is tried on an optimizer of its own
         uncalled = {
@@ -174,6 +183,15 @@ class LeftOut:
             Severity.WARNING if share >= (NO_GRADIENT.share if called else NO_GRADIENT.uncalled) else Severity.INFO
         )
         return Finding.at(facts, step, severity, remedies=remedies)
+
+    def _waiting(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return the parameters of an optimizer that have gradients, if no step of any has changed one of them."""
+        held = [] if state_of(optimizer) else [held for held in parameters_of(optimizer) if held.grad is not None]
+        return [] if any(tensor in self._trained for tensor in held) else held
+
+    def _was_cleared(self, held: Tensor) -> bool:
+        _, of_gradient = self._looked_at.get(id(held), (None, None))
+        return of_gradient is not None and of_gradient.tensor() is not held.grad
 
     def _is_left(self, held: Tensor) -> bool:
         version, of_gradient = self._looked_at.get(id(held), (None, None))
@@ -239,6 +257,12 @@ def _not_optimized(model: Module, trained: set[int]) -> list[tuple[str, Tensor]]
     ]
 
 
+def _facts_of(tensors: Sequence[Tensor], models: Sequence[Module], optimizer: str = "") -> NotOptimizedFacts:
+    every = (tensor for model in models for tensor in Module.parameters(model) if tensor.requires_grad)
+    names = _modules_of(tensors, models)
+    return NotOptimizedFacts(len(tensors), _values(tensors) / max(1, _values(every)), names, optimizer)
+
+
 # Tensors with a gradient that modules hold in lists, dicts or attributes.
 def _unregistered(model: Module, trained: set[int]) -> list[_Hidden]:
     registered = {id(tensor) for tensor in Module.parameters(model)} | trained
@@ -298,9 +322,9 @@ def _values(tensors: Iterable[Tensor]) -> int:
     return sum(0 if is_lazy(tensor) else tensor.numel() for tensor in tensors)
 
 
-def _modules_of(named: Sequence[tuple[str, Tensor]], models: Sequence[Module]) -> tuple[str, ...]:
+def _modules_of(tensors: Sequence[Tensor], models: Sequence[Module]) -> tuple[str, ...]:
     owners = owners_of_parameters(models)
-    names = dict.fromkeys(owner for _, tensor in named if (owner := owners.get(id(tensor))) is not None)
+    names = dict.fromkeys(owner for tensor in tensors if (owner := owners.get(id(tensor))) is not None)
     return tuple(names)[:MAX_NAMES]
 
 

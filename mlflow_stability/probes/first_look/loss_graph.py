@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.nn import Module
@@ -84,8 +84,7 @@ MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
 
 def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
     """Return a finding if a loss function gets the output of an activation that it does not expect."""
-    facts = _of_softmax(loss)
-    if facts is not None:
+    if (facts := _of_softmax(loss)) is not None:
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies_for(facts))
     for function, _, node in loss_functions(loss):
         activation = _activation_of(source_of(node, BETWEEN))
@@ -120,7 +119,9 @@ def _of_softmax(loss: Tensor) -> LossInputFacts | None:
             shape = shape_of(softmax)
             if math.prod(shape) > 1 == shape[dim_of(softmax, CLASSES_DIM)]:
                 return LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE)
-        # `kl_div` is what does not depend on its input, less the target times the input.
+        # `kl_div` is the target times its logarithm, less the target times the input.
+        if name == "Xlogy" and node_name(source_of(inputs[0])) == "LogSoftmax":
+            return LossInputFacts(LossFunction.KL, Activation.LOG_TARGET)
         if name == "Sub" and inputs[0] is None and node_name(inputs[-1]) == "Mul":
             factors = [factor for factor, _ in inputs[-1].next_functions]
             is_same = len({shape_of(part) for part in (node, inputs[-1], factors[-1])}) == 1
@@ -294,8 +295,7 @@ def saved(node: Any, name: str) -> Tensor | None:
 
 def undivided(loss: Tensor) -> tuple[Any, float]:
     """Return the node before it is scaled by numbers on the host, as for gradient accumulation, and the share left."""
-    node: Any = loss.grad_fn
-    share = 1.0
+    node, share = cast("Any", loss.grad_fn), 1.0
     while node_name(node) in ("Div", "Mul"):
         divisor = saved(node, "other")
         if divisor is None or divisor.numel() != 1 or divisor.requires_grad:

@@ -6,6 +6,7 @@ for; a few samples of weights in half precision are copied at some steps alone.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import weakref
@@ -17,16 +18,20 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
-from mlflow_stability.kinds.first_look.settings import (
+from mlflow_stability.kinds.first_look.accumulation import (
     AccumulationFacts,
     AccumulationSum,
+    DiscardedGradientsFacts,
+    GradientsDiscarded,
+    RepeatedBackward,
+    RepeatedBackwardFacts,
+)
+from mlflow_stability.kinds.first_look.settings import (
     GroupRateZero,
     OptimizedTwice,
     OptimizedTwiceFacts,
     OptimizerRecreated,
     RecreatedFacts,
-    RepeatedBackward,
-    RepeatedBackwardFacts,
     ScheduleUnused,
     StrongDropout,
     StrongDropoutFacts,
@@ -34,7 +39,7 @@ from mlflow_stability.kinds.first_look.settings import (
     ZeroGroupFacts,
 )
 from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, StrongDecayFacts, StrongWeightDecay
-from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
+from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name, undivided
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
 from mlflow_stability.probes.model_discovery import Kind, plain_name, remembered, state_of
@@ -72,6 +77,7 @@ def strong_decay(optimizer: Optimizer, step: int) -> Finding | None:
 
 DROPPED, SHARED, ACCUMULATION = StrongDropout().least, OptimizedTwice().share, AccumulationSum()
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+SAME_SHARE = 1e-4  # relative rounding of a factor on the loss
 MEANS = frozenset((*LOSSES, "MseLoss", "SmoothL1Loss", "HuberLoss"))  # their nodes say how they reduce
 
 
@@ -166,11 +172,12 @@ class SameLoss:
 
 
 class Accumulation:
-    """Backward passes of a step that begin at a mean of the same loss function."""
+    """Backward passes of a step that begin at a mean of the same loss function, or at a share of one."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._steps = 0  # in a row
+        self._shares: list[float] = []  # that the script multiplies each loss by
+        self._steps = self._discarded = 0  # in a row
         self._step = 0
 
     def note(self, loss: Tensor, step: int) -> Finding | None:
@@ -178,12 +185,23 @@ class Accumulation:
         finding = None
         if step != self._step:
             finding = self._end_step(step)
-            self._step, self._names = step, []
+            self._step, self._names, self._shares = step, [], []
         node = loss.grad_fn
         name = node_name(node)
         is_mean = name in MEANS and getattr(node, "_saved_reduction", None) == MEAN
         self._names.append(name if is_mean else "")
+        self._shares.append(undivided(loss)[1])
         return finding
+
+    def discarded(self, view: StepView) -> Finding | None:
+        """Return a finding after enough steps that used only the last of the passes whose shares make up one loss."""
+        passes = len(self._shares) if view.step == self._step else 0
+        is_one = all(math.isclose(share * passes, 1.0, rel_tol=SAME_SHARE) for share in self._shares)
+        self._discarded = self._discarded + 1 if is_one and view.discarded == passes - 1 > 0 else 0
+        if self._discarded != GradientsDiscarded().steps:
+            return None
+        facts = DiscardedGradientsFacts(passes)
+        return Finding.at(facts, view.step, Severity.WARNING, remedies=GradientsDiscarded.remedies)
 
     def _end_step(self, step: int) -> Finding | None:
         is_sum = len(self._names) >= ACCUMULATION.passes and len(set(self._names)) == 1 and self._names[0]

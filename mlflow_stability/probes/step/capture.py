@@ -52,6 +52,7 @@ class StepCapture:
     # One is created at every step: no dataclass, whose `__init__` would set each of these.
     micro_batches = replays = 0  # backward passes, and replays of CUDA graphs
     unsure = 0  # number of first losses whose gradients may have been discarded
+    discarded = 0  # number of backward passes whose gradients were
     squares_here: Tensor | None = None
     """This process's share of the squared gradient norm of the first optimizer, where a model is split."""
     clipped_by_stage = False  # whether the norm of the clipping, that of one pipeline stage, is in `squares_here`
@@ -121,6 +122,7 @@ class StepCapture:
         del self.losses[:losses]
         self.unsure = max(0, self.unsure - losses)
         self.micro_batches -= micro_batches
+        self.discarded += micro_batches
 
     def condense(self) -> None:
         """Replace many losses by their sum: after this many, a step is unlikely."""

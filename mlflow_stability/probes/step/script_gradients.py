@@ -102,6 +102,16 @@ class HeldGradients:
         entry = self.followed.get(id(optimizer))
         return 0 if entry is None or entry.kept_for < MIN_KEPT_STEPS or not entry.is_not_zero() else entry.kept_for
 
+    def discarded_before(self, optimizer: Optimizer, capture: StepCapture) -> int:
+        """Return of how many backward passes a step lacks the gradients; 0 where the script may have kept them."""
+        entry = self.followed.get(id(optimizer))
+        parameter = None if entry is None else entry.parameter()
+        gradient = None if parameter is None else parameter.grad
+        if entry is None or entry.gradient is None or gradient is not entry.gradient() or not entry.reached:
+            return 0
+        is_written = gradient is None or _version(gradient) != entry.version + len(capture.limits)  # by clipping
+        return 0 if is_written else capture.discarded
+
     def set_aside_discarded(self, capture: StepCapture) -> None:
         """Set aside losses whose gradients the script has discarded since the backward pass before.
 

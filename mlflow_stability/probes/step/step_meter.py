@@ -294,8 +294,9 @@ class StepMeter:
             clips.scaled = 0  # the script has divided the gradients by the loss scale itself
         begins = capture.begins_step
         kept_for = self._held.kept_for(optimizer) if followed is not None and followed.kept_for else 0
-        place, limits = known_optimizer.place, capture.limits
-        self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for, clips)
+        place, limits, norms = known_optimizer.place, capture.limits, capture.norms
+        discarded = capture.discarded and self._held.discarded_before(optimizer, capture)
+        self._scheduler.before_step(optimizer, unscale, place, norms, limits, begins, kept_for, clips, discarded)
         if self.ranks.is_on:
             if self.ranks.waits:  # all processes send their measurements of earlier captures, then vote
                 self._readback.drain()

@@ -358,6 +358,7 @@ class Action(Enum):
     COMPARE_RESUMED_STATE = "Compare learning rate, optimizer state and data before and after the resume."
     BUILD_MODELS_ONCE = "Build models and optimizers once, with the same ones in all processes."
     ADD_TO_OPTIMIZER = "Add these parameters to an optimizer, or set their requires_grad to False."
+    STEP_OPTIMIZER = "Call step() of this optimizer, too, if it does not begin later on purpose."
     ADD_TO_ONE_OPTIMIZER = "Add each parameter to one optimizer only."
     USE_OR_REMOVE_PARAMETERS = "Use it in forward(), remove it, or set requires_grad to False."
     UNFREEZE_PARAMETERS = "Set requires_grad to True for what has to learn."
@@ -371,6 +372,9 @@ class Action(Enum):
         "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
     )
     TAKE_LOG_SOFTMAX = "Apply log_softmax over the classes to the input of ctc_loss or kl_div: it is a log-probability."
+    EXCHANGE_KL_ARGUMENTS = (
+        "Call kl_div(log-probabilities of the model, probabilities of the target); log_target=True for a logarithm."
+    )
     MAKE_LAYERS_ONCE = "Make layers in __init__, not in forward()."
     RENAME_STATE = "Rename the entries of the state dict, and load it with strict=True."
     ROUND_AFTER_LOSS = "Compute the loss before rounding; round for the accuracy alone."
@@ -388,6 +392,7 @@ class Action(Enum):
     )
     MAKE_OPTIMIZER_OF_MODEL = "Make the optimizer after the model, from the parameters of the model that is trained."
     CALL_ZERO_GRAD_BEFORE_BACKWARD = "Call optimizer.zero_grad() before backward(), not between backward() and step()."
+    CLEAR_GRADIENTS_ONCE = "Call optimizer.zero_grad() right after optimizer.step(), not before each micro-batch."
     LOWER_DROPOUT = "Use 1 - p for the dropout: 0.1 to 0.5 is usual."
     DIVIDE_LOSS = "Divide the loss by the number of micro-batches before backward()."
     AVERAGE_LOSS = 'Average the loss, reduction="mean", or divide the learning rate by the number of values.'
@@ -396,6 +401,7 @@ class Action(Enum):
     SCALE_TARGETS_TO_ACTIVATION = "Scale the targets to the range of the last activation, or leave that activation out."
     INITIALISE_AT_RANDOM = "Initialise weights at random: nn.init.kaiming_normal_ or the defaults of PyTorch."
     TIE_WEIGHTS = "Tie weights: lm_head.weight = embedding.weight, after everything that replaces parameters."
+    LOWER_MOMENTUM = "Lower the momentum of SGD: 0.9 is usual."
     LOWER_EPS_OF_ADAM = "Lower eps of the optimizer: 1e-8 is usual."
     CHECK_SCALE_OF_LOSS = "Check what the loss is divided and multiplied by."
     USE_GRAD_SCALER = (

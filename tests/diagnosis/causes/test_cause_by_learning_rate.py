@@ -154,7 +154,16 @@ def test_a_rate_is_too_high_for_unusual_momentum_that_has_not_yet_added_up(
     if cause is not None:
         assert (cause.name, cause.certainty) == ("learning_rate_too_high", "possible")
         assert "SGD with momentum 0.999 rarely tolerates learning rates above 0.001." in cause.statement
-        assert cause.remedies[0].target == pytest.approx(0.001)
+        assert cause.remedies[0].action is Action.LOWER_MOMENTUM
+        assert cause.remedies[1].target == pytest.approx(0.001)
+
+
+def test_a_rate_that_is_too_high_with_any_momentum_is_not_put_down_to_momentum() -> None:
+    params = {"stability.optimizer": "SGD", "stability.momentum": "0.999"}
+    metrics = metric_of("loss", diverging_from(60)), metric_of("learning_rate", np.full(COUNT, 0.5))
+    cause = looked(run_of(*metrics, params=params), 60).cause
+    assert cause is not None
+    assert [remedy.action for remedy in cause.remedies] == [Action.LOWER_LEARNING_RATE]
 
 
 @pytest.mark.parametrize(

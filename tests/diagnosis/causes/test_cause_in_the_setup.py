@@ -10,6 +10,12 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.first_look.accumulation import (
+    AccumulationFacts,
+    AccumulationSum,
+    DiscardedGradientsFacts,
+    GradientsDiscarded,
+)
 from mlflow_stability.kinds.first_look.batches import InputScale, InputScaleFacts
 from mlflow_stability.kinds.first_look.loss_function import (
     Activation,
@@ -18,6 +24,7 @@ from mlflow_stability.kinds.first_look.loss_function import (
     LossInputFacts,
     LossSum,
     LossSumFacts,
+    remedies_for,
 )
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.first_look.precision import (
@@ -26,7 +33,7 @@ from mlflow_stability.kinds.first_look.precision import (
     UpdatesLost,
     UpdatesLostFacts,
 )
-from mlflow_stability.kinds.first_look.settings import AccumulationFacts, AccumulationSum, GroupRateZero, ZeroGroupFacts
+from mlflow_stability.kinds.first_look.settings import GroupRateZero, ZeroGroupFacts
 from mlflow_stability.kinds.inside.activations import DeadUnits
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.kinds.reported.setup import LintFacts
@@ -129,6 +136,23 @@ def test_a_loss_that_is_a_sum_is_the_cause_of_a_divergence_under_sgd_alone(optim
     cause = diagnosis.cause
     assert (cause is not None and cause.statement == summed.message) == is_cause
     assert (Action.AVERAGE_LOSS in [remedy.action for remedy in diagnosis.remedies]) == is_cause
+
+
+def test_exchanged_arguments_of_kl_div_are_the_certain_cause_of_a_nan() -> None:
+    facts = LossInputFacts(LossFunction.KL, Activation.LOG_TARGET)
+    exchanged = event(facts, remedies_for(facts), 2)
+    nan = at_step(1, "nan_detected", Severity.CRITICAL, "loss is NaN at step 1.", evidence={"loss": math.nan})
+    diagnosis = diagnosis_of(run_of(metric_of("loss", np.full(COUNT, np.nan)), events=[nan, exchanged]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty) == ("setup", "certain")
+    assert diagnosis.remedies[0].action is Action.EXCHANGE_KL_ARGUMENTS
+
+
+def test_gradients_that_are_thrown_away_are_the_cause_of_a_plateau() -> None:
+    discarded = event(DiscardedGradientsFacts(8), GradientsDiscarded.remedies, 4)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", FLAT), events=[discarded]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", discarded.message)
 
 
 def test_inputs_that_were_not_scaled_are_the_cause_of_dead_units() -> None:

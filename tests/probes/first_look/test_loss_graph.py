@@ -120,6 +120,10 @@ OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] =
         lambda: 2.0 * functional.kl_div(outputs().softmax(1), SHARES, reduction="none").sum(1).mean(),
         *(LossFunction.KL, Activation.SOFTMAX),
     ),
+    "arguments of kl_div exchanged": (
+        lambda: functional.kl_div(SHARES, outputs().log_softmax(1), reduction="batchmean") / 2,
+        *(LossFunction.KL, Activation.LOG_TARGET),
+    ),
     "cross entropy of one class": (
         lambda: functional.cross_entropy(outputs(4, 1), torch.zeros_like(LABELS)),
         *(LossFunction.CROSS_ENTROPY, Activation.ONE_VALUE),
@@ -164,6 +168,16 @@ def test_advice_for_nll_loss_names_cross_entropy() -> None:
     ]
 
 
+def test_advice_for_exchanged_arguments_of_kl_div_names_their_order() -> None:
+    finding = loss_input(functional.kl_div(SHARES, outputs().log_softmax(1), reduction="sum"), (), 1)
+    assert finding is not None
+    assert finding.message == (
+        "The target of kl_div is a log_softmax: the loss takes the logarithm of negative numbers, NaN. Input and "
+        "target are exchanged, or log_target=True is missing."
+    )
+    assert [remedy.action for remedy in finding.remedies] == [Action.EXCHANGE_KL_ARGUMENTS]
+
+
 def test_a_sigmoid_before_a_loss_with_logits_is_found() -> None:
     facts = facts_of(functional.binary_cross_entropy_with_logits(outputs().sigmoid(), SHARES))
     assert facts == LossInputFacts(LossFunction.BINARY_CROSS_ENTROPY, Activation.SIGMOID)
@@ -196,6 +210,10 @@ def test_the_module_is_named_where_there_is_one() -> None:
 RIGHT: dict[str, Callable[[], Tensor]] = {
     "logits": lambda: functional.cross_entropy(outputs(), LABELS),
     "log-probabilities into kl_div": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
+    "divergence in the other direction": lambda: functional.kl_div(SHARES.log(), outputs().softmax(1), reduction="sum"),
+    "divergence of logarithms": lambda: functional.kl_div(
+        SHARES.log(), outputs().log_softmax(1), reduction="batchmean", log_target=True
+    ),
     "expected error": lambda: (1 - SHARES * outputs().softmax(1)).mean(),
     "one pair": lambda: functional.cross_entropy(outputs(1, 1), LABELS[:1] * 0),
     "attention to one position": lambda: (outputs(4, 1, 1).softmax(-1) @ outputs(4, 1, 3)).square().mean(),

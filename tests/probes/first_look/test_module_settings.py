@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mlflow_stability.kinds.first_look.accumulation import AccumulationFacts
 from mlflow_stability.kinds.first_look.settings import (
-    AccumulationFacts,
     OptimizedTwiceFacts,
     RecreatedFacts,
     StrongDropoutFacts,
