@@ -70,6 +70,10 @@ class SnapshotRing:
             return True
         if step - self._last_step < self._policy.snapshot_every:
             return False
+        return self.is_affordable()
+
+    def is_affordable(self) -> bool:
+        """Whether copies have taken no more than their share of the time."""
         return self._cost <= self._policy.snapshot_share * (self._clock() - self._began)
 
     def has_room_for_initial(self, nbytes: int) -> bool:

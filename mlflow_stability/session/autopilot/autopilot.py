@@ -361,7 +361,7 @@ class Autopilot:
         began = self._capture is None or self._capture.begins_step
         if change is PartsChange.OPTIMIZER:
             self._states.optimizer_joined(parts)
-            if not began or self.step == 1:
+            if not began or self.step == 1 or not self._states.ring.is_affordable():
                 return
         else:
             self._modifier.parts_changed(parts)
