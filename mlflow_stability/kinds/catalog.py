@@ -49,6 +49,7 @@ NAMED = {cls.kind: cls for cls in TYPES if cls.noun}  # of several types of a ki
 RENAMED_THRESHOLDS = {
     "born": ("min_start",),
     "smallest_rise_of_players": ("smallest_rise_adversarial", "smallest_rise_without_level"),
+    "smallest_rise_adversarial": ("smallest_rise_adversarial", "smallest_rise_without_level"),
     "undone": ("correlation",),
 }
 """Names of thresholds in earlier recordings, and their names today: the first that a detector has."""
