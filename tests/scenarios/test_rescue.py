@@ -207,6 +207,23 @@ def test_an_optimizer_that_takes_over_with_far_too_high_a_rate_loses_no_weights(
     assert end_of(losses) < 2 * end_of(losses[:taken_over])
 
 
+@pytest.mark.parametrize("share", [1e-9, 1.0])
+def test_weights_are_copied_before_an_optimizer_that_joins_while_copies_keep_to_their_share(
+    tmp_path: Path, share: float
+) -> None:
+    model, next_loss = task()
+    optimizers = [Adam(model.parameters(), lr=0.002)]
+    with flying(tmp_path, rollback=dataclasses.replace(QUICK, snapshot_share=share)) as flown:
+        for step in range(60):
+            if step == 45:
+                optimizers.append(Adam(model.parameters(), lr=0.002))
+            next_loss().backward()
+            optimizers[-1].step()
+            optimizers[-1].zero_grad()
+        good = flown.session.good_steps
+    assert (45 in good) == (share == 1.0)
+
+
 @pytest.mark.slow
 def test_the_halves_of_a_gan_are_rolled_back_together(tmp_path: Path) -> None:
     torch.manual_seed(0)
