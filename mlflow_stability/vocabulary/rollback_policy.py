@@ -110,7 +110,8 @@ class RollbackPolicy:
     initial_factor: float = field(default=0.1, metadata=number(above=0, at_most=1))
     """Learning rate factor after a rollback to the initial weights, for the rest of the training. Raised to a power at
     each repetition, and up to its cube at once where a step changed the weights by more than their norm. The
-    initial weights are the last resort, for training that fails from its first steps."""
+    initial weights are the last resort, for training that fails from its first steps; those from before an optimizer
+    that took over are restored where it fails from that optimizer's first steps."""
 
     easing_factor: float = field(default=0.5, metadata=number(above=0, at_most=1))
     """Learning rate factor after a rollback; raised to a power at each repetition."""
