@@ -45,9 +45,9 @@ session = mlflow_stability.current_session()
 mlflow_stability.autolog(disable=True)
 session.wait(120)
 
-found = mlflow_stability.compare(runs)
-print(found.summary)
-for word, card in (("stablest", found.cards[0]), ("sickest", found.cards[-1])):
+comparison = mlflow_stability.compare(runs)
+print(comparison.summary)
+for word, card in (("stablest", comparison.cards[0]), ("sickest", comparison.cards[-1])):
     print(f"the {word}, lr {card.params['lr']}: {card.verdict}")
-for association in found.cohort.associations:
+for association in comparison.cohort.associations:
     print(association.statement)

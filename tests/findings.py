@@ -31,8 +31,8 @@ def at_step(
     numbers = dict(evidence or {})
     text = Text(message, tuple(numbers.items()))
     facts = facts or facts_of_old_event(kind, message, numbers, place) or _partial(kind, numbers) or text
-    found = Finding.at(facts, step, severity, kind=kind, place=place, remedies=remedies, attempt=attempt, time=time)
-    return _with(found, message, step, source=Source.DETECTOR if judged else Source.REPORTED)
+    result = Finding.at(facts, step, severity, kind=kind, place=place, remedies=remedies, attempt=attempt, time=time)
+    return _with(result, message, step, source=Source.DETECTOR if judged else Source.REPORTED)
 
 
 def over_steps(
@@ -87,6 +87,6 @@ def _partial(kind: str, numbers: Mapping[str, float]) -> Facts | None:
     )
 
 
-def _with(found: Finding, message: str, step: int, *, source: Source) -> Finding:
-    said = () if found.message == message else (Statement(Text(message), step),)
-    return replace(found, source=source, statements=said)
+def _with(finding: Finding, message: str, step: int, *, source: Source) -> Finding:
+    statements = () if finding.message == message else (Statement(Text(message), step),)
+    return replace(finding, source=source, statements=statements)

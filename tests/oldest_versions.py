@@ -34,8 +34,8 @@ LIMITS = ("sqlalchemy<2.1",)
 
 def oldest(requirements: Sequence[str], name: str) -> str:
     """`3.7` of `mlflow>=3.7`."""
-    found = [re.fullmatch(rf"{name}>=([\d.]+)", requirement) for requirement in requirements]
-    return next(row[1] for row in found if row)
+    result = [re.fullmatch(rf"{name}>=([\d.]+)", requirement) for requirement in requirements]
+    return next(row[1] for row in result if row)
 
 
 def needed_by_tests(project: dict[str, Any]) -> list[str]:

@@ -48,7 +48,7 @@ def test_addresses_come_from_the_environment_where_the_script_names_none(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("given_", "said"),
+    ("given_", "expected"),
     [
         ("slack", "alerts: to must be a URL such as"),
         (SECRET, "got another text"),
@@ -58,15 +58,15 @@ def test_addresses_come_from_the_environment_where_the_script_names_none(monkeyp
         (None, "alerts must be URLs"),
     ],
 )
-def test_what_is_no_address_is_refused_and_not_shown(given_: Any, said: str) -> None:
+def test_what_is_no_address_is_refused_and_not_shown(given_: Any, expected: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_alerts(given_)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
     assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "expected"),
     [
         ("loss_spik", "Did you mean 'loss_spike'?"),
         ("grad_nrm>10", "Did you mean 'grad_norm'?"),
@@ -74,8 +74,8 @@ def test_what_is_no_address_is_refused_and_not_shown(given_: Any, said: str) -> 
         ("loss", "event type"),
     ],
 )
-def test_a_rule_that_could_never_be_met_is_refused(rule: str, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_a_rule_that_could_never_be_met_is_refused(rule: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
         Alert(URL, rules=(rule,))
 
 
@@ -109,6 +109,6 @@ def test_settings_reach_the_courier_by_its_environment_and_are_not_left_there(mo
 @given(st.text(), st.text(), st.lists(st.text(max_size=300), max_size=4))
 def test_a_text_keeps_the_link_however_long_the_rest_is(message: str, name: str, remedies: list[str]) -> None:
     run = RunLink("abc", name[:40], "http://tracking/#/runs/abc")
-    said = AlertMessage("loss_spike", Severity.WARNING, 3, 1, 9, message * 50, tuple(remedies), 0.0, {}, run)
-    assert said.text().endswith(run.text())
-    assert len(said.text(1e9)) <= 1500
+    result = AlertMessage("loss_spike", Severity.WARNING, 3, 1, 9, message * 50, tuple(remedies), 0.0, {}, run)
+    assert result.text().endswith(run.text())
+    assert len(result.text(1e9)) <= 1500

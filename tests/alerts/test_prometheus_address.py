@@ -17,12 +17,12 @@ from mlflow_stability.vocabulary.settings import ACCEPTS
 
 def reached(port_or_address: int | str, port: int, hosts: tuple[str, ...]) -> list[str]:
     """The hosts at which a scrape is answered."""
-    said: list[str] = []
-    exporter, metrics = PrometheusExporter(port_or_address, said.append), RunMetrics()
+    lines: list[str] = []
+    exporter, metrics = PrometheusExporter(port_or_address, lines.append), RunMetrics()
     exporter.serve(metrics)
     exporter.keep_listening()
     try:
-        assert not said
+        assert not lines
         return [host for host in hosts if _answers(host, port)]
     finally:
         exporter.over(metrics)

@@ -127,17 +127,17 @@ def test_each_wanted_event_is_counted_once_and_cooldowns_are_kept(events: list[t
 def test_a_router_that_was_saved_goes_on_as_if_nothing_had_happened(
     events: list[tuple[str, Severity, float]], cut: int
 ) -> None:
-    one, two, now = AlertRouter((), Severity.INFO), AlertRouter((), Severity.INFO), 0.0
+    first, two, now = AlertRouter((), Severity.INFO), AlertRouter((), Severity.INFO), 0.0
     for step, (kind, severity, pause) in enumerate(events, 1):
         now += pause
         if step == cut:
             saved = json.loads(json.dumps(two.saved()))
             two = AlertRouter((), Severity.INFO)
             two.resume(saved)
-        one.take(event(step, kind, severity), now)
+        first.take(event(step, kind, severity), now)
         two.take(event(step, kind, severity), now)
-        assert one.due(now) == two.due(now)
-    assert one.due(now, over=True) == two.due(now, over=True)
+        assert first.due(now) == two.due(now)
+    assert first.due(now, over=True) == two.due(now, over=True)
 
 
 def test_messages_are_read_back_as_they_were_written() -> None:

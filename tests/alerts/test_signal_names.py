@@ -28,8 +28,8 @@ _METRIC = re.compile(r"\bllm_\w+")
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
-    return found
+    by_name: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return by_name
 
 
 @pytest.mark.parametrize("attribute", ["prometheus", "otel"])

@@ -26,8 +26,8 @@ def low_mfu(signals: Any) -> bool:
 
 
 def condition(when: Any, message: str = "", warned: list[str] | None = None) -> StepCondition:
-    said = WARNED if warned is None else warned
-    return StepCondition(when, Severity.WARNING, message, lambda text, *words: said.append(text % words))
+    result = WARNED if warned is None else warned
+    return StepCondition(when, Severity.WARNING, message, lambda text, *words: result.append(text % words))
 
 
 def test_a_function_of_the_signals_makes_an_event_with_its_message_and_severity() -> None:
@@ -49,18 +49,18 @@ def test_signals_that_are_measured_at_different_steps_are_seen_together() -> Non
 
 
 @pytest.mark.parametrize(
-    ("when", "said"),
+    ("when", "expected"),
     [
         (lambda signals: signals["mfuu"] > 1, "there is no signal 'mfuu'. Did you mean 'mfu'?"),
         (lambda signals: 1 / 0, "it raised ZeroDivisionError: division by zero."),
     ],
 )
-def test_a_function_that_does_not_work_is_reported_once(when: Any, said: str) -> None:
+def test_a_function_that_does_not_work_is_reported_once(when: Any, expected: str) -> None:
     warned: list[str] = []
     met = condition(when, warned=warned)
     assert [met.met(reading(step, loss=1.0)) for step in (1, 2, 3)] == [None] * 3
     assert len(warned) == 1
-    assert said in warned[0]
+    assert expected in warned[0]
 
 
 def test_with_a_condition_no_events_are_sent_but_those_of_rules() -> None:
@@ -81,18 +81,18 @@ def test_with_a_condition_no_events_are_sent_but_those_of_rules() -> None:
 
 
 def test_an_alert_with_a_condition_is_sent_by_the_training_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    alert, said = Alert("console", when=low_mfu), list[str]()
+    alert, result = Alert("console", when=low_mfu), list[str]()
     assert outlet_settings([alert, Alert("console")], "").channels[0].key == "console"
     assert len(outlet_settings([alert, Alert("console")], "").channels) == 1
-    alerts = CallbackAlerts([alert], lambda: None, lambda text, *words: said.append(text % words))
+    alerts = CallbackAlerts([alert], lambda: None, lambda text, *words: result.append(text % words))
     alerts.see(reading(20, mfu=0.2))
     alerts.close(30)
-    assert len(said) == 1
-    assert "WARNING: low mfu at step 20" in said[0] or "WARNING: low MFU at step 20" in said[0]
+    assert len(result) == 1
+    assert "WARNING: low mfu at step 20" in result[0] or "WARNING: low MFU at step 20" in result[0]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ({"when": 3}, "when must be a function of the newest value of each signal"),
         ({"message": "MFU is {mfu}"}, "message= is for alerts with when="),
@@ -101,10 +101,10 @@ def test_an_alert_with_a_condition_is_sent_by_the_training_itself(capsys: pytest
         ({"severity": "error"}, "severity must be Severity.INFO, Severity.WARNING or Severity.CRITICAL; got 'error'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(more: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_meant_is_refused(more: dict[str, Any], expected: str) -> None:
     with pytest.raises(SettingsError) as refused:
         Alert("console", **more)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
 
 
 def test_a_rule_for_a_type_that_is_always_info_fires_when_it_is_named() -> None:

@@ -26,7 +26,7 @@ OTHER = "aux/objective_value"
 def log() -> str:
     """Its loss falls, and another of its curves diverges."""
     rows = zip(falling(), diverging(), strict=True)
-    lines = (json.dumps({"step": step, "train_loss": one, OTHER: two}) for step, (one, two) in enumerate(rows))
+    lines = (json.dumps({"step": step, "train_loss": first, OTHER: two}) for step, (first, two) in enumerate(rows))
     Path("a.jsonl").write_text("\n".join(lines))
     return "a.jsonl"
 
@@ -45,17 +45,17 @@ def stored(sqlite_uri: str) -> str:
 def test_the_requested_curve_is_judged_in_a_log_and_in_a_run(log: str, stored: str, sqlite_uri: str) -> None:
     for source in (log, stored):
         assert diagnose(source, sqlite_uri).outcome == "healthy"
-        found = diagnose(source, sqlite_uri, loss=OTHER, val_loss="train_loss")
-        assert found.outcome == "diverged"
-        assert (found.judged.losses, found.judged.validations) == ((OTHER,), ("train_loss",))
+        diagnosis = diagnose(source, sqlite_uri, loss=OTHER, val_loss="train_loss")
+        assert diagnosis.outcome == "diverged"
+        assert (diagnosis.judged.losses, diagnosis.judged.validations) == ((OTHER,), ("train_loss",))
 
 
 def test_a_metric_missing_from_one_log_does_not_stop_the_others(log: str) -> None:
     Path("b.jsonl").write_text("\n".join(json.dumps({"step": n, "train_loss": n}) for n in range(9)))
-    found = list(diagnose_all([log, "b.jsonl"], loss=OTHER))
-    assert isinstance(found[1], Failure)
-    assert "No metric 'aux/objective_value' in b.jsonl" in found[1].message
-    assert not isinstance(found[0], Failure)
+    diagnoses = list(diagnose_all([log, "b.jsonl"], loss=OTHER))
+    assert isinstance(diagnoses[1], Failure)
+    assert "No metric 'aux/objective_value' in b.jsonl" in diagnoses[1].message
+    assert not isinstance(diagnoses[0], Failure)
 
 
 def test_a_loss_that_is_not_a_metric_name_raises_a_settings_error() -> None:
@@ -66,9 +66,9 @@ def test_a_loss_that_is_not_a_metric_name_raises_a_settings_error() -> None:
 @pytest.mark.slow
 def test_runs_are_compared_by_the_requested_curve(log: str, stored: str, sqlite_uri: str) -> None:
     for _ in range(2):  # the second time cards of the usual loss may be remembered
-        found = compare([log, stored], tracking_uri=sqlite_uri, loss=OTHER)
-        assert [card.outcome for card in found.cards] == ["diverged", "diverged"]
-        assert [card.loss for card in found.cards] == [OTHER, OTHER]
+        comparison = compare([log, stored], tracking_uri=sqlite_uri, loss=OTHER)
+        assert [card.outcome for card in comparison.cards] == ["diverged", "diverged"]
+        assert [card.loss for card in comparison.cards] == [OTHER, OTHER]
         assert [card.loss for card in compare([stored], tracking_uri=sqlite_uri).cards] == ["train_loss"]
 
 
@@ -81,12 +81,12 @@ def test_worker_processes_judge_the_requested_curve(log: str) -> None:
 def test_every_format_says_which_curves_were_judged(log: str, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("rich", "markdown", "html"):
         run(["diagnose", log, "--output-format", form])
-        said = " ".join(capsys.readouterr().out.split())
-        assert "train_loss, no validation loss (1 other curve)" in said.replace("train\\_loss", "train_loss")
+        text = " ".join(capsys.readouterr().out.split())
+        assert "train_loss, no validation loss (1 other curve)" in text.replace("train\\_loss", "train_loss")
     run(["diagnose", log, "--output-format", "json"])
-    said = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema("diagnosis")).validate(said)
-    assert said["runs"][0]["judged"] == {"losses": ["train_loss"], "validations": [], "others": 1, "reasons": []}
+    text = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema("diagnosis")).validate(text)
+    assert text["runs"][0]["judged"] == {"losses": ["train_loss"], "validations": [], "others": 1, "reasons": []}
 
 
 def test_the_command_line_takes_the_names_and_helps_where_one_is_misspelt(
@@ -112,9 +112,9 @@ def test_many_metrics_of_one_point_cost_little(tmp_path: Path) -> None:
         (tmp_path / "run" / "metrics").mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / "metrics" / f"metric_{name}_loss").write_text("1600000000000 0.5 0\n")
     (tmp_path / "run" / "params").mkdir()
-    found = diagnose(tmp_path / "run")
-    assert (found.outcome, found.judged.losses, found.judged.others) == ("cannot_tell", (), 0)
-    assert np.isfinite(found.points)
+    diagnosis = diagnose(tmp_path / "run")
+    assert (diagnosis.outcome, diagnosis.judged.losses, diagnosis.judged.others) == ("cannot_tell", (), 0)
+    assert np.isfinite(diagnosis.points)
 
 
 def test_a_name_like_none_is_answered_with_losses_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,12 +29,12 @@ def run_folder(folder: Path, steps: tuple[int, ...] = (10, 500), **map_of: int) 
     return folder
 
 
-def said(figure: Figure) -> str:
+def texts_in(figure: Figure) -> str:
     return " | ".join(texts(figure))
 
 
 def test_without_a_choice_the_first_layer_at_the_last_step_is_drawn(tmp_path: Path) -> None:
-    words = said(attention_heatmap(run_folder(tmp_path / "gpt")))
+    words = texts_in(attention_heatmap(run_folder(tmp_path / "gpt")))
     assert "Attention in h.0.attn" in words
     assert "step 500" in words
     assert "gpt" in words
@@ -42,7 +42,7 @@ def test_without_a_choice_the_first_layer_at_the_last_step_is_drawn(tmp_path: Pa
 
 @pytest.mark.parametrize("layer", [3, "h.3.attn", "3.attn"])
 def test_a_layer_is_chosen_by_its_number_or_its_name_and_a_step_by_its_own(tmp_path: Path, layer: str | int) -> None:
-    words = said(attention_heatmap(run_folder(tmp_path / "gpt"), step=10, layer=layer))
+    words = texts_in(attention_heatmap(run_folder(tmp_path / "gpt"), step=10, layer=layer))
     assert "Attention in h.3.attn" in words
     assert "step 10 " in words
 
@@ -51,7 +51,7 @@ def test_the_later_maps_of_a_repeated_step_are_drawn(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "gpt")
     again = folder / "artifacts" / MAPS_FOLDER / AttentionPart(0, 1, 500).name
     write_attention_part(again, [attention(5, attempt=1)])
-    assert "mean of 5" in said(attention_heatmap(folder))
+    assert "mean of 5" in texts_in(attention_heatmap(folder))
 
 
 def test_errors_for_missing_maps_and_layers_list_what_is_available(tmp_path: Path) -> None:
@@ -68,20 +68,20 @@ def test_errors_for_missing_maps_and_layers_list_what_is_available(tmp_path: Pat
 
 
 def test_a_map_can_be_drawn_as_it_is() -> None:
-    assert "Attention in h.7" in said(attention_heatmap(attention(layer="h.7")))
+    assert "Attention in h.7" in texts_in(attention_heatmap(attention(layer="h.7")))
 
 
 @pytest.mark.slow
 def test_two_runs_are_compared_at_the_last_step_that_both_have(tmp_path: Path) -> None:
-    one, other = run_folder(tmp_path / "small"), run_folder(tmp_path / "large", (10, 700), seed=1)
-    words = said(compare_attention(one, other))
+    first, other = run_folder(tmp_path / "small"), run_folder(tmp_path / "large", (10, 700), seed=1)
+    words = texts_in(compare_attention(first, other))
     assert "step 10 " in words
     assert "small" in words
     assert "large" in words
-    assert "Attention in h.3.attn" in said(compare_attention(one, other, layer=3))
-    assert "steps 500 and 900" in said(compare_attention(one, run_folder(tmp_path / "late", (900,))))
+    assert "Attention in h.3.attn" in texts_in(compare_attention(first, other, layer=3))
+    assert "steps 500 and 900" in texts_in(compare_attention(first, run_folder(tmp_path / "late", (900,))))
     with pytest.raises(SettingsError, match="large has no attention maps of step 500"):
-        compare_attention(one, other, step=500)
+        compare_attention(first, other, step=500)
 
 
 def test_the_error_for_a_missing_step_names_the_run_and_the_steps_that_both_runs_have(tmp_path: Path) -> None:
@@ -98,35 +98,35 @@ def test_the_error_for_a_missing_step_names_the_run_and_the_steps_that_both_runs
 
 @pytest.mark.slow
 def test_layers_of_different_models_are_both_named(tmp_path: Path) -> None:
-    one = run_folder(tmp_path / "gpt")
+    folder = run_folder(tmp_path / "gpt")
     other = run_folder(tmp_path / "seq2seq")
     maps = other / "artifacts" / MAPS_FOLDER
     encoder = attention(2, step=500, number=0, layer="backbone.encoder.layers.0.self_attn", kind="cross")
     write_attention_part(maps / AttentionPart(0, 1, 500).name, [encoder])
-    words = said(compare_attention(one, other))
+    words = texts_in(compare_attention(folder, other))
     assert "Attention in h.0.attn and in backbone" in words
     assert "layers.0.self_attn" in words
     assert "different layers" in words
     assert "self-attention and cross-attention" in words
     with pytest.raises(SettingsError, match=r"no layer 'h\.0\.attn' in seq2seq at step 500.*0: backbone\.encoder"):
-        compare_attention(one, other, layer="h.0.attn")
+        compare_attention(folder, other, layer="h.0.attn")
 
 
 def test_a_layer_that_both_have_is_chosen_before_one_that_only_the_first_has(tmp_path: Path) -> None:
-    one, other = run_folder(tmp_path / "gpt"), run_folder(tmp_path / "late")
+    first, other = run_folder(tmp_path / "gpt"), run_folder(tmp_path / "late")
     maps = other / "artifacts" / MAPS_FOLDER
     write_attention_part(maps / AttentionPart(0, 1, 500).name, [attention(2, step=500, number=3, layer="h.3.attn")])
-    words = said(compare_attention(one, other))
+    words = texts_in(compare_attention(first, other))
     assert "Attention in h.3.attn of two runs" in words
     assert "different layers" not in words
 
 
 @pytest.mark.slow
 def test_a_map_is_compared_with_a_run_and_with_a_map(tmp_path: Path) -> None:
-    words = said(compare_attention(run_folder(tmp_path / "gpt"), attention(2, seed=9)))
+    words = texts_in(compare_attention(run_folder(tmp_path / "gpt"), attention(2, seed=9)))
     assert "gpt" in words
     assert "second map" in words
-    assert "first map" in said(compare_attention(attention(), attention(seed=1)))
+    assert "first map" in texts_in(compare_attention(attention(), attention(seed=1)))
 
 
 @pytest.mark.slow
@@ -153,12 +153,12 @@ def test_a_run_of_a_store_is_drawn_and_compared_and_its_entropy_too(tmp_path: Pa
         signals = [Signal("attention_entropy", f"h.{layer}.attn.head_{head}") for layer in (0, 3) for head in (1, 0)]
         metrics = [Metric(metric_key(signal), 0.5, step, step) for signal in signals for step in (10, 500)]
         client.log_batch(run, metrics)
-    assert "baseline" in said(attention_heatmap(runs[0], tracking_uri=sqlite_uri))
-    words = said(compare_attention(runs[0], runs[1], tracking_uri=sqlite_uri))
+    assert "baseline" in texts_in(attention_heatmap(runs[0], tracking_uri=sqlite_uri))
+    words = texts_in(compare_attention(runs[0], runs[1], tracking_uri=sqlite_uri))
     assert "baseline" in words
     assert "hot" in words
     figure = attention_entropy_plot(runs[0], tracking_uri=sqlite_uri)
-    words = said(figure)
+    words = texts_in(figure)
     assert "2 layers, all in h · 2 heads · " in words
     assert words.count(" · baseline") == 1
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]

@@ -53,12 +53,12 @@ def test_a_list_has_a_tensor_for_each_layer() -> None:
 
 @pytest.mark.slow
 def test_two_tensors_are_named_in_the_title_and_above_their_panels() -> None:
-    one, other = weights_of(4, 6, 6), weights_of(4, 6, 6, seed=1)
-    assert "Attention of first map and second map" in texts(compare_attention(one, other))
-    words = texts(compare_attention(one, other, title_a="before", title_b="after"))
+    first, other = weights_of(4, 6, 6), weights_of(4, 6, 6, seed=1)
+    assert "Attention of first map and second map" in texts(compare_attention(first, other))
+    words = texts(compare_attention(first, other, title_a="before", title_b="after"))
     assert "Attention of before and after" in words
     assert "two runs" not in words
-    assert "layer 1" in texts(compare_attention([one, other], [other, one], layer=1))
+    assert "layer 1" in texts(compare_attention([first, other], [other, first], layer=1))
 
 
 def test_entropy_is_that_of_the_weights() -> None:

@@ -33,20 +33,20 @@ READING: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", [function for function in FUNCTIONS if function not in ("attach", "current_session")])
 def test_the_error_for_a_misspelt_argument_of_a_public_call_suggests_the_right_name(name: str) -> None:
     call = getattr(mlflow_stability, name)
-    known = list(call.__wrapped__.__annotations__)[-2]
-    with pytest.raises(SettingsError, match=rf"^{name}\(\) has no argument '.*'\. Did you mean '{known}'\?$"):
-        call(**{f"{known[:-1]}": 1})
+    item = list(call.__wrapped__.__annotations__)[-2]
+    with pytest.raises(SettingsError, match=rf"^{name}\(\) has no argument '.*'\. Did you mean '{item}'\?$"):
+        call(**{f"{item[:-1]}": 1})
 
 
 def test_the_error_for_a_misspelt_setting_of_attach_suggests_the_right_name() -> None:
     attached = mlflow_stability.attach(Linear(1, 1), extra_tag={})
-    with pytest.raises(SettingsError) as told, attached:
+    with pytest.raises(SettingsError) as raised, attached:
         pass
-    assert str(told.value) == "attach() has no argument 'extra_tag'. Did you mean 'extra_tags'?"
+    assert str(raised.value) == "attach() has no argument 'extra_tag'. Did you mean 'extra_tags'?"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"model": None, "optimizer": None}, "model must be a torch.nn.Module, or several; got None."),
         ({"model": Linear(1, 1), "optimizer": "sgd"}, "optimizer must be a torch.optim.Optimizer, or several; got 's"),
@@ -57,10 +57,12 @@ def test_the_error_for_a_misspelt_setting_of_attach_suggests_the_right_name() ->
         ),
     ],
 )
-def test_the_error_for_an_object_that_cannot_be_restored_names_the_argument(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError) as told:
+def test_the_error_for_an_object_that_cannot_be_restored_names_the_argument(
+    given: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
         mlflow_stability.restore(**given)
-    assert str(told.value).startswith(said)
+    assert str(raised.value).startswith(expected)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"x", "", {}, 1.5])
@@ -70,8 +72,8 @@ def test_the_error_for_an_invalid_run_id_names_the_argument(name: str, wrong: ob
         return  # it is the run that was recorded last
     if name in ("diagnose_all", "compare") and not (wrong is None or isinstance(wrong, str | bytes)):
         wrong = [wrong]
-    said = r"^run_\w+ must be the id of an MLflow run.*; got .*\.$"
-    with pytest.raises(SettingsError, match=said):
+    text = r"^run_\w+ must be the id of an MLflow run.*; got .*\.$"
+    with pytest.raises(SettingsError, match=text):
         READING[name](wrong)
 
 
@@ -98,21 +100,21 @@ def test_reading_a_missing_run_leaves_nothing_in_the_working_directory(name: str
 
 @pytest.mark.parametrize("asked", ["x", ["x"], ["x", "y"]])
 def test_a_comparison_raises_when_no_run_can_be_read(asked: str | list[str]) -> None:
-    with pytest.raises(RunNotFoundError, match="No such file, folder, run id or run name: 'x'") as told:
+    with pytest.raises(RunNotFoundError, match="No such file, folder, run id or run name: 'x'") as raised:
         mlflow_stability.compare(asked)
-    assert str(told.value).startswith("None of the 2 runs could be read. ") is (len(asked) == 2)
+    assert str(raised.value).startswith("None of the 2 runs could be read. ") is (len(asked) == 2)
 
 
 def test_a_comparison_of_readable_and_unreadable_runs_names_the_unreadable_ones(tmp_path: Path) -> None:
-    found = mlflow_stability.compare([write_log(tmp_path / "a.jsonl", falling()), "x"], remember=False)
-    assert len(found.cards) == 1
-    assert "'x'" in found.unread[0].error
+    comparison = mlflow_stability.compare([write_log(tmp_path / "a.jsonl", falling()), "x"], remember=False)
+    assert len(comparison.cards) == 1
+    assert "'x'" in comparison.unread[0].error
 
 
 def test_the_error_for_a_folder_without_logs_mentions_only_subfolders_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableLogError) as told:
+    with pytest.raises(UnreadableLogError) as raised:
         mlflow_stability.diagnose(tmp_path)
-    assert str(told.value).startswith(f"No training log in {str(tmp_path)!r}. Give the file itself")
+    assert str(raised.value).startswith(f"No training log in {str(tmp_path)!r}. Give the file itself")
     (tmp_path / "one").mkdir()
     with pytest.raises(UnreadableLogError, match=r"or in the folder below it\. Give"):
         mlflow_stability.diagnose(tmp_path)

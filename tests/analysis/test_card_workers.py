@@ -42,15 +42,15 @@ def test_a_file_that_is_called_like_a_module_is_not_run_where_it_lies(logs: list
 @pytest.mark.slow
 def test_a_process_that_dies_loses_only_the_run_that_it_was_reading(logs: list[str]) -> None:
     mine = set(psutil.Process().children())
-    found: dict[int, list[RunCard]] = {}
+    result: dict[int, list[RunCard]] = {}
     for number, cards in cards_from_processes(logs, 1, None, None):
-        found[number] = cards
-        if len(found) == 1:
+        result[number] = cards
+        if len(result) == 1:
             for child in set(psutil.Process().children()) - mine:
                 child.kill()
                 child.wait()
-    assert sorted(found) == list(range(6))
-    errors = [card.error for cards in found.values() for card in cards if card.error]
+    assert sorted(result) == list(range(6))
+    errors = [card.error for cards in result.values() for card in cards if card.error]
     assert errors == [DIED]
     assert set(psutil.Process().children()) == mine
 
@@ -60,9 +60,9 @@ def test_this_process_reads_the_runs_when_no_worker_starts(
     logs: list[str], program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
-    found = read(logs, 2)
-    assert sorted(found) == list(range(6))
-    assert all(card.readable for cards in found.values() for card in cards)
+    records = read(logs, 2)
+    assert sorted(records) == list(range(6))
+    assert all(card.readable for cards in records.values() for card in cards)
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ def test_a_user_without_a_home_folder_compares_without_memory(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    found = compare([store_run(sqlite_uri, falling(number)) for number in range(2)], tracking_uri=sqlite_uri)
-    assert len(found.runs) == 2
+    comparison = compare([store_run(sqlite_uri, falling(number)) for number in range(2)], tracking_uri=sqlite_uri)
+    assert len(comparison.runs) == 2
     assert [record.getMessage() for record in caplog.records] == [
         "Summaries of runs are not cached: this user has no home folder. Set XDG_CACHE_HOME to choose another folder."
     ]

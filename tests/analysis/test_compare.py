@@ -33,9 +33,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def folder() -> Path:
-    found = cache_folder()
-    assert found is not None
-    return found
+    result = cache_folder()
+    assert result is not None
+    return result
 
 
 def kept() -> list[Path]:
@@ -46,12 +46,12 @@ def kept() -> list[Path]:
 def test_runs_of_a_store_and_logs_are_compared_together(sqlite_uri: str) -> None:
     write_log(Path("bad.jsonl"), diverging())
     run_id = store_run(sqlite_uri, falling(), lr=0.1)
-    found = compare([run_id, "bad.jsonl"], tracking_uri=sqlite_uri)
-    assert [card.source for card in found.cards] == [run_id, "bad.jsonl"]
-    assert [card.outcome for card in found.cards] == ["healthy", "diverged"]
-    assert found.first_difference is not None
-    assert found.first_difference.parts_at == pytest.approx(300, abs=40)
-    assert found.first_difference.gap is not None
+    comparison = compare([run_id, "bad.jsonl"], tracking_uri=sqlite_uri)
+    assert [card.source for card in comparison.cards] == [run_id, "bad.jsonl"]
+    assert [card.outcome for card in comparison.cards] == ["healthy", "diverged"]
+    assert comparison.first_difference is not None
+    assert comparison.first_difference.parts_at == pytest.approx(300, abs=40)
+    assert comparison.first_difference.gap is not None
 
 
 def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: str) -> None:
@@ -60,24 +60,26 @@ def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: st
         store_run(sqlite_uri, falling(number), experiment=experiment, lr=number)
     store_run(sqlite_uri, falling(), lr=9)
     assert len(compare(experiment="sweep", tracking_uri=sqlite_uri).runs) == 3
-    (found,) = compare(experiment=experiment, filter="params.lr = '1'", tracking_uri=sqlite_uri).cards
-    assert found.params["lr"] == "1"
+    (card,) = compare(experiment=experiment, filter="params.lr = '1'", tracking_uri=sqlite_uri).cards
+    assert card.params["lr"] == "1"
 
 
 @pytest.mark.slow
 def test_the_newest_of_many_runs_are_compared_and_a_note_mentions_the_older_ones(sqlite_uri: str) -> None:
     experiment = MlflowClient(tracking_uri=sqlite_uri).create_experiment("sweep")
     made = [store_run(sqlite_uri, falling(number), experiment=experiment, lr=number) for number in range(1, 5)]
-    found = compare(experiment="sweep", max_runs=2, tracking_uri=sqlite_uri)
-    assert {card.source for card in found.cards} == set(made[2:])
-    assert found.notes[0].startswith("Older runs of experiment 'sweep': the newest 2 were compared. Raise --max-runs")
+    comparison = compare(experiment="sweep", max_runs=2, tracking_uri=sqlite_uri)
+    assert {card.source for card in comparison.cards} == set(made[2:])
+    assert comparison.notes[0].startswith(
+        "Older runs of experiment 'sweep': the newest 2 were compared. Raise --max-runs"
+    )
     assert not any("Older" in note for note in compare(experiment="sweep", max_runs=4, tracking_uri=sqlite_uri).notes)
     with pytest.raises(SettingsError, match="at least 1; got 0"):
         compare(experiment="sweep", max_runs=0, tracking_uri=sqlite_uri)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "expected"),
     [
         ({"experiment": "no such"}, "Available: Default"),
         ({"experiment": "Default", "filter": "nonsense ="}, "[Ii]nvalid"),
@@ -86,8 +88,10 @@ def test_the_newest_of_many_runs_are_compared_and_a_note_mentions_the_older_ones
         ({}, "No runs to compare"),
     ],
 )
-def test_an_invalid_search_raises_an_error_that_explains_it(sqlite_uri: str, asked: dict[str, str], said: str) -> None:
-    with pytest.raises((RunNotFoundError, SettingsError, mlflow_stability.errors.TrackingError), match=said):
+def test_an_invalid_search_raises_an_error_that_explains_it(
+    sqlite_uri: str, asked: dict[str, str], expected: str
+) -> None:
+    with pytest.raises((RunNotFoundError, SettingsError, mlflow_stability.errors.TrackingError), match=expected):
         compare(tracking_uri=sqlite_uri, **asked)  # type: ignore[arg-type]
 
 
@@ -99,10 +103,10 @@ def test_the_error_for_a_deleted_experiment_says_that_it_was_deleted(sqlite_uri:
 
 
 def test_a_run_that_cannot_be_read_is_reported_and_the_others_go_on(sqlite_uri: str) -> None:
-    found = compare([store_run(sqlite_uri, falling()), NO_RUN, "gone.csv"], tracking_uri=sqlite_uri)
-    assert len(found.runs) == 1
-    assert [card.source for card in found.unread] == [NO_RUN, "gone.csv"]
-    assert all(card.error for card in found.unread)
+    comparison = compare([store_run(sqlite_uri, falling()), NO_RUN, "gone.csv"], tracking_uri=sqlite_uri)
+    assert len(comparison.runs) == 1
+    assert [card.source for card in comparison.unread] == [NO_RUN, "gone.csv"]
+    assert all(card.error for card in comparison.unread)
 
 
 def test_files_of_a_store_that_a_pattern_finds_beside_its_runs_are_passed_over(tmp_path: Path) -> None:
@@ -181,11 +185,11 @@ def test_processes_of_their_own_give_the_same_cards(sqlite_uri: str, monkeypatch
     alone = compare(sources, tracking_uri=sqlite_uri, remember=False)
     monkeypatch.setattr(cards_module, "STARTING", 0.0)
     monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
-    told: list[tuple[int, int, int]] = []
-    together = compare(sources, tracking_uri=sqlite_uri, remember=False, progress=lambda *said: told.append(said))
+    rows: list[tuple[int, int, int]] = []
+    together = compare(sources, tracking_uri=sqlite_uri, remember=False, progress=lambda *result: rows.append(result))
     assert together == alone
-    assert [done for done, _, _ in told] == [1, 2, 3, 4]
-    assert told[-1] == (4, 4, 1)
+    assert [done for done, _, _ in rows] == [1, 2, 3, 4]
+    assert rows[-1] == (4, 4, 1)
 
 
 def test_processes_are_not_started_for_what_is_read_sooner(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +219,10 @@ def test_a_process_that_dies_loses_the_runs_that_it_held(sqlite_uri: str, monkey
         for child in set(psutil.Process().children()) - mine:
             child.kill()
 
-    found = compare(runs, tracking_uri=sqlite_uri, remember=False, progress=kill)
-    assert len(found.runs) + len(found.unread) == count
-    assert not found.interrupted
-    assert any("ended early" in card.error for card in found.unread)
+    comparison = compare(runs, tracking_uri=sqlite_uri, remember=False, progress=kill)
+    assert len(comparison.runs) + len(comparison.unread) == count
+    assert not comparison.interrupted
+    assert any("ended early" in card.error for card in comparison.unread)
 
 
 def test_ctrl_c_returns_the_runs_read_so_far(sqlite_uri: str) -> None:
@@ -228,9 +232,9 @@ def test_ctrl_c_returns_the_runs_read_so_far(sqlite_uri: str) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    found = compare(runs, tracking_uri=sqlite_uri, progress=press)
-    assert found.interrupted
-    assert (len(found.runs), found.asked) == (2, 3)
+    comparison = compare(runs, tracking_uri=sqlite_uri, progress=press)
+    assert comparison.interrupted
+    assert (len(comparison.runs), comparison.asked) == (2, 3)
 
 
 def test_a_baseline_is_added_to_the_runs_and_may_go_by_its_name(sqlite_uri: str) -> None:
@@ -256,19 +260,19 @@ def test_one_run_may_be_asked_for_without_a_list_and_a_baseline_by_its_path() ->
 def test_a_run_that_is_asked_for_in_two_ways_counts_once(sqlite_uri: str) -> None:
     write_log(Path("logs/good.jsonl"), falling())
     write_log(Path("logs/bad.jsonl"), diverging())
-    found = compare(["logs", "./logs/good.jsonl"], baseline=str(Path("logs/good.jsonl").absolute()))
-    assert sorted(card.source for card in found.cards) == ["logs/bad.jsonl", "logs/good.jsonl"]
-    assert found.gate is not None
-    assert [verdict.source for verdict in found.gate.verdicts] == ["logs/bad.jsonl"]
+    comparison = compare(["logs", "./logs/good.jsonl"], baseline=str(Path("logs/good.jsonl").absolute()))
+    assert sorted(card.source for card in comparison.cards) == ["logs/bad.jsonl", "logs/good.jsonl"]
+    assert comparison.gate is not None
+    assert [verdict.source for verdict in comparison.gate.verdicts] == ["logs/bad.jsonl"]
     run_id = store_run(sqlite_uri, falling())
     assert [card.source for card in compare([run_id, run_id.upper()], tracking_uri=sqlite_uri).cards] == [run_id]
 
 
 def test_logs_are_compared_even_if_the_store_of_the_other_runs_does_not_answer() -> None:
     write_log(Path("good.jsonl"), falling())
-    found = compare(["good.jsonl", NO_RUN], tracking_uri="http://127.0.0.1:9")
-    assert len(found.runs) == 1
-    assert "does not answer" in found.unread[0].error
+    comparison = compare(["good.jsonl", NO_RUN], tracking_uri="http://127.0.0.1:9")
+    assert len(comparison.runs) == 1
+    assert "does not answer" in comparison.unread[0].error
     with pytest.raises(TrackingError, match="does not answer"):
         compare([NO_RUN], tracking_uri="http://127.0.0.1:9")
 
@@ -282,9 +286,9 @@ def test_a_store_that_goes_away_is_not_asked_about_each_run(
     write_log(Path("good.jsonl"), falling())
     runs = [f"{number:032x}" for number in range(9)]
     troubled_server.down_after = 1
-    found = compare([*runs, "good.jsonl"], tracking_uri=troubled_server.url)
-    assert [card.source for card in found.cards] == ["good.jsonl"]
-    assert len(found.unread) == 9
+    comparison = compare([*runs, "good.jsonl"], tracking_uri=troubled_server.url)
+    assert [card.source for card in comparison.cards] == ["good.jsonl"]
+    assert len(comparison.unread) == 9
     assert len([path for path in troubled_server.requests if "/runs/get" in path]) == 1
 
 
@@ -295,17 +299,17 @@ def test_ctrl_c_before_and_after_reading_shows_the_runs_read_so_far(
     runs = [store_run(sqlite_uri, falling(number)) for number in range(2)]
     asked, calls = getattr(MlflowClient, call), 0
 
-    def pressed(client: MlflowClient, *said: str) -> object:
+    def pressed(client: MlflowClient, *text: str) -> object:
         nonlocal calls
         calls += 1
         if calls == when:
             raise KeyboardInterrupt
-        return asked(client, *said)
+        return asked(client, *text)
 
     monkeypatch.setattr(MlflowClient, call, pressed)
-    found = compare(runs, tracking_uri=sqlite_uri)
-    assert found.interrupted
-    assert (len(found.runs), found.asked) == (read, 2)
+    comparison = compare(runs, tracking_uri=sqlite_uri)
+    assert comparison.interrupted
+    assert (len(comparison.runs), comparison.asked) == (read, 2)
 
 
 @pytest.mark.slow

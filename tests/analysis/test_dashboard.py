@@ -20,10 +20,10 @@ RECORDED = ROOT / "mlruns_fixtures" / "0"
 
 @pytest.mark.parametrize("name", ["healthy", "divergence", "nan_bad_batch", "overfitting"])
 def test_a_recorded_run_is_drawn_with_what_its_diagnosis_says(name: str) -> None:
-    figure, said = dashboard(RECORDED / name), diagnose(RECORDED / name)
+    figure, diagnosis = dashboard(RECORDED / name), diagnose(RECORDED / name)
     written = texts(figure)
-    assert said.verdict in [text.replace("\n", " ") for text in written]
-    assert {episode.kind.replace("_", " ") for episode in said.findings} <= set(written)
+    assert diagnosis.verdict in [text.replace("\n", " ") for text in written]
+    assert {episode.kind.replace("_", " ") for episode in diagnosis.findings} <= set(written)
     assert cut_off(figure) == []
 
 
@@ -42,9 +42,9 @@ def test_an_empty_log_raises_an_unreadable_log_error(tmp_path: Path) -> None:
 
 
 def metric_of(quantity: str, place: str = "", duplicate_of: str = "") -> Metric:
-    known = history_of(RECORDED / "healthy").of("loss")[0].series
+    values = history_of(RECORDED / "healthy").of("loss")[0].series
     signal = Signal(quantity, place)
-    series = Series(signal, known.steps, known.values, known.attempts, known.times)
+    series = Series(signal, values.steps, values.values, values.attempts, values.times)
     return Metric(str(signal), Meaning(quantity, place, is_known=True, duplicate_of=duplicate_of), series)
 
 

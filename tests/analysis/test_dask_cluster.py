@@ -94,14 +94,14 @@ def test_a_cluster_that_dies_loses_only_the_runs_it_had_not_read(
     log = str(write_log(Path("good.jsonl"), falling()))
     mine = set(psutil.Process().children())
     with cluster() as address:
-        found = {}
+        values = {}
         for place, cards in cards_from_dask([log, "0" * 32, log], address, troubled_server.url, None):
-            found[place] = [card.error for card in cards]
-            if len(found) == 1:
+            values[place] = [card.error for card in cards]
+            if len(values) == 1:
                 for child in set(psutil.Process().children()) - mine:
                     for process in (*child.children(recursive=True), child):
                         process.kill()
-    assert found == {0: [""], 1: [GONE], 2: [GONE]}
+    assert values == {0: [""], 1: [GONE], 2: [GONE]}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")

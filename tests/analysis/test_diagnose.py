@@ -94,9 +94,9 @@ def test_one_of_the_trainings_in_a_notebook_is_asked_for_as_its_source_says(tmp_
 def test_an_unreadable_log_does_not_stop_the_others() -> None:
     write_log(Path("a.jsonl"), falling())
     Path("empty.csv").touch()
-    found = list(diagnose_all(["empty.csv", "a.jsonl", "gone.csv"]))
-    assert [type(item) for item in found] == [Failure, Diagnosis, Failure]
-    assert "empty" in found[0].message if isinstance(found[0], Failure) else False
+    diagnoses = list(diagnose_all(["empty.csv", "a.jsonl", "gone.csv"]))
+    assert [type(item) for item in diagnoses] == [Failure, Diagnosis, Failure]
+    assert "empty" in diagnoses[0].message if isinstance(diagnoses[0], Failure) else False
 
 
 def test_files_of_a_store_beside_runs_are_passed_over() -> None:
@@ -109,9 +109,9 @@ def test_files_of_a_store_beside_runs_are_passed_over() -> None:
 def test_an_unknown_run_id_is_reported_as_a_missing_run_and_not_as_a_path(sqlite_uri: str) -> None:
     with pytest.raises(RunNotFoundError, match=SOME_ID):
         diagnose(SOME_ID, sqlite_uri)
-    (found,) = diagnose_all([SOME_ID], sqlite_uri)
-    assert isinstance(found, Failure)
-    assert not found.is_path
+    (result,) = diagnose_all([SOME_ID], sqlite_uri)
+    assert isinstance(result, Failure)
+    assert not result.is_path
 
 
 @pytest.mark.slow

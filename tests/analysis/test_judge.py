@@ -46,7 +46,7 @@ def test_validation_losses_may_be_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"losses": []}, "losses must have at least one number"),
         ({"losses": 3}, "losses must be an iterable of numbers; got int."),
@@ -54,6 +54,6 @@ def test_validation_losses_may_be_fewer() -> None:
         ({"losses": [1.0], "steps": []}, "steps must have as many values as losses, 1; it has 0."),
     ],
 )
-def test_invalid_arguments_raise_an_error_that_names_the_argument(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_invalid_arguments_raise_an_error_that_names_the_argument(arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
         judge(**arguments)

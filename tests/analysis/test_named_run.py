@@ -17,9 +17,9 @@ from mlflow_stability.tracking.run_files import log_comparison
 
 @pytest.fixture(params=["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])
 def uri(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    found = str(request.getfixturevalue(request.param))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", found)
-    return found
+    result = str(request.getfixturevalue(request.param))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", result)
+    return result
 
 
 def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(uri: str) -> None:
@@ -33,10 +33,10 @@ def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(uri: str) -> 
 
 def test_the_error_for_an_ambiguous_name_lists_the_runs(uri: str) -> None:
     runs = [store_run(uri, falling(), name="twin") for _ in range(2)]
-    with pytest.raises(RunNotFoundError, match=r"^'twin' may mean 2 runs\. Give more of the id of one:\n") as told:
+    with pytest.raises(RunNotFoundError, match=r"^'twin' may mean 2 runs\. Give more of the id of one:\n") as raised:
         resolve_source("twin")
     for run in runs:
-        assert f"\n  {run[:12]}  twin, experiment Default, started " in str(told.value)
+        assert f"\n  {run[:12]}  twin, experiment Default, started " in str(raised.value)
 
 
 def test_the_error_for_an_unknown_name_suggests_the_nearest(uri: str) -> None:
@@ -70,11 +70,11 @@ def test_runs_that_were_deleted_are_not_found_by_their_names(uri: str) -> None:
 
 @pytest.mark.slow
 def test_every_public_function_takes_a_name(sqlite_uri: str) -> None:
-    one, other = (store_run(sqlite_uri, falling(), name=name) for name in ("one", "two"))
-    assert mlflow_stability.diagnose("one", sqlite_uri).source == one
-    assert [item.source for item in mlflow_stability.diagnose_all(["two", one[:8]], sqlite_uri)] == [other, one]
+    first, other = (store_run(sqlite_uri, falling(), name=name) for name in ("one", "two"))
+    assert mlflow_stability.diagnose("one", sqlite_uri).source == first
+    assert [item.source for item in mlflow_stability.diagnose_all(["two", first[:8]], sqlite_uri)] == [other, first]
     compared = mlflow_stability.compare(["one", other[:8]], baseline="two", tracking_uri=sqlite_uri, remember=False)
-    assert {card.source for card in compared.cards} == {one, other}
+    assert {card.source for card in compared.cards} == {first, other}
     assert compared.gate is not None
     assert compared.gate.baseline == other
 

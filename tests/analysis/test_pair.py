@@ -54,11 +54,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_layers_and_heads_of_two_recorded_runs_are_compared_side_by_side(sqlite_uri: str, tmp_path: Path) -> None:
     wild = recorded(sqlite_uri, tmp_path / "wild", "wild", explodes=250)
     calm = recorded(sqlite_uri, tmp_path / "calm", "calm")
-    found = compare([wild, calm], tracking_uri=sqlite_uri)
-    assert [card.name for card in found.cards] == ["calm", "wild"]
-    onset = found.cards[1].onset
+    comparison = compare([wild, calm], tracking_uri=sqlite_uri)
+    assert [card.name for card in comparison.cards] == ["calm", "wild"]
+    onset = comparison.cards[1].onset
     assert onset is not None
-    norms, entropies = found.layers
+    norms, entropies = comparison.layers
     assert (norms.quantity, norms.layers) == ("grad_norm", LAYERS)
     assert (entropies.quantity, entropies.layers) == ("attention_entropy", HEADS)
     assert norms.zeros == (onset, onset)
@@ -71,41 +71,41 @@ def test_the_layers_and_heads_of_two_recorded_runs_are_compared_side_by_side(sql
     zero = -norms.begin // norms.width
     assert np.nanmax(norms.second[2, : zero - 1]) == 3.0
     assert np.nanmin(norms.second[2, zero + 1 :]) == 1e4
-    assert found.first_difference is not None
-    assert (found.first_difference.first, found.first_difference.second) == (calm, wild)
-    assert "wild" in found.first_difference.sentence
-    assert "calm" in found.first_difference.sentence
-    assert found.notes == ()
+    assert comparison.first_difference is not None
+    assert (comparison.first_difference.first, comparison.first_difference.second) == (calm, wild)
+    assert "wild" in comparison.first_difference.sentence
+    assert "calm" in comparison.first_difference.sentence
+    assert comparison.notes == ()
 
 
 def test_a_note_names_the_run_without_attention_heads(sqlite_uri: str, tmp_path: Path) -> None:
-    one = recorded(sqlite_uri, tmp_path / "one", "one")
+    first = recorded(sqlite_uri, tmp_path / "one", "one")
     other = recorded(sqlite_uri, tmp_path / "other", "other", heads=False)
-    found = compare([one, other], tracking_uri=sqlite_uri)
-    assert [layer.quantity for layer in found.layers] == ["grad_norm"]
-    assert found.notes == ("other has no attention entropy by head to compare with one.",)
+    comparison = compare([first, other], tracking_uri=sqlite_uri)
+    assert [layer.quantity for layer in comparison.layers] == ["grad_norm"]
+    assert comparison.notes == ("other has no attention entropy by head to compare with one.",)
 
 
 def test_an_event_at_an_impossible_step_prevents_only_the_comparison_step_by_step(
     sqlite_uri: str, tmp_path: Path
 ) -> None:
-    one, other = (recorded(sqlite_uri, tmp_path / name, name) for name in ("one", "other"))
+    first, other = (recorded(sqlite_uri, tmp_path / name, name) for name in ("one", "other"))
     odd = tmp_path / events_name(0)
     odd.write_text(line_of(at_step(10**23, "loss_spike", Severity.CRITICAL, "A loss spike.")))
-    MlflowClient(tracking_uri=sqlite_uri).log_artifact(one, str(odd), EVENTS_FOLDER)
-    found = compare([one, other], tracking_uri=sqlite_uri)
-    assert len(found.runs) == 2
-    assert "could not be compared step by step: unexpected OverflowError" in found.notes[0]
+    MlflowClient(tracking_uri=sqlite_uri).log_artifact(first, str(odd), EVENTS_FOLDER)
+    comparison = compare([first, other], tracking_uri=sqlite_uri)
+    assert len(comparison.runs) == 2
+    assert "could not be compared step by step: unexpected OverflowError" in comparison.notes[0]
 
 
 def test_two_logs_without_layers_are_still_compared() -> None:
     write_log(Path("one.jsonl"), falling())
     write_log(Path("other.jsonl"), falling(1))
-    found = compare(["one.jsonl", "other.jsonl", "gone.jsonl"])
-    assert found.layers == ()
-    assert found.first_difference is not None  # of the two that could be read
-    assert "neither run" in found.notes[0]
-    assert len(found.unread) == 1
+    comparison = compare(["one.jsonl", "other.jsonl", "gone.jsonl"])
+    assert comparison.layers == ()
+    assert comparison.first_difference is not None  # of the two that could be read
+    assert "neither run" in comparison.notes[0]
+    assert len(comparison.unread) == 1
 
 
 def test_the_same_is_drawn_as_a_figure(sqlite_uri: str, tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_run_id_is_found_in_a_store_of_files_that_mlflow_no_longer_opens(store: Path) -> None:
-    found = diagnose(RUN)
-    assert found.source == RUN
-    assert found.name == "old"
-    assert found.outcome == "healthy"
+    diagnosis = diagnose(RUN)
+    assert diagnosis.source == RUN
+    assert diagnosis.name == "old"
+    assert diagnosis.outcome == "healthy"
 
 
 @pytest.mark.parametrize("form", ["{path}", "file:{path}", "file://{path}"])

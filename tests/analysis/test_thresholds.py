@@ -40,9 +40,9 @@ def test_the_default_detectors_by_name_are_those_that_look_anyway() -> None:
 
 def test_a_detector_beside_the_default_ones_takes_the_place_of_the_one_of_its_name() -> None:
     own = GradientExplosion(threshold=20)
-    found = beside_default(own)
-    assert set(found) - set(default_detectors()) == {own}
-    assert set(default_detectors()) - set(found) == {GradientExplosion()}
+    result = beside_default(own)
+    assert set(result) - set(default_detectors()) == {own}
+    assert set(default_detectors()) - set(result) == {GradientExplosion()}
     at_high = asked_detectors([own, "default"], "high") or ()
     assert own in at_high
     assert scale_thresholds(LossSpike(), FACTORS["high"]) in at_high
@@ -61,13 +61,13 @@ def test_a_threshold_of_three_finds_a_loss_that_is_four_deviations_up(count: int
     losses[count // 2] = 2.0 * np.exp(0.045)
     history = run_named(loss=losses)
 
-    def found(threshold: float | None) -> list[int]:
+    def spike_peaks(threshold: float | None) -> list[int]:
         own = () if threshold is None else (alone("loss_spike", threshold),)
         episodes = diagnosis_of(history, detectors=beside_default(*own)).findings
         return [episode.peak for episode in episodes if episode.kind == "loss_spike"]
 
-    assert found(None) == found(8.0) == []
-    assert count // 2 in found(3.0)
+    assert spike_peaks(None) == spike_peaks(8.0) == []
+    assert count // 2 in spike_peaks(3.0)
 
 
 def test_a_sensitivity_moves_the_usual_detectors_and_no_others() -> None:
@@ -88,7 +88,7 @@ def test_names_follow_the_other_arguments_and_detectors_stay_as_they_are() -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (["los_spike"], "There is no detector 'los_spike'; did you mean loss_spike"),
         ([LossSpike], "detectors= takes names such as 'loss_spike', 'default', or detectors such as LossSpike"),
@@ -99,8 +99,8 @@ def test_names_follow_the_other_arguments_and_detectors_stay_as_they_are() -> No
         (["loss_spike", LossSpike(threshold=10)], "detectors= has loss_spike twice, with different thresholds"),
     ],
 )
-def test_what_is_no_detector_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_what_is_no_detector_is_refused(given: Any, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
         asked_detectors(given, "normal")
 
 
@@ -118,18 +118,18 @@ def starts(kind: str, history: RunHistory, *own: Detector) -> list[int]:
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_lower_threshold_finds_all_that_a_higher_one_finds_and_more(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
-    found = {number: starts(kind, history, alone(kind, number)) for number in (3.0, 5.0, 12.0)}
-    assert starts(kind, history) == found[12.0] == []
-    assert len(found[3.0]) > len(found[5.0]) > 0
+    by_number = {number: starts(kind, history, alone(kind, number)) for number in (3.0, 5.0, 12.0)}
+    assert starts(kind, history) == by_number[12.0] == []
+    assert len(by_number[3.0]) > len(by_number[5.0]) > 0
     wide = diagnosis_of(history, detectors=beside_default(alone(kind, 3.0))).findings
-    assert all(any(process.start <= step <= process.end for process in wide) for step in found[5.0])
+    assert all(any(process.start <= step <= process.end for process in wide) for step in by_number[5.0])
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
-    found = diagnosis_of(history, detectors=beside_default(alone(kind, 4.0))).findings
-    own = [finding for finding in found if finding.kind == kind]
+    findings = diagnosis_of(history, detectors=beside_default(alone(kind, 4.0))).findings
+    own = [finding for finding in findings if finding.kind == kind]
     assert own
     for finding in own:
         assert finding.severity is Severity.WARNING
@@ -148,8 +148,8 @@ def test_a_classic_divergence_that_recovered_stays_critical_on_a_log() -> None:
     losses = 1.0 + 3 * np.exp(-np.arange(600.0) / 200) + 0.1 * np.sin(np.arange(600.0))
     losses[300:306] *= 3
     history = run_named(loss=losses)
-    found = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
-    assert [(finding.kind, finding.severity, finding.start) for finding in found] == [
+    findings = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
+    assert [(finding.kind, finding.severity, finding.start) for finding in findings] == [
         ("divergence", Severity.CRITICAL, 302)
     ]
     assert [finding.kind for finding in diagnosis_of(history).findings] == ["loss_spike"]
@@ -159,6 +159,6 @@ def test_a_classic_explosion_stays_a_warning_where_the_loss_did_not_answer() -> 
     norms = walk()
     norms[400] = 130.0
     history = run_named(loss=walk(), grad_norm=norms)
-    found = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
-    (explosion,) = (process for process in found if process.start == 400)
+    findings = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
+    (explosion,) = (process for process in findings if process.start == 400)
     assert (explosion.kind, explosion.severity) == ("gradient_explosion", Severity.WARNING)

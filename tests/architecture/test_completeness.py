@@ -34,36 +34,38 @@ def test_every_finding_has_words_for_one_and_for_several(kind: str) -> None:
     assert noun_of(kind, 3) == noun or noun_of(kind, 3).startswith("3 ")
 
 
-@pytest.mark.parametrize("one", [*TYPES, *RULES], ids=lambda letter: str(letter.__name__))
-def test_every_finding_and_rule_has_documentation_and_remedies(one: type[FindingType]) -> None:
-    name = one.__name__
-    assert one.remedies, f"give {name} `remedies`"
-    assert one.severities, f"give {name} `severities`"
-    assert "__dataclass_params__" in vars(one), f"{name} needs @dataclass(frozen=True, slots=True) for its thresholds"
-    paragraphs = [word.strip().partition(":")[0] for word in (one.__doc__ or "").split("\n\n")[1:3]]
-    expected = ["What it sees", "When it is wrong" if issubclass(one, Rule) else "Why it matters"]
+@pytest.mark.parametrize("finding", [*TYPES, *RULES], ids=lambda letter: str(letter.__name__))
+def test_every_finding_and_rule_has_documentation_and_remedies(finding: type[FindingType]) -> None:
+    name = finding.__name__
+    assert finding.remedies, f"give {name} `remedies`"
+    assert finding.severities, f"give {name} `severities`"
+    assert "__dataclass_params__" in vars(finding), (
+        f"{name} needs @dataclass(frozen=True, slots=True) for its thresholds"
+    )
+    paragraphs = [word.strip().partition(":")[0] for word in (finding.__doc__ or "").split("\n\n")[1:3]]
+    expected = ["What it sees", "When it is wrong" if issubclass(finding, Rule) else "Why it matters"]
     assert paragraphs == expected, f"the docstring of {name} needs these two paragraphs"
 
 
-@pytest.mark.parametrize("one", [*DETECTORS, *ON_REQUEST], ids=name_of)
-def test_every_detector_is_tested_by_its_name(one: type[Detector]) -> None:
-    names = {one.__name__, name_of(one)}
-    assert names & words_in("detectors", "kinds"), f"write a test in tests/kinds that names {name_of(one)}"
-    assert documentation(name_of(one)).thresholds or not one.by_sensitivity
+@pytest.mark.parametrize("detector", [*DETECTORS, *ON_REQUEST], ids=name_of)
+def test_every_detector_is_tested_by_its_name(detector: type[Detector]) -> None:
+    names = {detector.__name__, name_of(detector)}
+    assert names & words_in("detectors", "kinds"), f"write a test in tests/kinds that names {name_of(detector)}"
+    assert documentation(name_of(detector)).thresholds or not detector.by_sensitivity
 
 
 @pytest.mark.parametrize(
-    "one", [item for item in TYPES if not issubclass(item, Detector)], ids=lambda letter: letter.kind
+    "finding", [item for item in TYPES if not issubclass(item, Detector)], ids=lambda letter: letter.kind
 )
-def test_everything_that_is_reported_is_tested_by_its_name(one: type[FindingType]) -> None:
+def test_everything_that_is_reported_is_tested_by_its_name(finding: type[FindingType]) -> None:
     names = words_in("session", "courier", "recovery", "probes", "diagnosis", "scenarios")
-    assert {one.__name__, one.kind} & names, f"write a test that reports {one.kind} and names it"
+    assert {finding.__name__, finding.kind} & names, f"write a test that reports {finding.kind} and names it"
 
 
-@pytest.mark.parametrize("one", RULES, ids=lambda letter: str(letter.__name__))
-def test_every_rule_is_tested_by_its_name_and_judges_a_finding_that_there_is(one: type[FindingType]) -> None:
-    assert one.__name__ in words_in("kinds"), f"write a test in tests/kinds that names {one.__name__}"
-    assert one.kind in KINDS
+@pytest.mark.parametrize("finding", RULES, ids=lambda letter: str(letter.__name__))
+def test_every_rule_is_tested_by_its_name_and_judges_a_finding_that_there_is(finding: type[FindingType]) -> None:
+    assert finding.__name__ in words_in("kinds"), f"write a test in tests/kinds that names {finding.__name__}"
+    assert finding.kind in KINDS
 
 
 @pytest.mark.parametrize("name", causes())

@@ -31,9 +31,9 @@ def test_no_file_has_a_name_that_says_nothing(folder: str) -> None:
 
 def test_every_file_of_the_package_says_what_it_is_for() -> None:
     for path in python_files(PACKAGE):
-        said = ast.get_docstring(tree_of(path))
-        assert said, path
-        assert said.splitlines()[0].endswith((".", ":", ",")) or len(said.splitlines()[0]) > 60, path
+        docstring = ast.get_docstring(tree_of(path))
+        assert docstring, path
+        assert docstring.splitlines()[0].endswith((".", ":", ",")) or len(docstring.splitlines()[0]) > 60, path
 
 
 def test_an_init_holds_imports_and_names_alone() -> None:
@@ -65,5 +65,5 @@ def test_the_library_prints_nothing_and_swallows_nothing() -> None:
 
 def test_the_top_of_the_repository_holds_what_the_map_says() -> None:
     tops = {name.partition("/")[0] for name in shipped_files()}
-    known = {"LICENSE", "README.md", "examples", "mlflow_stability", "mlruns_fixtures", "pyproject.toml", "tests"}
-    assert {name for name in tops if not name.startswith(".")} <= known
+    texts = {"LICENSE", "README.md", "examples", "mlflow_stability", "mlruns_fixtures", "pyproject.toml", "tests"}
+    assert {name for name in tops if not name.startswith(".")} <= texts

@@ -28,8 +28,8 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def loaded_by(code: str) -> set[str]:
     """The top-level modules that are there after this code, in a process of its own."""
-    said = python("-c", f"import sys\n{code}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))")
-    return set(said.stdout.split())
+    output = python("-c", f"import sys\n{code}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))")
+    return set(output.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_a_first_import_loads_nothing_heavy(code: str) -> None:
 
 
 def test_the_command_line_shows_its_import_times_without_torch_or_mlflow() -> None:
-    said = python("-X", "importtime", "-c", "import mlflow_stability.cli.main").stderr
-    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines()}
+    errors = python("-X", "importtime", "-c", "import mlflow_stability.cli.main").stderr
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in errors.splitlines()}
     assert "click" in modules
     assert modules & HEAVY == set()
 

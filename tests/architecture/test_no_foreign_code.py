@@ -67,14 +67,14 @@ def test_what_runs_code_is_found(source: str) -> None:
 
 
 def test_no_file_of_the_package_runs_what_it_reads() -> None:
-    found = {path: [*unsafe(nodes_of(path))] for path in python_files(PACKAGE)}
-    assert not {str(path): names for path, names in found.items() if names}
+    by_path = {path: [*unsafe(nodes_of(path))] for path in python_files(PACKAGE)}
+    assert not {str(path): names for path, names in by_path.items() if names}
 
 
 def test_unpicklers_are_where_they_are_known() -> None:
-    found = {
+    result = {
         str(path.relative_to(PACKAGE))
         for path in python_files(PACKAGE)
         if "pickle.Unpickler" in path.read_text(encoding="utf-8")
     }
-    assert found == UNPICKLERS
+    assert result == UNPICKLERS

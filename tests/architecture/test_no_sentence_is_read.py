@@ -43,21 +43,21 @@ DISPLAYED = {
 
 def reads_of_sentences(nodes: Iterable[ast.AST]) -> list[tuple[int, str]]:
     """Line and method of each place at which a sentence is asked for something."""
-    found = []
+    result = []
     for node in nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             compared = [type(operator) for operator in node.ops]
             if any(map(_is_sentence, sides)) and {ast.In, ast.NotIn, ast.Eq, ast.NotEq} & set(compared):
-                found.append((node.lineno, "compare"))
+                result.append((node.lineno, "compare"))
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         method = node.func.attr
         if method in TEXT_METHODS and _is_sentence(node.func.value):
-            found.append((node.lineno, method))
+            result.append((node.lineno, method))
         if method in PATTERN_METHODS and any(map(_is_sentence, node.args)):
-            found.append((node.lineno, method))
-    return found
+            result.append((node.lineno, method))
+    return result
 
 
 def _is_sentence(node: ast.AST) -> bool:

@@ -27,23 +27,23 @@ BUILTINS = {"BaseExceptionGroup", "ExceptionGroup"}
 
 def newer_names(nodes: Iterable[ast.AST]) -> set[str]:
     """The names in a file that Python 3.10 does not have."""
-    found = set()
+    seen = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names if "*" in NEWER.get(name.name, ())}
+            seen |= {name.name for name in node.names if "*" in NEWER.get(name.name, ())}
         elif isinstance(node, ast.ImportFrom):
             newer = NEWER.get(node.module or "", set())
-            found |= {f"{node.module}.{name.name}" for name in node.names if newer & {name.name, "*"}}
+            seen |= {f"{node.module}.{name.name}" for name in node.names if newer & {name.name, "*"}}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.attr in NEWER.get(node.value.id, ()):
-                found.add(f"{node.value.id}.{node.attr}")
+                seen.add(f"{node.value.id}.{node.attr}")
         elif isinstance(node, ast.Name) and node.id in BUILTINS:
-            found.add(node.id)
-    return found
+            seen.add(node.id)
+    return seen
 
 
 def test_no_module_takes_what_the_oldest_python_lacks() -> None:
-    assert {str(file): found for file in python_files(PACKAGE) if (found := newer_names(nodes_of(file)))} == {}
+    assert {str(file): result for file in python_files(PACKAGE) if (result := newer_names(nodes_of(file)))} == {}
 
 
 def test_types_of_fields_are_asked_for_in_one_function() -> None:

@@ -412,8 +412,8 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
         "print(*[(str(each.signal), each.value((1.0, 3.0, 2.0))) for each in chosen_signals(layers, 'blocks')])\n"
         "print('toy_peak' in KNOWN_QUANTITIES, 'torch' in sys.modules)\n"
     )
-    told, charts, loaded = run_in(package, "-c", code).out.splitlines()
-    assert told == "stability/optimizer/toy_peak llm_toy_peak llm.toy_peak Largest weight of the toy {toy}"
+    values, charts, loaded = run_in(package, "-c", code).out.splitlines()
+    assert values == "stability/optimizer/toy_peak llm_toy_peak llm.toy_peak Largest weight of the toy {toy}"
     assert charts == "('toy_peak_max', 3.0) ('toy_peak@h.0', 3.0) ('toy_peak@h.1', 2.0)"
     assert loaded == "True False"
 

@@ -73,8 +73,8 @@ def test_a_private_symbol_is_seen_however_it_is_taken(source: str) -> None:
 
 def test_no_other_file_takes_a_private_symbol_of_torch() -> None:
     taken = {
-        str(file.relative_to(PACKAGE)): found
+        str(file.relative_to(PACKAGE)): seens
         for file in python_files(PACKAGE)
-        if file != HOME and (found := sorted(set(private_symbols(nodes_of(file)))))
+        if file != HOME and (seens := sorted(set(private_symbols(nodes_of(file)))))
     }
     assert taken == {}

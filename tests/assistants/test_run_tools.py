@@ -25,15 +25,15 @@ def tools() -> RunTools:
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=3000), st.integers(2, 500))
 def test_thinning_keeps_every_extreme_and_where_values_are_not_finite(values: list[float], most: int) -> None:
-    known = np.array(values)
-    kept = thinned(known, most)
+    expected = np.array(values)
+    kept = thinned(expected, most)
     assert len(kept) <= max(most, 5)
     assert kept == sorted(set(kept))
     assert {0, len(values) - 1} <= set(kept)
-    finite = known[np.isfinite(known)]
+    finite = expected[np.isfinite(expected)]
     if len(finite):
-        assert {finite.min(), finite.max()} <= set(known[kept])
-    assert (len(finite) < len(known)) == (not np.isfinite(known[kept]).all())
+        assert {finite.min(), finite.max()} <= set(expected[kept])
+    assert (len(finite) < len(expected)) == (not np.isfinite(expected[kept]).all())
 
 
 @pytest.mark.parametrize("run", sorted(item.name for item in FIXTURES.iterdir() if item.is_dir()))
@@ -78,11 +78,11 @@ def test_a_stretch_of_a_series_is_looked_at_closer(tools: RunTools) -> None:
 def test_runs_are_compared_by_name_and_as_the_last(sqlite_uri: str) -> None:
     tools = RunTools(sqlite_uri)
     lost, well = store_run(sqlite_uri, diverging(), name="lost", lr=0.1), store_run(sqlite_uri, falling(), name="well")
-    for found in (tools.compare_runs(["lost", "well"], baseline="well"), tools.compare_runs(last=2, baseline="well")):
-        assert found["summary"] == "2 runs: 1 lost, 1 stable."
-        assert [row["source"] for row in found["runs_most_stable_first"]] == [well, lost]
-        assert found["baseline"]["passed"] is False
-        assert found["differences"]["lr"] == [None, "0.1"]
+    for result in (tools.compare_runs(["lost", "well"], baseline="well"), tools.compare_runs(last=2, baseline="well")):
+        assert result["summary"] == "2 runs: 1 lost, 1 stable."
+        assert [row["source"] for row in result["runs_most_stable_first"]] == [well, lost]
+        assert result["baseline"]["passed"] is False
+        assert result["differences"]["lr"] == [None, "0.1"]
     assert tools.diagnose_run()["source"] == well
 
 

@@ -38,22 +38,22 @@ async def session(uri: str, transcript: Path) -> dict[str, Any]:
         args=["-m", "mlflow_stability", "mcp", "--tracking-uri", uri],
         env={**os.environ, "PYTHONPATH": path},
     )
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     lines = [f"$ mlflow-stability mcp --tracking-uri {uri}"]
     async with Client(server) as client:
         children = psutil.Process().children(recursive=True)
         (process,) = [child for child in children if "mcp" in child.cmdline()]
-        found["connections"] = process.net_connections("inet")
-        found["tools"] = (await client.list_tools()).tools
-        found["resources"] = (await client.list_resources()).resources
-        found["page"] = (await client.read_resource("manual://diagnosis")).contents[0].text
+        by_name["connections"] = process.net_connections("inet")
+        by_name["tools"] = (await client.list_tools()).tools
+        by_name["resources"] = (await client.list_resources()).resources
+        by_name["page"] = (await client.read_resource("manual://diagnosis")).contents[0].text
         for name, arguments in QUESTIONS:
             answer = await client.call_tool(name, arguments)
             text = "\n".join(message.text for message in answer.content)
-            found.setdefault("answers", []).append((answer.is_error, text))
+            by_name.setdefault("answers", []).append((answer.is_error, text))
             lines += ["", f"-> {name} {json.dumps(arguments)}", f"<- {'ERROR ' if answer.is_error else ''}{text}"]
     transcript.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return found
+    return by_name
 
 
 @pytest.fixture

@@ -167,14 +167,14 @@ def main() -> None:
 def settings_of(name: str, function: Callable[..., object], given: list[str], names: list[str]) -> dict[str, Any]:
     """Return the options of one benchmark; an option that none of the benchmarks has is an error."""
     types = typing.get_type_hints(function)
-    known = {item: inspect.signature(BENCHMARKS[item].function(item)).parameters for item in names}
+    by_item = {item: inspect.signature(BENCHMARKS[item].function(item)).parameters for item in names}
     settings = {}
     for text in given:
         option, _, value = text.partition("=")
-        if option in known[name]:
+        if option in by_item[name]:
             settings[option] = parsed(value, types[option])
-        elif not any(option in parameters for parameters in known.values()):
-            choices = ", ".join(f"{item}={parameter.default}" for item, parameter in known[name].items())
+        elif not any(option in parameters for parameters in by_item.values()):
+            choices = ", ".join(f"{item}={parameter.default}" for item, parameter in by_item[name].items())
             raise SystemExit(f"{name} has no option {option!r}. Its options: {choices}")
     return settings
 
@@ -241,8 +241,8 @@ def environment() -> dict[str, Any]:
 
 def measured() -> str:
     """Say when and where something was measured, for the manual."""
-    found = environment()
-    machine, versions = found["machine"], found["versions"]
+    result = environment()
+    machine, versions = result["machine"], result["versions"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "mlflow", "lightning"))
     where = f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f}"
     return f"Measured on {datetime.now(timezone.utc):%Y-%m-%d} ({where}; {libraries})"

@@ -110,16 +110,16 @@ class Findings:
         self._data, self._kept = data, kept
         self._known: dict[str, dict[str, object]] = {}
         if kept.is_file():
-            found = json.loads(kept.read_text())
-            self._known = found["records"] if found["rules"] == fingerprint_of_rules() else {}
+            document = json.loads(kept.read_text())
+            self._known = document["records"] if document["rules"] == fingerprint_of_rules() else {}
 
     def of(self, file: str) -> dict[str, object]:
         path = self._data / file
         stamp = _stamp(path)
-        known = self._known.get(file)
-        if known is None or known["stamp"] != stamp:
-            known = self._known[file] = {"stamp": stamp, **_diagnosed(path)}
-        return known
+        values = self._known.get(file)
+        if values is None or values["stamp"] != stamp:
+            values = self._known[file] = {"stamp": stamp, **_diagnosed(path)}
+        return values
 
     def keep(self) -> None:
         self._kept.write_text(json.dumps({"rules": fingerprint_of_rules(), "records": self._known}))
@@ -131,12 +131,12 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _diagnosed(path: Path) -> dict[str, object]:
-    found: list[Diagnosis | Failure] = list(diagnose_all([path]))
-    read = [item for item in found if isinstance(item, Diagnosis)]
-    serious = [one for item in read for one in item.findings if one.severity >= Severity.WARNING]
-    findings = [asdict(FoundAt(one.kind, one.severity >= Severity.CRITICAL, int(one.start))) for one in serious]
+    diagnosis: list[Diagnosis | Failure] = list(diagnose_all([path]))
+    read = [item for item in diagnosis if isinstance(item, Diagnosis)]
+    serious = [finding for item in read for finding in item.findings if finding.severity >= Severity.WARNING]
+    findings = [asdict(FoundAt(first.kind, first.severity >= Severity.CRITICAL, int(first.start))) for first in serious]
     return {
-        "read": len(read) == len(found),
+        "read": len(read) == len(diagnosis),
         "findings": findings,
         "judged": [name for item in read for name in item.judged.losses],
         "validations": [name for item in read for name in item.judged.validations],
@@ -144,26 +144,26 @@ def _diagnosed(path: Path) -> dict[str, object]:
 
 
 def records_of(rows: Sequence[dict[str, str]], findings: Findings) -> list[Record]:
-    found = []
+    result = []
     for row in rows:
-        known = findings.of(row["file"])
+        values = findings.of(row["file"])
         placed = row["label"] in WITH_A_PLACE
-        found.append(
+        result.append(
             Record(
                 row["file"],
                 row["source_repo"],
                 row["label"],
                 places_in(row["label_steps"]) if placed else (),
-                bool(known["read"]),
-                tuple(FoundAt(**finding) for finding in known["findings"]),  # type: ignore[attr-defined]
-                tuple(known["judged"]),  # type: ignore[arg-type]
-                tuple(known["validations"]),  # type: ignore[arg-type]
+                bool(values["read"]),
+                tuple(FoundAt(**finding) for finding in values["findings"]),  # type: ignore[attr-defined]
+                tuple(values["judged"]),  # type: ignore[arg-type]
+                tuple(values["validations"]),  # type: ignore[arg-type]
                 row.get("loss") or "",
                 row.get("val_loss") or "",
             )
         )
     findings.keep()
-    return found
+    return result
 
 
 Measure = Callable[[Sequence[Record]], tuple[int, int]]
@@ -180,7 +180,7 @@ def recall_of(*labels: str) -> Measure:
 
 def precision(records: Sequence[Record]) -> tuple[int, int]:
     """Of the kinds that were found in a record, those that its label names; a spike may be part of any trouble."""
-    flagged = [(record, kind) for record in records for kind in {one.kind for one in record.findings}]
+    flagged = [(record, kind) for record in records for kind in {finding.kind for finding in record.findings}]
     flagged = [(item, kind) for item, kind in flagged if item.label not in UNSURE]
     return sum(kind in NAMED_BY.get(item.label, ()) for item, kind in flagged), len(flagged)
 
@@ -188,7 +188,7 @@ def precision(records: Sequence[Record]) -> tuple[int, int]:
 def quiet(critical_only: bool) -> Measure:
     def measure(records: Sequence[Record]) -> tuple[int, int]:
         asked = [record for record in records if record.label == HEALTHY]
-        bad = [item for item in asked if any(one.critical or not critical_only for one in item.findings)]
+        bad = [item for item in asked if any(finding.critical or not critical_only for finding in item.findings)]
         return len(asked) - len(bad), len(asked)
 
     return measure
@@ -225,15 +225,15 @@ def gaps(records: Sequence[Record], splits: int, seed: int = 0) -> dict[str, lis
     """Of each measure the difference between two halves, for many splits by project."""
     rng = np.random.default_rng(seed)
     projects = sorted({record.project for record in records})
-    found: dict[str, list[float]] = {name: [] for name in MEASURES}
+    values: dict[str, list[float]] = {name: [] for name in MEASURES}
     for _ in range(splits):
         one_half = set(rng.permutation(projects)[: len(projects) // 2].tolist())
         halves = [[e for e in records if e.project in one_half], [e for e in records if e.project not in one_half]]
         for name, measure in MEASURES.items():
             (a, of_a), (b, of_b) = map(measure, halves)
             if of_a and of_b:
-                found[name].append(a / of_a - b / of_b)
-    return found
+                values[name].append(a / of_a - b / of_b)
+    return values
 
 
 def measures_of(parts: dict[str, Sequence[Record]], by_chance: dict[str, list[float]]) -> Iterator[dict[str, Cell]]:

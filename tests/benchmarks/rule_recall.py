@@ -59,7 +59,7 @@ class Judged:
     seed: int
     setting: Setting
     event: PlacedEvent | None
-    found: bool
+    is_found: bool
     serious: tuple[str, ...]
     """The kinds of its findings that are WARNING or CRITICAL."""
     critical: bool
@@ -244,7 +244,7 @@ def recall(kind: str, runs: Sequence[Judged]) -> Iterator[Table]:
 
 
 def _recall(runs: Sequence[Judged]) -> str:
-    return share(sum(run.found for run in runs), len(runs))
+    return share(sum(run.is_found for run in runs), len(runs))
 
 
 def axes(event: PlacedEvent, setting: Setting) -> dict[str, float]:
@@ -269,7 +269,7 @@ def binned(runs: Sequence[Judged], axis: str) -> dict[str, Cell]:
 
 def _wrong(runs: Sequence[Judged]) -> Iterator[dict[str, Cell]]:
     for run in runs:
-        if run.event is not None and not run.found:
+        if run.event is not None and not run.is_found:
             size = f"{run.event.size:.2f} nats = {run.event.strength:.1f}σ, {run.event.points} points"
             what = f"missed {size} at step {run.event.start}"
         elif run.event is None and run.serious:

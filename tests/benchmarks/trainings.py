@@ -74,7 +74,7 @@ def judge(name: str, seed: int, folder: Path | None) -> Judged:
 
 
 def row_of(name: str, seed: int, result: Judged) -> dict[str, Cell]:
-    kinds = {view: words(found) for view in VIEWS if (found := result.kinds(view))}
+    kinds = {view: words(outcome) for view in VIEWS if (outcome := result.kinds(view))}
     return {
         "training": name,
         "seed": seed,
@@ -89,7 +89,7 @@ def messages(results: dict[tuple[str, int], Judged]) -> list[dict[str, Cell]]:
     rows = {
         (name, seed, finding.severity.name, finding.step, finding.message): None
         for (name, seed), result in results.items()
-        for findings in result.found.values()
+        for findings in result.findings.values()
         for finding in findings
         if finding.severity >= Severity.WARNING
     }

@@ -16,7 +16,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_chromium() -> str | None:
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((result for name in NAMES if (result := shutil.which(name))), None)
 
 
 class Chromium:
@@ -103,20 +103,20 @@ class Chromium:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
-            said = self._next()
-            if said.get("id") == number:
-                assert "error" not in said, said
-                result: dict[str, Any] = said["result"]
+            text = self._next()
+            if text.get("id") == number:
+                assert "error" not in text, text
+                result: dict[str, Any] = text["result"]
                 return result
-            self._hear(said.get("method", ""), said.get("params", {}))
+            self._hear(text.get("method", ""), text.get("params", {}))
 
-    def _hear(self, method: str, said: dict[str, Any]) -> None:
+    def _hear(self, method: str, by_name: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
-            self.requests.append(said["request"]["url"])
+            self.requests.append(by_name["request"]["url"])
         elif method == "Log.entryAdded":
-            self.complaints.append(said["entry"]["text"])
+            self.complaints.append(by_name["entry"]["text"])
         elif method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled"):
-            self.complaints.append(json.dumps(said))
+            self.complaints.append(json.dumps(by_name))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._pending:

@@ -29,8 +29,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 def boxes(browser: Chromium, selector: str) -> list[dict[str, float]]:
     code = f"[...document.querySelectorAll('{selector}')].map(each => each.getBoundingClientRect().toJSON())"
-    found: list[dict[str, float]] = browser.ask(code)
-    return found
+    by_name: list[dict[str, float]] = browser.ask(code)
+    return by_name
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1200, "light")])

@@ -83,15 +83,15 @@ def text_of(browser: Chromium) -> str:
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_overview_says_what_happened_when_and_what_next(browser: Chromium, page: str, width: int) -> None:
     browser.visit(page + TRAINING_LAYOUT, width, "Training stability: broken")
-    said = text_of(browser)
-    assert said.index("My own words.") < said.index("Training stability: broken") < said.index("Loss is NaN at step 80")
-    assert "Check the labels." in said
-    assert "Clip gradients" in said
-    assert "Lower the learning rate" not in said  # the loss was falling: the rate is ruled out
-    assert "120 steps" in said
-    assert "stability.verdict" in said
-    assert "mlflow.stability" not in said
-    assert '{"id"' not in said
+    text = text_of(browser)
+    assert text.index("My own words.") < text.index("Training stability: broken") < text.index("Loss is NaN at step 80")
+    assert "Check the labels." in text
+    assert "Clip gradients" in text
+    assert "Lower the learning rate" not in text  # the loss was falling: the rate is ruled out
+    assert "120 steps" in text
+    assert "stability.verdict" in text
+    assert "mlflow.stability" not in text
+    assert '{"id"' not in text
 
 
 def test_the_link_of_the_description_opens_the_report(browser: Chromium, page: str) -> None:
@@ -107,10 +107,10 @@ def test_the_link_of_the_description_opens_the_report(browser: Chromium, page: s
 
 def test_the_main_charts_are_in_the_first_section(browser: Chromium, page: str) -> None:
     browser.visit(f"{page}/model-metrics{TRAINING_LAYOUT}", 1440, "grad_norm")
-    said = text_of(browser)
-    further = said.index("stability/")
-    assert all(0 <= said.find(name) < further for name in ("grad_norm", "learning_rate", "loss", "update_ratio"))
-    assert "micro_batches" not in said  # it never changes
+    text = text_of(browser)
+    further = text.index("stability/")
+    assert all(0 <= text.find(name) < further for name in ("grad_norm", "learning_rate", "loss", "update_ratio"))
+    assert "micro_batches" not in text  # it never changes
 
 
 def test_the_url_of_the_last_line_opens_the_page_of_the_run(
@@ -128,20 +128,20 @@ def test_the_url_of_the_last_line_opens_the_page_of_the_run(
         check=True,
     )
     assert "hunter2" not in ended.stderr
-    found = re.search(r" Report: (http://\S+/runs/([0-9a-f]{32})\S*)$", ended.stderr.strip())
-    assert found, ended.stderr
-    assert "workflowType=machine_learning" in found[1]
-    browser.visit(found[1], 1440, "Training stability: healthy")
-    assert found[2] in text_of(browser)
+    result = re.search(r" Report: (http://\S+/runs/([0-9a-f]{32})\S*)$", ended.stderr.strip())
+    assert result, ended.stderr
+    assert "workflowType=machine_learning" in result[1]
+    browser.visit(result[1], 1440, "Training stability: healthy")
+    assert result[2] in text_of(browser)
 
 
 def test_runs_are_found_by_their_verdict(browser: Chromium, page: str) -> None:
     runs, _, run_id = page.rpartition("/")
     client = MlflowClient(page.partition("/#/")[0])
     experiment = runs.split("/")[-2]
-    (found,) = client.search_runs([experiment], "tags.`stability.verdict` = 'broken'")
-    assert found.info.run_id == run_id
-    name = found.info.run_name
+    (run,) = client.search_runs([experiment], "tags.`stability.verdict` = 'broken'")
+    assert run.info.run_id == run_id
+    name = run.info.run_name
     for verdict, shown in (("broken", True), ("diverged", False)):
         condition = f"tags.%60stability.verdict%60%20%3D%20'{verdict}'"
         browser.visit(f"{runs}{TRAINING_LAYOUT}&searchFilter={condition}", 1440, "matching run")

@@ -47,8 +47,8 @@ def test_the_output_of_a_cell_is_the_page_of_the_report(
     width, height = browser.ask(f"[{size}.width, {size}.height]")
     assert width > 900
     assert height > 500
-    said = " ".join(browser.ask_frame("document.body.innerText").split())
-    assert expected in said
+    text = " ".join(browser.ask_frame("document.body.innerText").split())
+    assert expected in text
     assert browser.ask_frame("getComputedStyle(document.body).color") != "rgb(1, 2, 3)", "the page has its own styles"
     assert browser.ask_frame("document.scrollingElement.scrollWidth <= window.innerWidth")
     assert [request for request in browser.requests if request.startswith("http")] == []

@@ -30,7 +30,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         (["diagnos"], "No such command 'diagnos'. Did you mean 'diagnose'?"),
         (["Compare", "a"], "No such command 'Compare'. Did you mean 'compare'?"),
@@ -39,24 +39,24 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     ],
 )
 def test_what_is_misspelt_is_answered_by_what_was_meant(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    typed: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(typed) == 2
-    assert f"Error: {said}" in capsys.readouterr().err
+    assert f"Error: {expected}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", [["nonsense"], ["sync", "--nonsense"], ["sync", "no/such/folder"]])
 def test_wrong_use_ends_with_code_2_and_a_sentence(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(typed) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Error: " in said.err
-    assert "Traceback" not in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Error: " in printed.err
+    assert "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize("command", ["diagnose", "compare"])
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         ("--html", "Write --output-format html, or --output FILE.html."),
         ("--json", "Write --output-format json, or --output FILE.json."),
@@ -67,13 +67,13 @@ def test_wrong_use_ends_with_code_2_and_a_sentence(typed: list[str], capsys: pyt
     ],
 )
 def test_an_option_that_there_is_not_is_answered_by_the_one_that_does_it(
-    command: str, typed: str, said: str, capsys: pytest.CaptureFixture[str]
+    command: str, typed: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, typed, "run"]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"No such option '{typed}'" in told
-    assert said in told
-    assert "Did you mean '--help'" not in told
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"No such option '{typed}'" in text
+    assert expected in text
+    assert "Did you mean '--help'" not in text
 
 
 def test_no_option_is_offered_that_the_command_has_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +96,8 @@ def test_the_entry_point_passes_the_exit_code_on(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("typed", "offered"), [([], NAMES), (["sync"], ["--tracking-uri", "--wait"])])
 def test_a_shell_can_complete_what_is_typed(typed: list[str], offered: list[str]) -> None:
     completion = ShellComplete(commands, {}, "mlflow-stability", "_MLFLOW_STABILITY_COMPLETE")
-    found = [item.value for item in completion.get_completions(typed, "-" if typed else "")]
-    assert set(offered) <= set(found)
+    values = [item.value for item in completion.get_completions(typed, "-" if typed else "")]
+    assert set(offered) <= set(values)
 
 
 def test_a_mistake_of_ours_is_one_sentence_and_not_a_finding(
@@ -106,9 +106,9 @@ def test_a_mistake_of_ours_is_one_sentence_and_not_a_finding(
     summary = ("cli.broken_command", "Fail in a way that nobody expected.")
     monkeypatch.setattr(Commands, "summaries", {**Commands.summaries, "broken": summary})
     assert run(["broken"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("mlflow-stability: unexpected KeyError")
-    assert (said.count("\n"), "\x1b" in said) == (1, False)
+    errors = capsys.readouterr().err
+    assert errors.startswith("mlflow-stability: unexpected KeyError")
+    assert (errors.count("\n"), "\x1b" in errors) == (1, False)
     monkeypatch.setenv("MLFLOW_STABILITY_TRACEBACK", "1")
     assert run(["broken"]) == 2
     assert "Traceback" in capsys.readouterr().err

@@ -31,9 +31,9 @@ def watched(steps: int = 400, findings: int = 3, norm: float = 1.5) -> WatchedRu
 
 def drawn(run: WatchedRun, width: int = 80, height: int = 24, *, unicode: bool = True) -> list[str]:
     console = Console(width=width, height=height, color_system=None, record=True, file=None, highlight=False)
-    with console.capture() as found:
+    with console.capture() as result:
         console.print(view(TerminalWriter(console, unicode=unicode), run, height))
-    return found.get().splitlines()
+    return result.get().splitlines()
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 20), (160, 60)])
@@ -46,7 +46,7 @@ def test_the_view_fits_into_the_window(size: tuple[int, int], findings: int) -> 
 
 def test_the_view_shows_the_state_of_the_run_and_its_findings() -> None:
     text = "\n".join(drawn(watched()))
-    for said in (
+    for result in (
         "training",
         "step 400",
         "10 steps/s",
@@ -58,7 +58,7 @@ def test_the_view_shows_the_state_of_the_run_and_its_findings() -> None:
         "Rolled back from step 390 to step 350.",
         "3 WARNING loss_spike  step 100",
     ):
-        assert said in text
+        assert result in text
     assert "\x1b[31m" not in text
 
 
@@ -87,10 +87,10 @@ def test_a_terminal_without_unicode_gets_only_ascii() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(42, "42 s"), (480, "8 min"), (3 * 3600 + 300, "3 h 05 min"), (100 * 3600, "4 d 4 h")]
+    ("seconds", "expected"), [(42, "42 s"), (480, "8 min"), (3 * 3600 + 300, "3 h 05 min"), (100 * 3600, "4 d 4 h")]
 )
-def test_durations_are_shown_in_at_most_two_units(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations_are_shown_in_at_most_two_units(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
 
 
 def test_a_curve_that_ended_earlier_is_not_stretched_to_the_end_of_the_axis() -> None:

@@ -9,9 +9,9 @@ import psutil
 
 def couriers_of(pid: int) -> list[psutil.Process]:
     """Those that deliver what this process records."""
-    found = []
+    result = []
     for process in psutil.process_iter(["cmdline"]):
-        said = process.info["cmdline"] or []
-        if "mlflow_stability.courier" in said and Path(said[-1]).name.split("-")[2:3] == [str(pid)]:
-            found.append(process)
-    return found
+        info = process.info["cmdline"] or []
+        if "mlflow_stability.courier" in info and Path(info[-1]).name.split("-")[2:3] == [str(pid)]:
+            result.append(process)
+    return result

@@ -48,9 +48,9 @@ class Training:
 
     def begin(self, recording: str, **opening: Any) -> JournalWriter:
         """Another recording of the same process."""
-        said = Opening(recording, time=time.time(), **{**self._opening, **opening})
+        result = Opening(recording, time=time.time(), **{**self._opening, **opening})
         count = len(list(self.folder.glob("*/journal")))
-        return JournalWriter(self.folder / f"{count:03d}-{recording}", said)
+        return JournalWriter(self.folder / f"{count:03d}-{recording}", result)
 
     def train(self, first: int, last: int, pause: float = 0.0) -> None:
         """Journal these steps."""
@@ -121,7 +121,7 @@ def kill(process: Process) -> None:
 def bookkeeping(run_id: str, tracking_uri: str | None = None) -> dict[str, Any]:
     """What the run's first recording knows of itself."""
     reader = RunReader(run_id, tracking_uri)
-    said: dict[str, Any] = reader.fetched(
+    by_name: dict[str, Any] = reader.fetched(
         "stability/data/recording-000.json", lambda file: json.loads(file.read_text())
     )
-    return said
+    return by_name

@@ -141,8 +141,8 @@ def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:
     training.end(Closing("finished", "", 60))
     (run_id,) = deliver_session(training.folder).run_ids
     reader = RunReader(run_id, sqlite_uri)
-    said = reader.fetched("stability/report.json", lambda file: json.loads(file.read_text()))
-    assert said["runs"][0]["outcome"] == "broken"
+    document = reader.fetched("stability/report.json", lambda file: json.loads(file.read_text()))
+    assert document["runs"][0]["outcome"] == "broken"
     page = reader.fetched("stability/report.html", lambda file: file.read_text())
     assert "nan_detected" in page
 
@@ -166,8 +166,8 @@ def test_a_killed_process_does_not_hide_the_verdict_on_its_training(root: Path, 
     tags = RunReader(run_id, sqlite_uri).tags
     assert (tags["stability.ended"], tags["stability.verdict"]) == ("killed", "broken")
     assert "The process was killed" in tags["mlflow.note.content"]
-    said = [item for _, item in RunReader(run_id, sqlite_uri).event_lines() if isinstance(item, Closing)]
-    assert [item.outcome for item in said] == ["killed"]
+    items = [item for _, item in RunReader(run_id, sqlite_uri).event_lines() if isinstance(item, Closing)]
+    assert [item.outcome for item in items] == ["killed"]
 
 
 def test_a_run_with_mistakes_in_its_set_up_alone_is_not_headed_unstable(root: Path, sqlite_uri: str) -> None:
@@ -175,8 +175,8 @@ def test_a_run_with_mistakes_in_its_set_up_alone_is_not_headed_unstable(root: Pa
     for step in range(1, 61):
         training.journal.append(StepReading(step, SIGNALS, (2.0 / step, 1.0, 0.01, 1.0), 0, now + step))
     facts = LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX, "head.2")
-    found = at_step(2, "loss_input", Severity.WARNING, facts=facts, remedies=LossInput.remedies, judged=False)
-    training.journal.append(found)
+    finding = at_step(2, "loss_input", Severity.WARNING, facts=facts, remedies=LossInput.remedies, judged=False)
+    training.journal.append(finding)
     training.end(Closing("finished", "", 60))
     (run_id,) = deliver_session(training.folder).run_ids
     tags = MlflowClient(sqlite_uri).get_run(run_id).data.tags
@@ -197,15 +197,15 @@ def test_the_description_of_a_running_training_has_its_step_state_and_newest_val
         4100, "loss_spike", Severity.WARNING, "loss 7 at step 4100.", remedies=read_remedies(("Inspect the batch.",))
     )
     story.take(event)
-    said = live_description(story, story.findings())
-    assert said.startswith("### Training stability: running, step 4,200, 1 warning\n")
-    assert "loss\\_spike" in said or "loss_spike" in said
-    assert "**What to do:** Inspect the batch." in said
+    description = live_description(story, story.findings())
+    assert description.startswith("### Training stability: running, step 4,200, 1 warning\n")
+    assert "loss\\_spike" in description or "loss_spike" in description
+    assert "**What to do:** Inspect the batch." in description
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("places", "found", "said"),
+    ("places", "expected", "result"),
     [
         (("encoder",), "", "SDR: 0.61 unique, no collapse."),
         (("encoder",), "sdr_low_diversity", "SDR: 0.61 unique, low diversity."),
@@ -214,13 +214,13 @@ def test_the_description_of_a_running_training_has_its_step_state_and_newest_val
     ],
 )
 def test_sparse_codes_are_summarized_in_one_sentence(
-    root: Path, sqlite_uri: str, places: tuple[str, ...], found: str, said: str
+    root: Path, sqlite_uri: str, places: tuple[str, ...], expected: str, result: str
 ) -> None:
     training = Training(root, sqlite_uri)
     for step in range(1, 61):
         training.journal.append(StepReading(step, SIGNALS, (2.0 / step, 1.0, 0.01, 1.0), 0, float(step)))
-    if found:
-        training.journal.append(at_step(40, found, Severity.CRITICAL, "20 % unique.", place=places[-1]))
+    if expected:
+        training.journal.append(at_step(40, expected, Severity.CRITICAL, "20 % unique.", place=places[-1]))
     for number, place in enumerate(reversed(places)):
         evidence = {"last_unique_ratio": 0.61 - 0.2 * number}
         training.journal.append(
@@ -229,8 +229,8 @@ def test_sparse_codes_are_summarized_in_one_sentence(
     training.end(Closing("finished", "", 60))
     delivered = deliver_session(training.folder)
     (run_id,) = delivered.run_ids
-    assert conclusion_of(run_id, sqlite_uri, "").codes == said
-    assert said in RunReader(run_id, sqlite_uri).tags["mlflow.note.content"].replace("\\", "")
+    assert conclusion_of(run_id, sqlite_uri, "").codes == result
+    assert result in RunReader(run_id, sqlite_uri).tags["mlflow.note.content"].replace("\\", "")
 
 
 def test_the_best_checkpoint_is_named_with_its_loss(tmp_path: Path) -> None:

@@ -122,14 +122,19 @@ def test_events_notes_and_gaps_are_stored_in_the_run(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 55)
     event = at_step(55, "inf_detected", Severity.CRITICAL, "grad_norm is inf", evidence={"grad_norm": float("inf")})
-    said = [event, Reset(56, 1, "rolled back"), Note("degraded", "layer probe"), Gap(60, 69, "No space left on device")]
-    for item in said:
+    events = [
+        event,
+        Reset(56, 1, "rolled back"),
+        Note("degraded", "layer probe"),
+        Gap(60, 69, "No space left on device"),
+    ]
+    for item in events:
         training.journal.append(item)
     training.train(70, 75)
     training.end(Closing("finished", "", 75))
     (run_id,) = deliver_session(training.folder).run_ids
     reader = RunReader(run_id, sqlite_uri)
-    assert [item for _, item in reader.event_lines()][1:-1] == said
+    assert [item for _, item in reader.event_lines()][1:-1] == events
     assert reader.tags["stability.findings"] == "2 critical"  # and a loss that has risen all the time
     kept = bookkeeping(run_id, sqlite_uri)
     assert kept["last_finding"] == "inf_detected at step 55: grad_norm is inf"
@@ -280,7 +285,7 @@ def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
         training.journal.append(at_step(step, "loss_spike", Severity.WARNING, "spike"))
     training.end(Closing("finished", "", 12_000))
     (run_id,) = deliver_session(training.folder).run_ids
-    events = [said for _, said in RunReader(run_id, sqlite_uri).event_lines() if isinstance(said, Finding)]
+    events = [record for _, record in RunReader(run_id, sqlite_uri).event_lines() if isinstance(record, Finding)]
     assert [event.step for event in events] == list(range(1, 12_001))
     assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "1 warning", "neighbours are one finding"
 

@@ -57,9 +57,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decode = journal.decode_step
 
     def counted(*line: object) -> StepReading:
-        found = decode(*line)  # type: ignore[arg-type]
-        steps.append(found.step)
-        return found
+        text = decode(*line)  # type: ignore[arg-type]
+        steps.append(text.step)
+        return text
 
     monkeypatch.setattr(journal, "decode_step", counted)
     monkeypatch.setattr(sinks, "READ_AT_ONCE", 7)

@@ -11,8 +11,8 @@ from mlflow_stability.journal.layout import COURIER, STATUS
 from mlflow_stability.journal.process_identity import identity_of, own_identity
 
 
-def claim_of(folder, **said):
-    (folder / COURIER).symlink_to(json.dumps(said))
+def claim_of(folder, **fields):
+    (folder / COURIER).symlink_to(json.dumps(fields))
 
 
 def test_a_session_has_one_courier(tmp_path):

@@ -51,6 +51,8 @@ def test_a_courier_killed_at_twenty_random_moments_delivers_everything_once(tmp_
     assert set(points.values()) == {1}
     assert {1, *range(10, step + 1, 10), step} == set(points)
 
-    events = [said for _, said in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(said, Finding)]
+    events = [
+        record for _, record in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(record, Finding)
+    ]
     assert [event.step for event in events if event.kind == "loss_spike"] == list(range(500, step + 1, 500))
     print(f"{step} steps, {len(table)} values, {KILLS} kills")

@@ -46,7 +46,7 @@ def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: i
     curve[at : at + length] += by
     bumps = sorted(find_bumps(curve, 3.0, 0.1), key=lambda bump: bump.first)
     assert all(0 < bump.first <= bump.last < len(curve) and bump.height >= 0.1 for bump in bumps)
-    assert all(one.last < other.first for one, other in pairwise(bumps))
+    assert all(first.last < other.first for first, other in pairwise(bumps))
 
 
 @given(st.lists(st.floats(0, 3), min_size=8, max_size=150))

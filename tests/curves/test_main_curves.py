@@ -96,10 +96,10 @@ def test_a_test_with_enough_points_is_judged_where_the_validation_has_too_few() 
 
 
 def test_a_loss_that_is_the_sum_of_the_others_is_their_total() -> None:
-    one, two = falling(40), falling(40, seed=1)
-    history = run_named(energy_loss=one, force_loss=two, potential_loss=one + two)
+    first, two = falling(40), falling(40, seed=1)
+    history = run_named(energy_loss=first, force_loss=two, potential_loss=first + two)
     assert chosen(history) == ("potential_loss", "")
-    assert chosen(run_named(energy_loss=one, force_loss=two)) == ("sum of energy_loss, force_loss", "")
+    assert chosen(run_named(energy_loss=first, force_loss=two)) == ("sum of energy_loss, force_loss", "")
 
 
 def test_the_error_of_a_critic_comes_before_the_objective_of_its_actor() -> None:
@@ -142,7 +142,7 @@ def test_a_name_may_be_asked_for_with_other_capitals_and_separators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("trian_loss", "Did you mean 'train_loss'"),
         ("loss", "Did you mean 'val_loss' or 'train_loss'?"),
@@ -150,11 +150,11 @@ def test_a_name_may_be_asked_for_with_other_capitals_and_separators() -> None:
         ("lone", "has a single value; a curve needs at least two"),
     ],
 )
-def test_a_name_that_cannot_be_judged_is_an_error_that_helps(name: str, said: str) -> None:
+def test_a_name_that_cannot_be_judged_is_an_error_that_helps(name: str, expected: str) -> None:
     history = of_lengths(train_loss=9, val_loss=9, lr=9, lone=1)
     with pytest.raises(SettingsError, match=r"a\.jsonl") as raised:
         with_main_curves(history, AskedCurves(name))
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
 
 
 def test_what_was_judged_while_it_trained_is_judged_again_by_curves_that_were_asked_for() -> None:

@@ -44,13 +44,13 @@ def test_whoever_practises_sees_the_curves_and_not_the_answer(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     monkeypatch.setattr(sys, "executable", python())
     assert run(["simulate", "missing-zero-grad", "--no-answer", "--steps", "300"]) == 0
-    said = capsys.readouterr().out
-    assert "What went wrong, and why?" in said
-    assert "mlflow-stability diagnose" in said
-    assert "zero" not in said
-    assert "cleared" not in said
-    assert max(map(len, said.splitlines())) <= 80
-    (run_id,) = re.findall(r"mlflow-stability diagnose (\w+)", said)
+    printed = capsys.readouterr().out
+    assert "What went wrong, and why?" in printed
+    assert "mlflow-stability diagnose" in printed
+    assert "zero" not in printed
+    assert "cleared" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    (run_id,) = re.findall(r"mlflow-stability diagnose (\w+)", printed)
     cause = diagnose(run_id, sqlite_uri).cause
     assert cause is not None
     assert cause.name in failure_of("missing-zero-grad", None).causes
@@ -61,9 +61,9 @@ def test_every_simulation_is_listed_in_one_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert run(["simulate", "--list"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     for name, (_, what) in SIMULATIONS.items():
-        assert [line for line in said if line.split()[:1] == [name] and what in line]
+        assert [line for line in lines if line.split()[:1] == [name] and what in line]
     assert run(["simulate"]) == 0
 
 

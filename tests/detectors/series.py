@@ -23,14 +23,14 @@ def readings(series: Mapping[str, Sequence[float] | Floats], first_step: int = 0
     """One reading a step; None leaves a value out. As in a training, readings with the same signals share a tuple."""
     signals = [Signal.parse(name) for name in series]
     shared: dict[tuple[bool, ...], tuple[Signal, ...]] = {}
-    found = []
+    result = []
     for offset, row in enumerate(zip(*series.values(), strict=True)):
         there = tuple(value is not None for value in row)
         if there not in shared:
             shared[there] = tuple(itertools.compress(signals, there))
         values = tuple(float(value) for value in row if value is not None)
-        found.append(StepReading(first_step + offset, shared[there], values))
-    return found
+        result.append(StepReading(first_step + offset, shared[there], values))
+    return result
 
 
 def judged(names: str | None = None, /, **series: Sequence[float] | Floats) -> list[Finding]:

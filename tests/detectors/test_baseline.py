@@ -13,11 +13,11 @@ from mlflow_stability.detectors.baseline import MINIMUM, READMIT_AFTER, SHORT_WI
 
 def z_of(values: Floats | list[float], baseline: Baseline | None = None) -> Floats:
     baseline = baseline or Baseline()
-    found = []
+    result = []
     for value in values:
         baseline.take(float(value))
-        found.append(baseline.z)
-    return np.array(found)
+        result.append(baseline.z)
+    return np.array(result)
 
 
 @pytest.mark.slow

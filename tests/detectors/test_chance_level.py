@@ -42,12 +42,12 @@ def flat(classes: int) -> np.ndarray:
 
 
 def test_a_plateau_at_the_chance_level_of_the_configured_classes_is_caused_by_guessing() -> None:
-    found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "77"}))
-    assert found.cause is not None
-    assert (found.cause.name, "chance level for 77 classes" in found.cause.statement) == ("guessing", True)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "77"}))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, "chance level for 77 classes" in diagnosis.cause.statement) == ("guessing", True)
 
 
 def test_the_chance_level_is_reported_where_the_loss_is_at_another_level() -> None:
-    found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "5000"}))
-    assert found.cause is None
-    assert "chance level: 8.52 for 5,000 classes, loss 4.34" in " ".join(map(str, found.cannot_tell))
+    diagnosis = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "5000"}))
+    assert diagnosis.cause is None
+    assert "chance level: 8.52 for 5,000 classes, loss 4.34" in " ".join(map(str, diagnosis.cannot_tell))

@@ -23,8 +23,8 @@ def found_in(losses: Floats, **terms: Sparse) -> list[Finding]:
 
 
 def changes(*pairs: tuple[int, float]) -> Sparse:
-    known = dict(pairs)
-    return [known.get(step) for step in range(STEPS)]
+    values = dict(pairs)
+    return [values.get(step) for step in range(STEPS)]
 
 
 def schedule(weights: Floats) -> Sparse:
@@ -41,8 +41,8 @@ def test_a_loss_with_another_term_has_a_level_of_its_own() -> None:
 
 def test_a_loss_with_another_term_that_diverges_is_found() -> None:
     losses = np.r_[FIRST_PHASE, decaying(150, 0.4, 0.8, 60.0), np.full(150, 4.0)]
-    found = found_in(losses, loss_terms=changes((0, 1.0), (SECOND, 2.0)))
-    assert [450 < finding.step < 470 for finding in found if finding.kind == "divergence"] == [True]
+    result = found_in(losses, loss_terms=changes((0, 1.0), (SECOND, 2.0)))
+    assert [450 < finding.step < 470 for finding in result if finding.kind == "divergence"] == [True]
 
 
 def test_a_loss_that_rises_with_the_weight_of_a_term_has_not_diverged() -> None:
@@ -55,8 +55,8 @@ def test_a_loss_that_rises_with_the_weight_of_a_term_has_not_diverged() -> None:
 @pytest.mark.parametrize("weights", [np.linspace(1.0, 1.5, STEPS), np.linspace(1.0, 0.1, STEPS)], ids=["up", "down"])
 def test_a_loss_that_rises_by_a_larger_factor_than_a_weight_has_diverged(weights: Floats) -> None:
     losses = np.r_[decaying(400, 0.4, 2.3, 40.0), np.full(200, 4.0)]
-    found = found_in(losses, loss_weight=schedule(weights))
-    assert [400 < finding.step < 430 for finding in found if finding.kind == "divergence"][:1] == [True]
+    result = found_in(losses, loss_weight=schedule(weights))
+    assert [400 < finding.step < 430 for finding in result if finding.kind == "divergence"][:1] == [True]
     assert diagnosis_of(recorded(losses, "loss_weight", schedule(weights))).outcome == "diverged"
 
 

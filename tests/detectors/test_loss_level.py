@@ -70,9 +70,9 @@ def test_a_rollback_forgets_losses_and_not_what_they_have_shown() -> None:
 
 @pytest.mark.parametrize("word", LOSS_WORDS)
 def test_each_word_of_the_user_survives_the_record(word: str) -> None:
-    said = level_from_word(word)
-    assert said.by_user
-    assert level_from_code(said.code) == said
+    level = level_from_word(word)
+    assert level.by_user
+    assert level_from_code(level.code) == level
 
 
 @pytest.mark.parametrize("code", [float("nan"), 9.0, 23.0, -1.0])

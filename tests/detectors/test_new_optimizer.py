@@ -31,8 +31,8 @@ def test_a_second_optimizer_with_another_objective_has_a_level_of_its_own() -> N
 
 def test_a_second_phase_that_diverges_is_found() -> None:
     losses = np.r_[FIRST_PHASE, decaying(150, 0.4, 0.8, 60.0), np.full(150, 4.0)]
-    (found,) = (finding for finding in found_in(losses, optimizers=2) if finding.kind == "divergence")
-    assert 450 < found.step < 470
+    (finding,) = (finding for finding in found_in(losses, optimizers=2) if finding.kind == "divergence")
+    assert 450 < finding.step < 470
 
 
 @pytest.mark.parametrize("normal", [1, 3])
@@ -43,19 +43,19 @@ def test_a_second_optimizer_that_makes_the_loss_of_the_first_rise_is_found(norma
 
 def test_a_loss_that_had_diverged_before_stays_so_under_a_second_optimizer() -> None:
     losses = np.r_[FIRST_PHASE[:-40], np.full(STEPS - SECOND + 40, 0.8)]
-    found = [finding for finding in found_in(losses, optimizers=2) if finding.kind == "divergence"]
-    assert [point.step < SECOND for point in found] == [True]
+    findings = [finding for finding in found_in(losses, optimizers=2) if finding.kind == "divergence"]
+    assert [point.step < SECOND for point in findings] == [True]
 
 
 def test_an_optimizer_takes_over_where_none_steps_that_did_before() -> None:
     def signals(*rates: str, place: str = "") -> list[Signal]:
         return [*(Signal("learning_rate", rate) for rate in rates), Signal("loss", place)]
 
-    known = OptimizersOfLosses()
-    assert known.losses_with_new_optimizers(signals("")) == []
-    assert known.losses_with_new_optimizers(signals("", "optimizer_1")) == []  # it joins
-    assert known.losses_with_new_optimizers(signals("optimizer_2", place="track_1")) == []
-    assert known.losses_with_new_optimizers(signals("optimizer_3", "optimizer_3.group_1")) == [2]
-    assert known.losses_with_new_optimizers(signals("optimizer_3")) == []
-    assert known.losses_with_new_optimizers(signals("optimizer_1")) == []  # it is known
-    assert known.losses_with_new_optimizers([Signal("loss")]) == []
+    optimizers_of_losses = OptimizersOfLosses()
+    assert optimizers_of_losses.losses_with_new_optimizers(signals("")) == []
+    assert optimizers_of_losses.losses_with_new_optimizers(signals("", "optimizer_1")) == []  # it joins
+    assert optimizers_of_losses.losses_with_new_optimizers(signals("optimizer_2", place="track_1")) == []
+    assert optimizers_of_losses.losses_with_new_optimizers(signals("optimizer_3", "optimizer_3.group_1")) == [2]
+    assert optimizers_of_losses.losses_with_new_optimizers(signals("optimizer_3")) == []
+    assert optimizers_of_losses.losses_with_new_optimizers(signals("optimizer_1")) == []  # it is known
+    assert optimizers_of_losses.losses_with_new_optimizers([Signal("loss")]) == []

@@ -24,8 +24,8 @@ INSIDE = {
 
 @pytest.mark.parametrize("kind", INSIDE)
 def test_it_is_information_while_the_loss_falls(kind: str) -> None:
-    found = judged(kind, loss=FALLS, **INSIDE[kind])
-    assert [finding.severity for finding in found] == [Severity.INFO]
+    findings = judged(kind, loss=FALLS, **INSIDE[kind])
+    assert [finding.severity for finding in findings] == [Severity.INFO]
 
 
 @pytest.mark.parametrize("kind", INSIDE)
@@ -48,9 +48,9 @@ def test_it_becomes_a_warning_where_the_loss_rises_again(kind: str) -> None:
 @pytest.mark.parametrize(("back", "severities"), [(-80.0, [Severity.INFO]), (-20.0, [Severity.INFO, Severity.WARNING])])
 def test_a_loss_below_zero_has_risen_where_half_of_its_fall_is_lost(back: float, severities: list[Severity]) -> None:
     losses = np.r_[np.linspace(5.0, -100.0, 150), np.full(150, back)]
-    found = judged("dead_units", loss=losses, **INSIDE["dead_units"])
-    assert [finding.severity for finding in found] == severities
-    assert ("up from its lowest level of -8" in found[-1].message) is (back > -50)
+    findings = judged("dead_units", loss=losses, **INSIDE["dead_units"])
+    assert [finding.severity for finding in findings] == severities
+    assert ("up from its lowest level of -8" in findings[-1].message) is (back > -50)
 
 
 @pytest.mark.parametrize("kind", INSIDE)

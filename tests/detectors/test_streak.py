@@ -77,13 +77,13 @@ def test_a_streak_by_place_is_over_after_some_good_values(good: int, steps: list
 
 
 def test_places_that_share_trouble_are_one_finding() -> None:
-    state, found = StreakByPlace(), []
+    state, result = StreakByPlace(), []
     for step in range(40):
         for place in ("a", "b"):
             bad = step < 30 if place == "b" else 2 <= step < 4
             if state.reaches(place, 2, bad=bad):
-                found.append((step, place))
-    assert found == [(1, "b")]
+                result.append((step, place))
+    assert result == [(1, "b")]
     assert not state.is_found
 
 

@@ -23,11 +23,11 @@ def metric_of(
     steps: ArrayLike | None = None,
     attempts: ArrayLike | None = None,
 ) -> Metric:
-    known = metric_meanings([name])[name] if meaning is None else meaning
+    expected = metric_meanings([name])[name] if meaning is None else meaning
     numbers = np.asarray(values, np.float64)
     at = np.arange(len(numbers)) if steps is None else np.asarray(steps, np.int64)
     of = np.zeros(len(numbers), np.int64) if attempts is None else np.asarray(attempts, np.int64)
-    return Metric(name, known, Series(known.signal, at.astype(np.int64), numbers, of, np.zeros(len(numbers))))
+    return Metric(name, expected, Series(expected.signal, at.astype(np.int64), numbers, of, np.zeros(len(numbers))))
 
 
 def as_read_back(event: Finding) -> Finding:

@@ -37,12 +37,12 @@ def test_without_a_cause_nothing_is_named() -> None:
 
 
 def test_what_is_named_comes_with_counts_and_is_called_no_cause() -> None:
-    (found,) = associations_of(caused_by_rate()).associations
-    assert found.params == ("lr",)
-    assert found.split == pytest.approx(0.01, rel=0.5)
-    assert re.fullmatch(r"lr > [0-9.]+: \d+ of \d+ unstable; lr ≤ [0-9.]+: \d+ of \d+\.", found.statement)
-    assert found.correlation is not None
-    assert found.correlation > 0.5
+    (association,) = associations_of(caused_by_rate()).associations
+    assert association.params == ("lr",)
+    assert association.split == pytest.approx(0.01, rel=0.5)
+    assert re.fullmatch(r"lr > [0-9.]+: \d+ of \d+ unstable; lr ≤ [0-9.]+: \d+ of \d+\.", association.statement)
+    assert association.correlation is not None
+    assert association.correlation > 0.5
 
 
 def test_parameters_that_always_change_together_are_named_together_with_a_warning() -> None:
@@ -50,9 +50,9 @@ def test_parameters_that_always_change_together_are_named_together_with_a_warnin
         made(card.source, {**card.params, "warmup": 1 / float(card.params["lr"])}, lost=card.divergence)
         for card in caused_by_rate()
     ]
-    found = associations_of(cards)
-    assert [association.params for association in found.associations] == [("lr", "warmup")]
-    assert "change together" in found.warnings[0]
+    associations = associations_of(cards)
+    assert [association.params for association in associations.associations] == [("lr", "warmup")]
+    assert "change together" in associations.warnings[0]
 
 
 def test_parameters_that_name_the_same_choices_are_named_together_in_whatever_order_their_values_are() -> None:
@@ -61,9 +61,9 @@ def test_parameters_that_name_the_same_choices_are_named_together_in_whatever_or
         made(f"{n}", {"lr": lr, "width": width, "model": model, "decay": n}, lost=5 if lr > 0.05 else None)
         for n, (lr, width, model) in enumerate(choices * 12)
     ]
-    found = associations_of(cards)
-    assert [association.params for association in found.associations] == [("lr", "model", "width")]
-    assert found.warnings[0].startswith("lr and model and width change together")
+    associations = associations_of(cards)
+    assert [association.params for association in associations.associations] == [("lr", "model", "width")]
+    assert associations.warnings[0].startswith("lr and model and width change together")
 
 
 def test_numbers_that_no_two_settings_share_do_not_change_together_for_having_repetitions() -> None:
@@ -84,11 +84,11 @@ def test_a_parameter_that_merely_moves_with_the_cause_is_explained_away() -> Non
         )
         for card in caused_by_rate(200)
     ]
-    found = associations_of(cards)
-    assert [association.params for association in found.associations] == [("lr",)]
+    associations = associations_of(cards)
+    assert [association.params for association in associations.associations] == [("lr",)]
     assert any(
         warning.startswith("width is associated with instability as well, but not among runs")
-        for warning in found.warnings
+        for warning in associations.warnings
     )
 
 
@@ -97,15 +97,15 @@ def test_a_missing_parameter_can_be_what_matters() -> None:
         made(f"r{n}", {"decay": n, **({"clip": 1.0 + n} if n % 2 else {"other": 1})}, lost=None if n % 2 else 50)
         for n in range(40)
     ]
-    found = associations_of(cards)
-    assert "clip" in {name for association in found.associations for name in association.params}
+    associations = associations_of(cards)
+    assert "clip" in {name for association in associations.associations for name in association.params}
 
 
 @pytest.mark.parametrize(("runs", "lost"), [(4, 2), (9, 4), (40, 2), (40, 39)])
 def test_too_few_runs_are_called_too_few(runs: int, lost: int) -> None:
-    found = associations_of([made(f"r{n}", {"lr": n}, lost=5 if n < lost else None) for n in range(runs)])
-    assert found.associations == ()
-    assert "at least 10 runs are needed, 3 of each kind" in found.cannot_tell[0]
+    associations = associations_of([made(f"r{n}", {"lr": n}, lost=5 if n < lost else None) for n in range(runs)])
+    assert associations.associations == ()
+    assert "at least 10 runs are needed, 3 of each kind" in associations.cannot_tell[0]
 
 
 def test_seeds_are_grouped_by_everything_else_and_a_lost_one_counts() -> None:
@@ -138,12 +138,12 @@ def test_runs_without_parameters_are_not_taken_for_repetitions() -> None:
 @pytest.mark.slow
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=40))
 def test_an_interval_holds_its_estimate_and_is_the_same_each_time(values: list[float]) -> None:
-    found = estimate(values)
-    assert found is not None
-    assert found == estimate(values)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low - 1e-6 <= found.value <= found.high + 1e-6
+    estimated = estimate(values)
+    assert estimated is not None
+    assert estimated == estimate(values)
+    assert estimated.low is not None
+    assert estimated.high is not None
+    assert estimated.low - 1e-6 <= estimated.value <= estimated.high + 1e-6
 
 
 def test_the_interquartile_mean_leaves_out_both_ends() -> None:
@@ -154,10 +154,10 @@ def test_the_interquartile_mean_leaves_out_both_ends() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_correction_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]) -> None:
-    found = holm(p_values)
-    assert all(after >= before for before, after in zip(p_values, found, strict=True))
-    pairs = sorted(zip(p_values, found, strict=True))
-    assert [after for _, after in pairs] == sorted(found)
+    result = holm(p_values)
+    assert all(after >= before for before, after in zip(p_values, result, strict=True))
+    pairs = sorted(zip(p_values, result, strict=True))
+    assert [after for _, after in pairs] == sorted(result)
 
 
 def test_survival_falls_where_runs_are_lost_and_stopped_runs_count_until_then() -> None:
@@ -180,12 +180,12 @@ def test_log_rank_needs_three_runs_a_side() -> None:
 def test_sensitivity_is_how_far_the_losses_lie_above_the_best_and_a_lost_run_counts_with_its_first() -> None:
     cards = [made(f"r{n}", {"lr": rate}, final=final) for n, (rate, final) in enumerate([(0.1, 2), (0.01, 1.0)])]
     cards.append(made("gone", {"lr": 1}, lost=10, final=80))
-    found, said = sensitivity_of(cards)
-    assert said == ""
-    assert found is not None
-    assert (found.best_rate, found.highest_stable) == (0.01, 0.1)
-    assert found.losses == (1.0, 2.0, 5.0)
-    assert found.sensitivity == pytest.approx((1 + 2 + 5) / 3 - 1)
+    sensitivity, text = sensitivity_of(cards)
+    assert text == ""
+    assert sensitivity is not None
+    assert (sensitivity.best_rate, sensitivity.highest_stable) == (0.01, 0.1)
+    assert sensitivity.losses == (1.0, 2.0, 5.0)
+    assert sensitivity.sensitivity == pytest.approx((1 + 2 + 5) / 3 - 1)
 
 
 def test_fewer_than_three_runs_are_no_cohort() -> None:

@@ -36,9 +36,9 @@ def test_a_run_that_never_learned_comes_behind_those_that_did_with_some_trouble(
 
 def test_the_summary_counts_every_run_once() -> None:
     cards = [made("a", {}), made("b", {}, lost=5), RunCard("c"), RunCard("d", error="gone")]
-    found = comparison_of(cards)
-    assert found.summary == "3 runs: 1 lost, 1 stable, 1 not judged; 1 could not be read."
-    assert [card.source for card in found.unread] == ["d"]
+    comparison = comparison_of(cards)
+    assert comparison.summary == "3 runs: 1 lost, 1 stable, 1 not judged; 1 could not be read."
+    assert [card.source for card in comparison.unread] == ["d"]
 
 
 def test_a_run_that_is_stuck_is_counted_as_such_and_as_neither_stable_nor_unstable() -> None:
@@ -48,8 +48,8 @@ def test_a_run_that_is_stuck_is_counted_as_such_and_as_neither_stable_nor_unstab
     well, lost = made("d", {}), made("e", {}, lost=5)
     assert comparison_of([stuck, well]).summary == "2 runs: 1 stuck, 1 stable."
     assert comparison_of([shaky, well]).summary == "2 runs: 1 stuck and unstable, 1 stable."
-    said = comparison_of([stuck, shaky, unstable, well, lost]).summary
-    assert said == "5 runs: 1 lost, 1 unstable, 2 stuck (1 of them unstable as well), 1 stable."
+    summary = comparison_of([stuck, shaky, unstable, well, lost]).summary
+    assert summary == "5 runs: 1 lost, 1 unstable, 2 stuck (1 of them unstable as well), 1 stable."
     assert [card.state for card in (stuck, shaky, unstable, well, lost)] == [
         "stuck", "stuck", "unstable", "stable", "lost"
     ]  # fmt: skip
@@ -57,24 +57,24 @@ def test_a_run_that_is_stuck_is_counted_as_such_and_as_neither_stable_nor_unstab
 
 def test_a_spike_that_became_a_divergence_is_counted_as_a_spike() -> None:
     spiked = replace(made("a", {}, lost=500), spikes_in_divergence=(500,))
-    (found,) = comparison_of([spiked]).runs
-    assert found.spike_rate is not None
-    assert (found.spike_rate.count, found.card.spike_steps) == (1, (500,))
-    assert [trouble.kind for trouble in found.card.troubles] == ["divergence"]
+    (run,) = comparison_of([spiked]).runs
+    assert run.spike_rate is not None
+    assert (run.spike_rate.count, run.card.spike_steps) == (1, (500,))
+    assert [trouble.kind for trouble in run.card.troubles] == ["divergence"]
 
 
 def test_only_parameters_that_differ_and_do_not_just_name_a_run_are_listed() -> None:
     tags = {"mlflow.source.git.commit": "abc", "mlflow.runName": "x", "stability.outcome": "finished", "team": "red"}
-    one = RunCard("a", params={"lr": "1", "width": "8", "output_dir": "/a", "run_name": "a"}, tags=tags)
+    card = RunCard("a", params={"lr": "1", "width": "8", "output_dir": "/a", "run_name": "a"}, tags=tags)
     other = RunCard("b", params={"lr": "2", "width": "8", "output_dir": "/b", "depth": "3"}, tags={"team": "blue"})
-    found = differences_of([one, other])
-    assert [(entry.name, entry.is_tag) for entry in found] == [
+    differences = differences_of([card, other])
+    assert [(entry.name, entry.is_tag) for entry in differences] == [
         ("lr", False),
         ("depth", False),
         ("mlflow.source.git.commit", True),
         ("team", True),
     ]
-    assert found[1].values == (None, "3")
+    assert differences[1].values == (None, "3")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_seeds_are_recognized_by_their_names(name: str, yes: bool) -> None:
 
 @given(st.integers(0, 50), st.integers(100, 10**6))
 def test_the_interval_of_a_rate_is_the_exact_one(count: int, steps: int) -> None:
-    found = rate_of(count, steps)
-    assert found.low <= found.per_10k <= found.high
-    high = found.high * steps / 10_000
+    rate = rate_of(count, steps)
+    assert rate.low <= rate.per_10k <= rate.high
+    high = rate.high * steps / 10_000
     assert stats.poisson.cdf(count, high) == pytest.approx(0.025, abs=1e-6)
     if count:
-        assert stats.poisson.sf(count - 1, found.low * steps / 10_000) == pytest.approx(0.025, abs=1e-6)
+        assert stats.poisson.sf(count - 1, rate.low * steps / 10_000) == pytest.approx(0.025, abs=1e-6)
 
 
 def test_twice_as_many_spikes_in_twice_as_many_steps_are_not_a_higher_rate() -> None:

@@ -72,8 +72,8 @@ def check_that_wording_does_not_matter(history: RunHistory, monkeypatch: pytest.
     before = concluded(diagnosis_of(history))
     with monkeypatch.context() as patch:
         replace_sentences(patch)
-        said = diagnosis_of(reworded(history))
-    assert concluded(said) == before
+        diagnosis = diagnosis_of(reworded(history))
+    assert concluded(diagnosis) == before
 
 
 @pytest.mark.parametrize("name", run_names())

@@ -56,8 +56,8 @@ class Training:
 
     def end(self) -> str:
         """Wait for its end, and return what it wrote to stderr."""
-        said, errors = self.process.communicate(timeout=STARTS_WITHIN)
-        self.steps = max([self.steps, *map(int, said.split())])
+        text, errors = self.process.communicate(timeout=STARTS_WITHIN)
+        self.steps = max([self.steps, *map(int, text.split())])
         return errors
 
     def delivered(self, within: float = ARRIVES_WITHIN) -> Run:

@@ -40,11 +40,11 @@ def test_training_goes_on_with_one_warning_and_the_run_says_where_recording_stop
     assert errors.count("Recording stopped at step") == 1
     wait_until(lambda: not training.journal.exists(), 15)
     run = training.run()
-    said = bookkeeping(run.info.run_id, sqlite_uri)["missing"]
+    result = bookkeeping(run.info.run_id, sqlite_uri)["missing"]
     steps = training.record()["step"].tolist()
     assert steps == list(range(1, len(steps) + 1))
     assert 50 < len(steps) < 600
-    assert f"recording stopped at step {len(steps) + 1}" in said
-    assert "No space left on device" in said
+    assert f"recording stopped at step {len(steps) + 1}" in result
+    assert "No space left on device" in result
     assert run.data.tags["stability.ended"] == "finished"
     assert run.info.status == "FINISHED"

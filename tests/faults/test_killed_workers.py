@@ -44,8 +44,8 @@ def test_sync_knows_from_the_journal_alone_that_a_killed_worker_had_finished(sql
         courier.kill()
     training.end()
     command = [sys.executable, "-m", "mlflow_stability", "sync"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
-    assert "delivered 1 recording" in said.stdout
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert "delivered 1 recording" in finished.stdout
     run = training.run()
     assert (run.info.status, run.data.tags["stability.ended"]) == ("FINISHED", "finished")
     training.must_have_arrived_once()

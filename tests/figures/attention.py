@@ -47,12 +47,12 @@ def attention(
     )
 
 
-def same(one: AttentionMap, other: AttentionMap) -> bool:
+def same(attention_map: AttentionMap, other: AttentionMap) -> bool:
     """Whether two maps say the same, to the last bit."""
     plain = ("step", "attempt", "layer", "layer_number", "heads", "kind", "causal", "tokens")
     arrays = ("weights", "average", "entropy", "max_logit")
-    return all(getattr(one, name) == getattr(other, name) for name in plain) and all(
-        getattr(one, name).dtype == getattr(other, name).dtype
-        and np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True)
+    return all(getattr(attention_map, name) == getattr(other, name) for name in plain) and all(
+        getattr(attention_map, name).dtype == getattr(other, name).dtype
+        and np.array_equal(getattr(attention_map, name), getattr(other, name), equal_nan=True)
         for name in arrays
     )

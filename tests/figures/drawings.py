@@ -17,10 +17,10 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 
 def curve(quantity: str, values: object, steps: object = None, attempts: object = None, place: str = "") -> Curve:
     """A curve of these values, by default of the steps from 1 on."""
-    found = np.asarray(values, np.float64)
-    where = np.arange(1, len(found) + 1) if steps is None else np.asarray(steps)
-    tried = np.zeros(len(found), np.int64) if attempts is None else np.asarray(attempts)
-    return curve_of_values(Signal(quantity, place), where.astype(np.int64), found, tried.astype(np.int64))
+    result = np.asarray(values, np.float64)
+    where = np.arange(1, len(result) + 1) if steps is None else np.asarray(steps)
+    tried = np.zeros(len(result), np.int64) if attempts is None else np.asarray(attempts)
+    return curve_of_values(Signal(quantity, place), where.astype(np.int64), result, tried.astype(np.int64))
 
 
 def pixels(figure: Figure) -> NDArray[np.uint8]:
@@ -58,27 +58,27 @@ def cut_off(figure: Figure) -> list[str]:
 def overlapping_labels(figure: Figure) -> list[tuple[str, str]]:
     """Neighbouring labels of an axis that cover each other."""
     boxes = {id(text): box for text, box in placed(figure)}
-    found = []
+    result = []
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             labels = [ticklabel for ticklabel in axis.get_ticklabels() if id(ticklabel) in boxes]
             labels.sort(key=lambda item: (boxes[id(item)].x0, boxes[id(item)].y0))
             if axis is axes.yaxis:
                 labels.sort(key=lambda item: boxes[id(item)].y0)
-            for one, other in pairwise(labels):
-                if Bbox.intersection(boxes[id(one)], boxes[id(other)]) is not None:
-                    found.append((one.get_text(), other.get_text()))
-    return found
+            for first, other in pairwise(labels):
+                if Bbox.intersection(boxes[id(first)], boxes[id(other)]) is not None:
+                    result.append((first.get_text(), other.get_text()))
+    return result
 
 
 def _beyond_their_axes(figure: Figure) -> set[int]:
     """Matplotlib keeps labels of ticks that are outside of the limits, and does not draw them."""
-    found = set()
+    seen = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             room = (high - low) * 1e-9
             for tick in axis.get_major_ticks():
                 if not low - room <= tick.get_loc() <= high + room:
-                    found |= {id(tick.label1), id(tick.label2)}
-    return found
+                    seen |= {id(tick.label1), id(tick.label2)}
+    return seen

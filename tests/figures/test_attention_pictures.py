@@ -49,10 +49,10 @@ def test_heads_of_any_number_and_shape_are_legible(heads: int, shape: tuple[int,
 @pytest.mark.slow
 def test_the_picture_names_its_subject() -> None:
     figure = attention_heatmap(attention(8, 64, 64, all_heads=32, causal=True, tokens=(512, 512), step=12_000))
-    said = " ".join(texts(figure))
+    text = " ".join(texts(figure))
     for words in ("transformer.h.0.attn", "step 12,000", "self-attention, causal", "first 64 of 512 tokens"):
-        assert words in said
-    assert "8 of 32 heads" in said
+        assert words in text
+    assert "8 of 32 heads" in text
     assert {"query position", "key position", "weight", "mean of 32"} <= set(texts(figure))
     cross = " ".join(texts(attention_heatmap(attention(4, 20, 64, kind="cross", tokens=(20, 512)))))
     assert "cross-attention · all 20 queries, first 64 of 512 keys" in cross
@@ -130,13 +130,13 @@ def test_two_runs_are_legible_side_by_side(heads: int, shape: tuple[int, int]) -
 
 @pytest.mark.slow
 def test_two_runs_share_a_scale_and_the_heads_that_differ_most_are_shown() -> None:
-    one = attention(8)
-    weights = one.weights.copy()
+    attention_map = attention(8)
+    weights = attention_map.weights.copy()
     weights[5] = np.eye(8)
-    figure = attention_comparison(one, replace(one, weights=weights), ("a", "b"))
+    figure = attention_comparison(attention_map, replace(attention_map, weights=weights), ("a", "b"))
     assert "head 5" in texts(figure)
     assert "the 4 heads that differ most" in " ".join(texts(figure))
-    same = attention_comparison(one, one, ("a", "b"))
+    same = attention_comparison(attention_map, attention_map, ("a", "b"))
     left, right, difference = (np.asarray(axes.images[0].get_array()) for axes in same.axes[:3])
     assert (left == right).all()
     assert len(np.unique(difference.reshape(-1, 3), axis=0)) == 1
@@ -190,12 +190,12 @@ def test_heads_of_nearly_equal_extreme_entropies_have_different_heights_and_colo
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_higher_entropy_is_drawn_higher(one: float, other: float) -> None:
-    heights = entropy_height([one, other])
+def test_a_higher_entropy_is_drawn_higher(expected: float, other: float) -> None:
+    heights = entropy_height([expected, other])
     assert (heights >= 0).all()
     assert (heights <= 1).all()
-    assert (one <= other) <= bool(heights[0] <= heights[1])
-    assert entropy_at(heights) == pytest.approx([one, other], abs=1e-9)
+    assert (expected <= other) <= bool(heights[0] <= heights[1])
+    assert entropy_at(heights) == pytest.approx([expected, other], abs=1e-9)
 
 
 def test_entropies_of_zero_and_one_are_at_the_ends_of_the_axis() -> None:

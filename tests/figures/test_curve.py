@@ -16,37 +16,39 @@ VALUES = st.lists(st.floats(width=32), min_size=1, max_size=60)
 
 @given(VALUES, st.integers(1, 50))
 def test_no_extreme_and_no_broken_value_is_ever_lost(values: list[float], width: int) -> None:
-    found = condensed(curve("loss", values), width)
+    condensed_curve = condensed(curve("loss", values), width)
     finite = [value for value in values if math.isfinite(value)]
-    assert found.nonfinite.sum() == len(values) - len(finite)
-    assert found.counts.sum() == len(finite)
+    assert condensed_curve.nonfinite.sum() == len(values) - len(finite)
+    assert condensed_curve.counts.sum() == len(finite)
     if finite:
-        assert np.nanmin(found.low) == min(finite)
-        assert np.nanmax(found.high) == max(finite)
-        assert (found.mean * found.counts)[found.counts > 0].sum() == pytest.approx(math.fsum(finite), rel=1e-6, abs=1)
+        assert np.nanmin(condensed_curve.low) == min(finite)
+        assert np.nanmax(condensed_curve.high) == max(finite)
+        assert (condensed_curve.mean * condensed_curve.counts)[condensed_curve.counts > 0].sum() == pytest.approx(
+            math.fsum(finite), rel=1e-6, abs=1
+        )
 
 
 def test_attempts_are_never_put_together() -> None:
-    found = condensed(curve("loss", [1.0, 2.0, 9.0, 8.0], attempts=[0, 0, 1, 1]), 100)
-    assert found.attempts.tolist() == [0, 1]
-    assert found.high.tolist() == [2.0, 9.0]
+    condensed_curve = condensed(curve("loss", [1.0, 2.0, 9.0, 8.0], attempts=[0, 0, 1, 1]), 100)
+    assert condensed_curve.attempts.tolist() == [0, 1]
+    assert condensed_curve.high.tolist() == [2.0, 9.0]
 
 
 def test_thousands_of_attempts_are_still_few_stretches() -> None:
-    found = fitted(curve("loss", np.ones(5000), attempts=np.arange(5000)), 1000)
-    assert len(found) <= 1001
+    result = fitted(curve("loss", np.ones(5000), attempts=np.arange(5000)), 1000)
+    assert len(result) <= 1001
 
 
 def test_a_sketch_of_a_million_steps_stays_small_and_keeps_the_spike_of_one() -> None:
     sketch = CurveSketch(Signal("loss"))
     for step in range(1, 200_001):
         sketch.add(step * 5, 1e6 if step == 77_777 else math.nan if step == 123_456 else 2.0, 0)
-    found = sketch.curve()
-    assert MAX_STRETCHES / 2 <= len(found) <= MAX_STRETCHES
-    assert np.nanmax(found.high) == 1e6
-    assert found.steps[np.nanargmax(found.high)] <= 77_777 * 5
-    assert found.nonfinite.sum() == 1
-    assert found.counts.sum() == 199_999
+    result = sketch.curve()
+    assert MAX_STRETCHES / 2 <= len(result) <= MAX_STRETCHES
+    assert np.nanmax(result.high) == 1e6
+    assert result.steps[np.nanargmax(result.high)] <= 77_777 * 5
+    assert result.nonfinite.sum() == 1
+    assert result.counts.sum() == 199_999
 
 
 @given(VALUES)

@@ -11,14 +11,14 @@ from mlflow_stability.figures.of_run.standard_figures import DUTY_CYCLES
 
 def grids(modules: list[str], steps: int, highest: float = 0.2) -> list[LayerGrid]:
     levels = dict(zip(DUTY_CYCLES, (0.0, 0.01, 0.02, 0.04, 0.1, highest, 8.0, 256.0), strict=True))
-    found = []
+    result = []
     for quantity, level in levels.items():
         sketch = LayerSketch(quantity)
         rows = sketch.rows(modules)
         for step in range(1, steps + 1):
             sketch.add(100 * step, rows, np.full(len(modules), level))
-        found.append(sketch.grid())
-    return found
+        result.append(sketch.grid())
+    return result
 
 
 @pytest.mark.parametrize("modules", [1, 3, 16])

@@ -25,11 +25,11 @@ def test_any_number_of_layers_is_legible(layers: int, steps: int) -> None:
 def test_each_shape_is_named_beside_its_ridge_and_counted() -> None:
     layers = ["a", "b", "c", "d", "e", "f"]
     draws = [normal(), two_bumps, heavy_tails, all_zero, not_finite, a_few]
-    found = texts(histogram_ridges([table(7000, layers, draws)]))
+    result = texts(histogram_ridges([table(7000, layers, draws)]))
     for shape in ("healthy", "multi-modal", "heavy-tailed", "collapsed", "not finite", "too few values"):
-        assert found.count(shape) == 1
-        assert any(f"1 {shape}" in text for text in found)
-    assert any("6 layers at step 7,000" in text for text in found)
+        assert result.count(shape) == 1
+        assert any(f"1 {shape}" in text for text in result)
+    assert any("6 layers at step 7,000" in text for text in result)
 
 
 def test_abnormal_layers_are_drawn_when_there_are_too_many_layers() -> None:
@@ -66,9 +66,9 @@ def a_bell_beside_a_few_far_out(dice: np.random.Generator) -> NDArray[np.float64
 
 
 def test_a_ridge_is_a_bell_where_all_but_a_few_values_lie_in_one_bin() -> None:
-    found = table(1000, ["blocks.4.qkv"], [a_bell_beside_a_few_far_out])
-    assert np.diff(found.edges[0])[0] > 5e-5  # a bin is many widths wide
-    across, height = outline(found, 0)
+    result = table(1000, ["blocks.4.qkv"], [a_bell_beside_a_few_far_out])
+    assert np.diff(result.edges[0])[0] > 5e-5  # a bin is many widths wide
+    across, height = outline(result, 0)
     assert height.max() == 1.0
     assert abs(across[height.argmax()]) < 0.5
     assert np.interp([-3.0, 3.0], across, height).max() < 0.1
@@ -80,20 +80,20 @@ def test_the_outline_of_a_normal_distribution_is_a_bell() -> None:
 
 
 def test_widths_of_a_column_have_three_digits_and_are_written_in_one_way() -> None:
-    found = texts(histogram_ridges([table(1000, ["a", "b", "c"], [normal(1e-5), normal(5.2e-3), normal(2e-2)])]))
-    widths = [text for text in found if re.fullmatch(r"\d\.\d\de-\d", text)]
+    result = texts(histogram_ridges([table(1000, ["a", "b", "c"], [normal(1e-5), normal(5.2e-3), normal(2e-2)])]))
+    widths = [text for text in result if re.fullmatch(r"\d\.\d\de-\d", text)]
     assert len(widths) == 3
-    found = texts(histogram_ridges([table(1000, ["a", "b"], [normal(0.5), normal(30.0)])]))
-    assert len([text for text in found if re.fullmatch(r"0\.\d{3}|\d\d\.\d", text)]) == 2
+    result = texts(histogram_ridges([table(1000, ["a", "b"], [normal(0.5), normal(30.0)])]))
+    assert len([text for text in result if re.fullmatch(r"0\.\d{3}|\d\d\.\d", text)]) == 2
 
 
 def test_a_figure_without_finite_gradients_says_so_instead_of_showing_a_layer() -> None:
     broken = [table(step, ["inp", "out"], [not_finite]) for step in (100, 200, 300)]
     figure = histogram_ridges(broken)
-    said = " ".join(texts(figure))
+    text = " ".join(texts(figure))
     assert len(figure.axes) == 1
-    assert "nor at any of the 3 measured steps" in said
-    assert "changed most" not in said
+    assert "nor at any of the 3 measured steps" in text
+    assert "changed most" not in text
 
 
 def test_a_layer_that_was_finite_before_all_broke_is_followed() -> None:

@@ -19,11 +19,11 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_both_runs_have_the_same_rows_and_one_scale() -> None:
-    one, other, bar = drawn(0).axes
-    assert one.get_ylim() == other.get_ylim()
-    assert one.get_xlim() == other.get_xlim()
-    assert one.get_position().height == other.get_position().height == bar.get_position().height
-    assert one.get_position().width == pytest.approx(other.get_position().width)
+    first, other, bar = drawn(0).axes
+    assert first.get_ylim() == other.get_ylim()
+    assert first.get_xlim() == other.get_xlim()
+    assert first.get_position().height == other.get_position().height == bar.get_position().height
+    assert first.get_position().width == pytest.approx(other.get_position().width)
     assert {"calm", "wild", "steps from the onset, step 300"} <= set(words(drawn(0)))
     assert bar.get_ylabel() == "gradient norm"
 
@@ -42,8 +42,8 @@ def test_absent_layers_and_steps_outside_of_the_run_have_their_own_colours_and_n
     figure = layers_beside(lacking, ("calm", "wild"))
     legend = figure.axes[1].get_legend()
     assert legend is not None
-    said = [text.get_text() for text in legend.get_texts()]
-    assert said == ["not finite", "zero", "absent layer", "not measured", "outside of the run"]
+    result = [text.get_text() for text in legend.get_texts()]
+    assert result == ["not finite", "zero", "absent layer", "not measured", "outside of the run"]
     cells = figure.axes[0].images[0].get_array()
     assert cells is not None
     assert (cells[:, 31:] == 1.0).all()
@@ -52,10 +52,10 @@ def test_absent_layers_and_steps_outside_of_the_run_have_their_own_colours_and_n
 
 
 def test_equal_values_have_equal_colours_and_missing_values_have_colours_of_their_own() -> None:
-    one, other = (axes.images[0].get_array() for axes in drawn(0).axes[:2])
-    assert one is not None
+    first, other = (axes.images[0].get_array() for axes in drawn(0).axes[:2])
+    assert first is not None
     assert other is not None
-    assert (one[7, :30] == other[7, :30]).all()
+    assert (first[7, :30] == other[7, :30]).all()
     broken, zero, missing = other[10, 55], other[0, 20], other[5, 5]
     assert len({tuple(item) for item in (broken, zero, missing, other[7, 20])}) == 4
     legend = drawn(0).axes[1].get_legend()

@@ -103,11 +103,11 @@ def serve() -> CodeType:
             _report_ended(processes)
         if listener in ready:
             connection, _ = listener.accept()
-            said, files, _, _ = socket.recv_fds(connection, LARGEST, MOST_FILES)
-            if not said:
+            text, files, _, _ = socket.recv_fds(connection, LARGEST, MOST_FILES)
+            if not text:
                 connection.close()
                 continue
-            request = json.loads(said)
+            request = json.loads(text)
             if other := _other_settings(request["environment"], began):
                 connection.send(json.dumps({"refused": other}).encode())
                 connection.close()
@@ -139,8 +139,8 @@ def _other_settings(wanted: dict[str, str], given: dict[str, str]) -> list[str]:
 
 def _report_ended(processes: dict[int, socket.socket | None]) -> None:
     for pid, connection in list(processes.items()):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        result, status = os.waitpid(pid, os.WNOHANG)
+        if result:
             del processes[pid]
             if connection is not None:
                 with connection, contextlib.suppress(OSError):

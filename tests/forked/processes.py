@@ -295,10 +295,10 @@ def start(
 
 def large_modules(text: str) -> list[str]:
     """The modules of large packages that a program imports at its top."""
-    found: list[str] = []
+    lines: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
-            found += [name.name for name in node.names]
+            lines += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found.append(node.module)
-    return [fromkey for fromkey in dict.fromkeys(found) if fromkey.split(".")[0] in LARGE]
+            lines.append(node.module)
+    return [fromkey for fromkey in dict.fromkeys(lines) if fromkey.split(".")[0] in LARGE]

@@ -65,8 +65,8 @@ def test_it_prints_and_ends_as_a_plain_process_does(script: Path, how: str, tmp_
 
 
 def test_two_in_a_row_have_other_hash_seeds_and_no_two_the_same_random_numbers(script: Path, tmp_path: Path) -> None:
-    said = [started(script, "", tmp_path).communicate(timeout=60)[1].split() for _ in range(3)]
-    hashes, seeds = zip(*said, strict=True)
+    result = [started(script, "", tmp_path).communicate(timeout=60)[1].split() for _ in range(3)]
+    hashes, seeds = zip(*result, strict=True)
     assert hashes[0] == hashes[2] != hashes[1]
     assert len(set(seeds)) == 3
 
@@ -105,8 +105,8 @@ def test_a_program_with_other_settings_is_not_forked(tmp_path: Path) -> None:
     code = "import sys; print('torch' in sys.modules)"
     for warnings, is_forked in (("", True), ("error", False)):
         environment = {**os.environ, "PYTHONWARNINGS": warnings}
-        said = subprocess.run([python(), "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert said.stdout == f"{is_forked}\n"
+        finished = subprocess.run([python(), "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert finished.stdout == f"{is_forked}\n"
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_a_forked_courier_delivers_outlives_its_training_and_is_no_child_of_it(
         text=True,
         check=True,
     )
-    server, *said = launched.stdout.split()
+    server, *result = launched.stdout.split()
     assert int(server) not in (os.getpid(), 1)
-    assert said == ["True", str(tmp_path), "a", "b"]
+    assert result == ["True", str(tmp_path), "a", "b"]
 
 
 def test_large_packages_that_a_program_imports_at_its_top_are_imported_before() -> None:

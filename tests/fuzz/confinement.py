@@ -67,8 +67,10 @@ class Confinement:
             return "" if all(map(self._is_inside, paths)) else f"{event}{paths!r}"
         if event == "pickle.find_class":
             module, name = arguments
-            known = module.partition(".")[0] in _FOREIGN or (module in ("builtins", "__builtin__") and name in _CALLED)
-            return f"looks up {module}.{name}" if known else ""
+            is_known = module.partition(".")[0] in _FOREIGN or (
+                module in ("builtins", "__builtin__") and name in _CALLED
+            )
+            return f"looks up {module}.{name}" if is_known else ""
         if event == "exec":
             code = arguments[0]
             return "" if not isinstance(code, CodeType) or self._is_trusted(code.co_filename) else f"runs {code!r}"

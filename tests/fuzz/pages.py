@@ -78,8 +78,8 @@ def _report(drawn: Drawn, _folder: Path) -> bool:
 
 
 def _findings(diagnoses: tuple[Diagnosis, ...]) -> int:
-    found: list[Finding] = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
-    return len(found)
+    findings: list[Finding] = [finding for diagnosis in diagnoses for finding in diagnosis.findings]
+    return len(findings)
 
 
 def check_page(text: str) -> None:

@@ -30,8 +30,8 @@ MEMORY = 2 * 1024**3
 def targets(logs: Path | None, place: Path, more: str = "") -> dict[str, Target]:
     """Return all targets; `more` is a module with `targets()` of its own."""
     if more:
-        found: dict[str, Target] = importlib.import_module(more).targets()
-        return found
+        by_name: dict[str, Target] = importlib.import_module(more).targets()
+        return by_name
     from fuzz.logs import log_targets
     from fuzz.pages import page_targets
     from fuzz.recordings import recording_targets
@@ -118,11 +118,11 @@ def main() -> None:
     place = Path(asked["place"])
     os.chdir(place)
     logs = Path(asked["logs"]) if asked["logs"] else None
-    found = targets(logs, place, asked["more"])
-    _say("ready", {name: target.share for name, target in found.items()})
+    result = targets(logs, place, asked["more"])
+    _say("ready", {name: target.share for name, target in result.items()})
     ranges = json.loads(sys.stdin.readline())
     saved = Path(asked["saved"]) if asked["saved"] else None
-    for name, number in feed(found, ranges, asked["seed"], place, saved):
+    for name, number in feed(result, ranges, asked["seed"], place, saved):
         _say("begin", name, number)
 
 

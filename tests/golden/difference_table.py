@@ -49,20 +49,20 @@ _ABSENT = _Absent()
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[Difference]:
     """All fields that differ, case by case; lines of the terminal text after all others."""
     cases = [*before, *(case for case in after if case not in before)]
-    found = [
+    result = [
         Difference(case, field, old, new)
         for case in cases
         for field, old, new in _fields(before.get(case, _ABSENT), after.get(case, _ABSENT), "")
     ]
-    return sorted(found, key=lambda difference: difference.field.startswith("text"))
+    return sorted(result, key=lambda difference: difference.field.startswith("text"))
 
 
-def table(found: list[Difference], most: int = MAX_ROWS) -> str:
+def table(items: list[Difference], most: int = MAX_ROWS) -> str:
     """The differences for people; empty where there are none."""
-    if not found:
+    if not items:
         return ""
     shared: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for difference in found:
+    for difference in items:
         row = (difference.case, difference.field, *_shown(difference.before, difference.after))
         shared.setdefault(_change(*row[1:]), []).append(row)
     rows = [(_more(row[0][0], len(row)), *row[0][1:]) for row in list(shared.values())[:most]]
@@ -73,8 +73,8 @@ def table(found: list[Difference], most: int = MAX_ROWS) -> str:
     printed += [_line(row, widths) for row in rows]
     if len(shared) > most:
         printed.append(f"... and {len(shared) - most} more rows")
-    cases = {difference.case for difference in found}
-    printed.append(f"{counted(len(found), 'field')} of {counted(len(cases), 'case')} differ")
+    cases = {difference.case for difference in items}
+    printed.append(f"{counted(len(items), 'field')} of {counted(len(cases), 'case')} differ")
     return "\n".join(printed)
 
 
@@ -100,10 +100,10 @@ def _entries(before: list[Any], after: list[Any], field: str) -> Iterator[tuple[
         count = max(last - first, new_last - new_first)
         if what == "equal" or not objects:
             for place in range(count):
-                one = before[first + place] if first + place < last else _ABSENT
+                item = before[first + place] if first + place < last else _ABSENT
                 other = after[new_first + place] if new_first + place < new_last else _ABSENT
                 name = old[first + place] if objects else first + place + 1
-                yield from _fields(one, other, f"{field}[{name}]")
+                yield from _fields(item, other, f"{field}[{name}]")
         else:
             yield from ((f"{field}[{old[place]}]", before[place], _ABSENT) for place in range(first, last))
             yield from ((f"{field}[{new[place]}]", _ABSENT, after[place]) for place in range(new_first, new_last))
@@ -114,7 +114,7 @@ def _labels(entries: list[Any]) -> list[str]:
     labels: list[str] = []
     for entry in entries:
         label = _label(entry)
-        again = sum(known == label or known.startswith(f"{label} #") for known in labels)
+        again = sum(values == label or values.startswith(f"{label} #") for values in labels)
         labels.append(f"{label} #{again + 1}" if again and isinstance(entry, dict) else label)
     return labels
 

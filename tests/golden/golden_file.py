@@ -17,8 +17,8 @@ def file_of(group: str, folder: Path = FOLDER) -> Path:
 def read(group: str, folder: Path = FOLDER) -> dict[str, Any]:
     """The shapes of a group as they were; empty for a group without a file."""
     file = file_of(group, folder)
-    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return known
+    by_name: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return by_name
 
 
 def text_of(shapes: dict[str, Any]) -> str:

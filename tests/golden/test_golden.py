@@ -20,9 +20,9 @@ MAX_BYTES = 2_000_000
 
 def fail_if_different(group: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Fail with the table of differences."""
-    if found := differences(before, after):
+    if result := differences(before, after):
         how = f"If this is meant, run: python tests/golden/remake.py {group}"
-        pytest.fail(f"{group}.json differs from what the package says now.\n{table(found)}\n{how}", pytrace=False)
+        pytest.fail(f"{group}.json differs from what the package says now.\n{table(result)}\n{how}", pytrace=False)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -100,8 +100,8 @@ SPIKE, PLATEAU, OTHER_SPIKE = finding("loss_spike", 7), finding("plateau", 9), f
 def test_fields_that_differ_are_found(
     before: dict[str, Any], after: dict[str, Any], expected: list[tuple[str, Any, Any]]
 ) -> None:
-    found = differences({"case": before}, {"case": after})
-    assert [(one.field, shown(one.before), shown(one.after)) for one in found] == expected
+    result = differences({"case": before}, {"case": after})
+    assert [(first.field, shown(first.before), shown(first.after)) for first in result] == expected
 
 
 def shown(value: Any) -> Any:

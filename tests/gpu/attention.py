@@ -72,7 +72,7 @@ def _compared(bench: Bench, flexible: bool) -> Outcome:
     with flying(bench.folder, attention_every_n_steps=5) as flown:
         watched = _train(bench, flexible)
     measured = _entropies(flown.records)
-    differ = sum(one != other for one, other in zip(bare, watched, strict=True))
+    differ = sum(first != other for first, other in zip(bare, watched, strict=True))
     figure = f"{len(measured)} entropies measured, {differ} of {STEPS} losses differ"
     return Outcome(figure, bool(measured) and not differ and all(0 <= value <= 1 for value in measured))
 

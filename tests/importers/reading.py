@@ -11,8 +11,8 @@ from mlflow_stability.vocabulary.run import Metric, RunHistory
 def history(folder: Path, content: str | bytes, name: str = "some.file") -> RunHistory:
     file = folder / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    (found,) = read(file)
-    return found
+    (record,) = read(file)
+    return record
 
 
 def metric(run: RunHistory, name: str) -> Metric:

@@ -50,9 +50,9 @@ def test_a_quote_that_is_never_closed_swallows_no_row(tmp_path: Path, remark: st
 
 @pytest.mark.parametrize("rest", [["fine"] * (MAX_QUOTED_LINES + 5), ["x" * (MAX_QUOTED_CHARACTERS // 3)] * 9])
 def test_a_quote_is_given_up_after_many_lines(rest: list[str]) -> None:
-    found = list(rows_of(['1,"open', *rest, 'closed",2'], ","))
-    assert [row for _, row in found] == ["1,open", *rest, "closed,2"]
-    assert [at for at, _ in found] == list(range(1, len(rest) + 3))
+    rows = list(rows_of(['1,"open', *rest, 'closed",2'], ","))
+    assert [row for _, row in rows] == ["1,open", *rest, "closed,2"]
+    assert [at for at, _ in rows] == list(range(1, len(rest) + 3))
 
 
 @given(st.lists(st.lists(st.text('ab",; \n#1', max_size=8), min_size=3, max_size=3), min_size=1, max_size=8))
@@ -60,11 +60,11 @@ def test_whatever_a_writer_of_tables_quotes_is_put_together(rows: list[list[str]
     rows = [[str(n), *row] for n, row in enumerate(rows)]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
-    found = [next(csv.reader(io.StringIO(row))) for _, row in rows_of(out.getvalue().split("\n"), ",")]
-    assert found == rows
+    items = [next(csv.reader(io.StringIO(row))) for _, row in rows_of(out.getvalue().split("\n"), ",")]
+    assert items == rows
 
 
 @given(st.text('a",\n', max_size=60))
 def test_no_text_is_lost_or_makes_it_fail(text: str) -> None:
-    found = "".join(row for _, row in rows_of(text.split("\n"), ","))
-    assert found.count("a") == text.count("a")
+    result = "".join(row for _, row in rows_of(text.split("\n"), ","))
+    assert result.count("a") == text.count("a")

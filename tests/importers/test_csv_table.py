@@ -63,8 +63,8 @@ def test_a_table_without_steps_is_numbered(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_appended_with_its_header_is_a_second_attempt(tmp_path: Path) -> None:
-    one = "step,loss\n" + "".join(f"{n},{5 / n}\n" for n in range(1, 9))
-    run = history(tmp_path, one + one)
+    text = "step,loss\n" + "".join(f"{n},{5 / n}\n" for n in range(1, 9))
+    run = history(tmp_path, text + text)
     assert metric(run, "loss").series.attempts.tolist() == [0] * 8 + [1] * 8
 
 
@@ -108,9 +108,9 @@ def test_every_value_arrives_however_the_table_is_parted(
         patch.setattr(csv_table, "PART", part)
         run = history(folder, table)
     expected = [(n, value) for n, value in enumerate(values) if value is not None]
-    found = curve(run, "loss") if expected else []
-    assert [step for step, _ in found] == [step for step, _ in expected]
-    assert [value for _, value in found] == pytest.approx([value for _, value in expected], nan_ok=True, rel=1e-12)
+    result = curve(run, "loss") if expected else []
+    assert [step for step, _ in result] == [step for step, _ in expected]
+    assert [value for _, value in result] == pytest.approx([value for _, value in expected], nan_ok=True, rel=1e-12)
 
 
 def test_columns_with_duplicate_or_missing_names_get_distinct_names(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def test_full_width_marks_and_chinese_names_are_read_in_every_encoding(
     tmp_path: Path, text: str, encoding: str
 ) -> None:
     run = history(tmp_path, text.encode(encoding))
-    found = {item.meaning.quantity: item.name for item in run.metrics}
-    assert curve(run, found["loss"]) == [(n, round(9 / n, 4)) for n in range(1, 9)]
-    assert curve(run, found["val_loss"]) == [(n, round(10 / n, 4)) for n in range(1, 9)]
+    by_quantity = {item.meaning.quantity: item.name for item in run.metrics}
+    assert curve(run, by_quantity["loss"]) == [(n, round(9 / n, 4)) for n in range(1, 9)]
+    assert curve(run, by_quantity["val_loss"]) == [(n, round(10 / n, 4)) for n in range(1, 9)]
 
 
 @pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])

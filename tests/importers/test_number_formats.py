@@ -16,9 +16,9 @@ def test_what_c_libraries_write_for_not_a_number_is_that(tmp_path: Path, written
     table = "step,loss\n" + "".join(f"{n},{written if n == 2 else 1 / n}\n" for n in range(1, 6))
     lines = "".join(f"step {n} loss {written if n == 2 else 1 / n}\n" for n in range(1, 6))
     for text in (table, lines):
-        found = curve(history(tmp_path, text), "loss")
-        assert len(found) == 5
-        assert math.isnan(found[1][1])
+        result = curve(history(tmp_path, text), "loss")
+        assert len(result) == 5
+        assert math.isnan(result[1][1])
 
 
 @pytest.mark.parametrize(("written", "value"), [("1.#INF", math.inf), ("-1.#INF00", -math.inf), ("1.#J", math.inf)])

@@ -217,9 +217,9 @@ def test_a_log_that_a_reader_was_not_written_for_does_not_take_the_folder_with_i
             raise TypeError("of a kind nobody thought of")
         return read_file(path)
 
-    (found,) = read_folder(tmp_path, reader)
-    assert found.name == "a.jsonl"
-    assert "b.jsonl could not be read: unexpected TypeError" in found.notes[-1]
+    (result,) = read_folder(tmp_path, reader)
+    assert result.name == "a.jsonl"
+    assert "b.jsonl could not be read: unexpected TypeError" in result.notes[-1]
 
 
 def test_a_bar_that_is_drawn_before_the_value_of_its_step_is_known_is_read_once(tmp_path: Path) -> None:

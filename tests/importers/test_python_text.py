@@ -37,9 +37,9 @@ values = st.recursive(
     ],
 )
 def test_what_python_prints_is_read(text: str, value: dict[str, object]) -> None:
-    found = parse_value(text)
-    assert isinstance(found, dict)
-    assert {key: found[key] for key in value} == value
+    result = parse_value(text)
+    assert isinstance(result, dict)
+    assert {key: result[key] for key in value} == value
 
 
 def test_not_a_number_is_a_number_and_not_a_word(tmp_path: Path) -> None:

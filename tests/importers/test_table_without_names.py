@@ -79,9 +79,9 @@ def test_a_comment_above_the_first_row_names_the_columns(tmp_path: Path, mark: s
     assert not any("no header" in note for note in run.notes)
 
 
-@pytest.mark.parametrize("said", ["seed 3, first try, of two", "second try, v2"])
-def test_a_comment_that_names_something_else_names_no_columns(tmp_path: Path, said: str) -> None:
-    run = history(tmp_path, f"# {said}\n" + table([*range(7)], FALLING))
+@pytest.mark.parametrize("expected", ["seed 3, first try, of two", "second try, v2"])
+def test_a_comment_that_names_something_else_names_no_columns(tmp_path: Path, expected: str) -> None:
+    run = history(tmp_path, f"# {expected}\n" + table([*range(7)], FALLING))
     assert steps(run, "loss") == list(range(7))
     assert any("no header" in note for note in run.notes)
 

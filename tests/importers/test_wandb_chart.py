@@ -25,15 +25,15 @@ def chart(*columns: str, axis: str = "Step") -> str:
 def test_each_run_of_a_chart_is_a_run(tmp_path: Path) -> None:
     file = tmp_path / "chart.csv"
     file.write_text(chart("seed1 - train/loss", "seed2 - train/loss"))
-    one, two = read(file)
-    assert curve(one, "train/loss") == [(10 * n, LOSSES[n]) for n in range(0, 60, 2)]
+    first, two = read(file)
+    assert curve(first, "train/loss") == [(10 * n, LOSSES[n]) for n in range(0, 60, 2)]
     assert curve(two, "train/loss") == [(10 * n, LOSSES[n] + 1) for n in range(1, 60, 2)]
-    assert [metric.name for metric in (*one.metrics, *two.metrics)] == ["train/loss", "train/loss"]
-    assert [(entry.name, entry.source) for entry in (one, two)] == [
+    assert [metric.name for metric in (*first.metrics, *two.metrics)] == ["train/loss", "train/loss"]
+    assert [(entry.name, entry.source) for entry in (first, two)] == [
         ("seed1", str(file / "seed1")),
         ("seed2", str(file / "seed2")),
     ]
-    assert all("chart of 2 runs" in note for item in (one, two) for note in item.notes)
+    assert all("chart of 2 runs" in note for item in (first, two) for note in item.notes)
     assert [entry.name for entry in read(file / "seed2")] == ["seed2"]
 
 

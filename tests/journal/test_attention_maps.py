@@ -32,7 +32,7 @@ def test_any_name_step_and_shape_is_read_back(
     layer: str, step: int, number: int, heads: int, queries: int, keys: int
 ) -> None:
     weights = np.full((heads, queries, keys), 0.5, np.float16)
-    told = replace(
+    changed = replace(
         attention(heads),
         layer=layer,
         step=step,
@@ -41,9 +41,9 @@ def test_any_name_step_and_shape_is_read_back(
         average=weights[0].astype(np.float32),
     )
     with tempfile.TemporaryDirectory() as room:
-        file = write_attention_map(Path(room), told)
+        file = write_attention_map(Path(room), changed)
         assert file is not None
-        assert same(read_attention_map(file), told)
+        assert same(read_attention_map(file), changed)
         assert [(point.step, point.layer_number) for point in attention_map_files(Path(room))] == [(step, number)]
 
 
@@ -52,8 +52,8 @@ def test_the_files_are_found_in_the_order_of_measuring_and_nothing_else_is(tmp_p
     for step, attempt, number in ((1000, 0, 1), (500, 1, 0), (1000, 0, 0), (500, 0, 0)):
         write_attention_map(tmp_path, attention(step=step, attempt=attempt, number=number))
     (tmp_path / "attention" / "notes.arrays").write_bytes(b"")
-    found = [(file.attempt, file.step, file.layer_number) for file in attention_map_files(tmp_path)]
-    assert found == [(0, 500, 0), (0, 1000, 0), (0, 1000, 1), (1, 500, 0)]
+    files = [(file.attempt, file.step, file.layer_number) for file in attention_map_files(tmp_path)]
+    assert files == [(0, 500, 0), (0, 1000, 0), (0, 1000, 1), (1, 500, 0)]
 
 
 def test_the_first_layers_of_two_models_do_not_replace_each_other(tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from mlflow_stability.journal.array_files import layer_table_files, read_layer_t
 from mlflow_stability.vocabulary.measured.layer_arrays import LayerTable, layer_table_from
 
 
-def equal(one: LayerTable, other: LayerTable) -> bool:
+def equal(first: LayerTable, other: LayerTable) -> bool:
     arrays = ("statistics", "percentiles", "edges", "counts")
     plain = ("step", "attempt", "what", "layers")
-    return all(getattr(one, name) == getattr(other, name) for name in plain) and all(
-        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name != "counts")
-        and getattr(one, name).dtype == getattr(other, name).dtype
-        and getattr(one, name).shape == getattr(other, name).shape
+    return all(getattr(first, name) == getattr(other, name) for name in plain) and all(
+        np.array_equal(getattr(first, name), getattr(other, name), equal_nan=name != "counts")
+        and getattr(first, name).dtype == getattr(other, name).dtype
+        and getattr(first, name).shape == getattr(other, name).shape
         for name in arrays
     )
 
@@ -45,11 +45,11 @@ def test_a_table_is_read_back_unchanged(tmp_path: Path) -> None:
 def test_any_name_step_and_count_is_read_back(names: list[str], step: int, count: int) -> None:
     values = np.zeros((len(names), 78))
     values[:, -1] = count
-    told = layer_table_from(step, 0, "gradient", names, values.reshape(-1).tolist())
+    results = layer_table_from(step, 0, "gradient", names, values.reshape(-1).tolist())
     with tempfile.TemporaryDirectory() as room:
-        file = write_layer_table(Path(room), told)
+        file = write_layer_table(Path(room), results)
         assert file is not None
-        assert equal(read_layer_table(file), told)
+        assert equal(read_layer_table(file), results)
 
 
 def test_the_files_are_found_in_the_order_of_steps_and_nothing_else_is(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_the_files_are_found_in_the_order_of_steps_and_nothing_else_is(tmp_path:
         write_layer_table(tmp_path, bare(step, what))
     write_layer_table(tmp_path, table(1000, ["a"], [normal()]))
     (tmp_path / "layers" / "notes.arrays").write_bytes(b"")
-    found = [(file.step, file.what, file.has_histograms) for file in layer_table_files(tmp_path)]
-    assert found == [
+    files = [(file.step, file.what, file.has_histograms) for file in layer_table_files(tmp_path)]
+    assert files == [
         (300, "gradient", False),
         (300, "weight", False),
         (1000, "gradient", True),

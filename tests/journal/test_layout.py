@@ -35,9 +35,9 @@ def test_our_own_folder_of_an_older_version_gets_one(tmp_path):
 
 
 def test_a_session_names_its_process(tmp_path):
-    said = identity_in_link(new_session_folder(tmp_path / "j") / TRAINING)
-    assert identity_from(said) == own_identity()
-    assert len(json.dumps(said)) < 1000
+    result = identity_in_link(new_session_folder(tmp_path / "j") / TRAINING)
+    assert identity_from(result) == own_identity()
+    assert len(json.dumps(result)) < 1000
 
 
 def test_what_outlives_the_runs_is_no_session(tmp_path):

@@ -39,8 +39,10 @@ def test_a_process_has_the_same_identity_from_every_source(sleeper):
         "import json, sys; from mlflow_stability.journal.process_identity import identity_of;"
         "print(json.dumps(identity_of(int(sys.argv[1])).as_json()))"
     )
-    said = subprocess.run([sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True, check=True)
-    assert identity_from(json.loads(said.stdout)) == identity_of(sleeper.pid)
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True, check=True
+    )
+    assert identity_from(json.loads(finished.stdout)) == identity_of(sleeper.pid)
     assert process_status(identity_of(sleeper.pid)) is ProcessStatus.LIVES
 
 
@@ -93,8 +95,8 @@ def test_the_start_by_the_wall_clock_of_older_journals_proves_life_and_never_dea
 
 
 def test_the_owner_of_checkpoints_in_the_words_of_an_older_version_is_understood(sleeper):
-    said = identity_of(sleeper.pid).as_json()
-    older = {"run": "r", "pid": sleeper.pid, "started": f"{said['boot']} {said['start']}", "host": said["host"]}
+    result = identity_of(sleeper.pid).as_json()
+    older = {"run": "r", "pid": sleeper.pid, "started": f"{result['boot']} {result['start']}", "host": result["host"]}
     identity = identity_from(older)
     assert identity is not None
     assert process_status(identity) is ProcessStatus.LIVES

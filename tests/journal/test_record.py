@@ -113,20 +113,20 @@ def test_text_that_is_no_valid_unicode_is_written_in_a_readable_form() -> None:
 
 def test_a_reading_whose_names_were_lost_is_not_guessed() -> None:
     reading = StepReading(1, (Signal("loss"),), (1.0,))
-    said = unframe(body(encode_step(reading, 4)))
+    result = unframe(body(encode_step(reading, 4)))
     with pytest.raises(BrokenLineError):
-        decode_step(said, {})
+        decode_step(result, {})
     with pytest.raises(BrokenLineError):
-        decode_step(said, {4: (Signal("loss"), Signal("grad_norm"))})
+        decode_step(result, {4: (Signal("loss"), Signal("grad_norm"))})
 
 
 def test_an_event_that_an_earlier_version_marked_as_live_was_reported_and_not_judged() -> None:
     line = b'["event",{"step":3,"kind":"rollback","severity":10,"message":"","live":%b}]'
-    told, judged = (decode(unframe(body(frame(line % live)))) for live in (b"true", b"false"))
-    assert isinstance(told, Finding)
+    results, judged = (decode(unframe(body(frame(line % live)))) for live in (b"true", b"false"))
+    assert isinstance(results, Finding)
     assert isinstance(judged, Finding)
     assert judged.source is not Source.REPORTED
-    assert told.source is Source.REPORTED
+    assert results.source is Source.REPORTED
 
 
 def test_kinds_and_fields_of_a_later_version_are_ignored() -> None:

@@ -38,12 +38,12 @@ def test_slow_writes_are_reported_once_with_their_time_and_share() -> None:
         time.sleep(0.03)
         times.add_slow(SLOWER_THAN_A_BUSY_MACHINE)
     ended = time.perf_counter()
-    found = times.check(MIN_WRITES)
+    result = times.check(MIN_WRITES)
     after = time.perf_counter()
-    assert found is not None
-    assert found.seconds == pytest.approx(SLOWER_THAN_A_BUSY_MACHINE)
+    assert result is not None
+    assert result.seconds == pytest.approx(SLOWER_THAN_A_BUSY_MACHINE)
     together = SLOWER_THAN_A_BUSY_MACHINE * MIN_WRITES
-    assert together / (after - before) <= found.share <= together / (ended - began)
+    assert together / (after - before) <= result.share <= together / (ended - began)
     for _ in range(MIN_WRITES):
         times.add_slow(SLOWER_THAN_A_BUSY_MACHINE)
     assert times.check(2 * MIN_WRITES) is None
@@ -102,9 +102,9 @@ def test_a_training_whose_journal_is_on_a_slow_file_system_says_so_once(tmp_path
     done = subprocess.run(
         [sys.executable, "-c", TRAIN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    said = [line for line in done.stderr.splitlines() if "slow file system" in line]
-    assert len(said) == 1, done.stderr
-    assert "ms for its journal line at step" in said[0]
-    assert str(journals) in said[0]
-    assert "(threshold 5 %)" in said[0]
-    assert "MLFLOW_STABILITY_JOURNAL_DIR" in said[0]
+    lines = [line for line in done.stderr.splitlines() if "slow file system" in line]
+    assert len(lines) == 1, done.stderr
+    assert "ms for its journal line at step" in lines[0]
+    assert str(journals) in lines[0]
+    assert "(threshold 5 %)" in lines[0]
+    assert "MLFLOW_STABILITY_JOURNAL_DIR" in lines[0]

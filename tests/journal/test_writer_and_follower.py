@@ -35,19 +35,19 @@ def reading(step: int, *signals: Signal) -> StepReading:
 def a_journal(folder: Path, records: int = 8) -> tuple[Path, list[object]]:
     """A journal of several kinds of records, and what it says."""
     writer = JournalWriter(folder, OPENING)
-    said: list[object] = [OPENING]
+    result: list[object] = [OPENING]
     for step in range(1, records + 1):
         record = Reset(step, 1, "asked", 0.0) if step == 5 else reading(step, *((LOSS,) if step % 3 else (LOSS, NORM)))
         assert writer.append(record)
-        said.append(record)
+        result.append(record)
     writer.append(Closing("finished"))
     writer.close()
-    return folder / "journal", [*said, Closing("finished")]
+    return folder / "journal", [*result, Closing("finished")]
 
 
 def test_what_was_appended_is_what_is_read(tmp_path: Path) -> None:
-    path, said = a_journal(tmp_path / "r")
-    assert read_journal(path) == said
+    path, records = a_journal(tmp_path / "r")
+    assert read_journal(path) == records
 
 
 def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
@@ -57,35 +57,38 @@ def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 def test_reading_can_stop_at_any_place_and_a_fork_continues_from_there(tmp_path: Path) -> None:
-    path, said = a_journal(tmp_path / "r")
+    path, records = a_journal(tmp_path / "r")
     ends = [entry.end for entry in JournalFollower(path).read()]
     for number, end in enumerate(ends, 1):
         follower = JournalFollower(path)
         before = follower.read(until=end)
         after = follower.fork().read()
-        assert ([item.record for item in before], [item.record for item in after]) == (said[:number], said[number:])
+        assert ([item.record for item in before], [item.record for item in after]) == (
+            records[:number],
+            records[number:],
+        )
 
 
 def test_reading_in_small_portions_gives_the_same(tmp_path: Path) -> None:
-    path, said = a_journal(tmp_path / "r")
+    path, records = a_journal(tmp_path / "r")
     follower = JournalFollower(path)
-    found: list[object] = []
+    result: list[object] = []
     while entries := follower.read(limit=2):
         assert len(entries) <= 2
-        found += [entry.record for entry in entries]
-    assert found == said
+        result += [entry.record for entry in entries]
+    assert result == records
 
 
 def test_a_journal_cut_at_any_byte_gives_the_records_before_it(tmp_path: Path) -> None:
-    path, said = a_journal(tmp_path / "r")
+    path, records = a_journal(tmp_path / "r")
     whole = path.read_bytes()
     ends = [entry.end for entry in JournalFollower(path).read()]
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         follower = JournalFollower(path)
-        assert [entry.record for entry in follower.read()] == said[: sum(end <= cut for end in ends)]
+        assert [entry.record for entry in follower.read()] == records[: sum(end <= cut for end in ends)]
         path.write_bytes(whole)  # the rest of the line comes later
-        assert [entry.record for entry in follower.read()] == said[sum(end <= cut for end in ends) :]
+        assert [entry.record for entry in follower.read()] == records[sum(end <= cut for end in ends) :]
         assert follower.broken_lines == 0
 
 
@@ -96,7 +99,7 @@ def test_a_line_cut_at_any_byte_loses_only_itself(
 ) -> None:
     folder = tmp_path_factory.mktemp("torn") / "r"
     writer = JournalWriter(folder, OPENING)
-    said: list[object] = []
+    records: list[object] = []
     missed = None
     for step in range(8):
         record = reading(step, *((LOSS,) if step % 3 else (LOSS, NORM)))
@@ -111,19 +114,19 @@ def test_a_line_cut_at_any_byte_loses_only_itself(
             missed = record
         else:
             assert writer.append(record)
-            said.append(record)
-    found = read_journal(folder / "journal")[1:]
-    assert missed not in found
-    assert found == said
+            records.append(record)
+    result = read_journal(folder / "journal")[1:]
+    assert missed not in result
+    assert result == records
 
 
 def test_foreign_bytes_between_the_lines_are_counted_and_skipped(tmp_path: Path) -> None:
-    path, said = a_journal(tmp_path / "r")
+    path, records = a_journal(tmp_path / "r")
     lines = path.read_bytes().splitlines(keepends=True)
     rubbish = [b"\x00\xff\n", b"\n", b"deadbeef []\n", b"x" * 5000 + b"\n"]
     path.write_bytes(b"".join(item for line in lines for item in (line, rubbish[len(line) % 4])))
     follower = JournalFollower(path)
-    assert [entry.record for entry in follower.read()] == said
+    assert [entry.record for entry in follower.read()] == records
     assert follower.broken_lines > 0
 
 
@@ -154,12 +157,12 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
 
 def test_names_are_written_once_and_every_layout_is_found_again(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "r", OPENING)
-    said = [reading(step, *((LOSS, NORM) if step % 2 else (NORM,))) for step in range(1, 50)]
-    for record in said:
+    result = [reading(step, *((LOSS, NORM) if step % 2 else (NORM,))) for step in range(1, 50)]
+    for record in result:
         writer.append(record)
     path = tmp_path / "r" / "journal"
     assert path.read_bytes().count("注意".encode()) == 2
-    assert read_journal(path)[1:] == said
+    assert read_journal(path)[1:] == result
 
 
 def test_a_million_observations_are_kept_in_seconds(tmp_path: Path) -> None:
@@ -201,10 +204,10 @@ def test_ctrl_c_while_a_line_is_written_loses_that_line_at_most(tmp_path: Path) 
         if not interrupted:
             break
     follower = JournalFollower(tmp_path / "r" / "journal")
-    found = [item.record for item in follower.read()]
+    records = [item.record for item in follower.read()]
     assert at > 10
     assert follower.broken_lines == 0
-    assert [value for value in found if value in kept] == kept
+    assert [value for value in records if value in kept] == kept
 
 
 @pytest.mark.parametrize(

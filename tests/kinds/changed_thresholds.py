@@ -103,8 +103,8 @@ def tests_of(cls: type[Any]) -> list[str]:
     module = cls.__module__.rpartition(".")[2]
     paths = sorted((ROOT / "tests" / "kinds").rglob("test_*.py"))
     files = {path: path.read_text(encoding="utf-8") for path in paths}
-    found = [path for path, text in files.items() if re.search(rf"\b{cls.__name__}\b|\"{cls.kind}\"", text)]
-    chosen = [path for path in found if path.name not in NOT_ASKED]
+    result = [path for path, text in files.items() if re.search(rf"\b{cls.__name__}\b|\"{cls.kind}\"", text)]
+    chosen = [path for path in result if path.name not in NOT_ASKED]
     return [
         str(path)
         for path in sorted(chosen, key=lambda path: (module not in path.stem, cls.__name__ not in files[path]))
@@ -126,8 +126,8 @@ def main(arguments: list[str]) -> None:
     for argument in arguments:
         field, _, node = argument.partition("=")
         cls = CLASSES[field.partition(".")[0]]
-        found = noticed_by(cls, field.partition(".")[2], [node] if node else tests_of(cls))
-        print(f"{field}\t{found}", flush=True)
+        result = noticed_by(cls, field.partition(".")[2], [node] if node else tests_of(cls))
+        print(f"{field}\t{result}", flush=True)
 
 
 if __name__ == "__main__":

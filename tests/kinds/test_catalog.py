@@ -47,14 +47,14 @@ def test_the_twelve_first_kinds_are_there_and_not_experimental() -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_kind_is_documented_in_full(name: str) -> None:
-    known = documentation(name)
-    assert known.name == name
-    assert known.sentence.endswith(".")
-    for text in (known.sees, known.why, known.try_, known.wrong, known.reference):
+    documents = documentation(name)
+    assert documents.name == name
+    assert documents.sentence.endswith(".")
+    for text in (documents.sees, documents.why, documents.try_, documents.wrong, documents.reference):
         assert len(text) > 10
-    assert known.severities == tuple(sorted(known.severities)) != ()
-    assert known.remedies
-    assert all(threshold.meaning.endswith((".", "...")) for threshold in known.thresholds)
+    assert documents.severities == tuple(sorted(documents.severities)) != ()
+    assert documents.remedies
+    assert all(threshold.meaning.endswith((".", "...")) for threshold in documents.thresholds)
 
 
 @pytest.mark.parametrize("judgement", [*EVERY, *SEEN_FROM_OUTSIDE], ids=DOCUMENTED)

@@ -66,30 +66,32 @@ def forms(value: Any) -> Iterator[tuple[float, bool]]:
 
 def copied(cls: type[Any]) -> list[str]:
     """Numbers in the texts of a class that are one of its thresholds."""
-    known = [form for field in fields(cls) for form in forms(field.default)]
-    found = []
+    values = [form for field in fields(cls) for form in forms(field.default)]
+    result = []
     for text in texts(cls):
         sentences = MEASURED.sub("", " ".join(PLACEHOLDER.sub("", text).split()))
         for number, percent in NUMBER.findall(sentences):
             value = float(number.replace(",", ""))
-            alike = any(is_percent == bool(percent) and math.isclose(value, x, rel_tol=2e-3) for x, is_percent in known)
+            alike = any(
+                is_percent == bool(percent) and math.isclose(value, x, rel_tol=2e-3) for x, is_percent in values
+            )
             if alike and value not in (0, 1):
-                found.append(f"{number}{percent}: {sentences[:60]}")
-    return found
+                result.append(f"{number}{percent}: {sentences[:60]}")
+    return result
 
 
 def unmentioned() -> list[str]:
     """The thresholds whose class says the same when they are changed by a quarter."""
-    found = []
+    result = []
     for cls in CLASSES.values():
         text = ast.get_docstring(template(cls)) or ""
         usual = {field.name: field.default for field in fields(cls)}
-        said = rendered(text, usual, cls.__module__)
+        message = rendered(text, usual, cls.__module__)
         for name, value in usual.items():
             others = [rendered(text, {**usual, name: other}, cls.__module__) for other in changed(value)]
-            if said in others:
-                found.append(f"{cls.__name__}.{name}")
-    return found
+            if message in others:
+                result.append(f"{cls.__name__}.{name}")
+    return result
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=lambda cls: cls.__name__)
@@ -126,8 +128,8 @@ def test_the_tests_that_are_named_notice_a_change_by_a_quarter() -> None:
     ]
     script = here / "changed_thresholds.py"
     done = subprocess.run([sys.executable, script, *asked], capture_output=True, text=True, check=True, cwd=ROOT)
-    found = dict(line.split("\t") for line in done.stdout.splitlines())
-    assert {name for name, node in found.items() if node} == set(NOTICED)
+    values = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert {name for name, node in values.items() if node} == set(NOTICED)
 
 
 def test_the_default_of_a_field_is_changed_during_a_test_and_restored() -> None:
@@ -162,7 +164,7 @@ def test_a_name_that_there_is_not_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{x}", "1,000"),
         ("{share:percent}", "5 %"),
@@ -182,9 +184,9 @@ def test_a_name_that_there_is_not_is_an_error() -> None:
         ("{loss_fall.LEARNT:percent} {progress.RISEN}", "1 % 1.3"),
     ],
 )
-def test_numbers_are_written_as_people_read_them(text: str, said: str) -> None:
-    known = {"x": 1000, "share": 0.05, "ratio": 1.3, "less": 0.98, "nats": math.log(2), "three": 3.0}
-    assert rendered(text, {**known, "several": (1, 1e-7)}, __name__) == said
+def test_numbers_are_written_as_people_read_them(text: str, expected: str) -> None:
+    values = {"x": 1000, "share": 0.05, "ratio": 1.3, "less": 0.98, "nats": math.log(2), "three": 3.0}
+    assert rendered(text, {**values, "several": (1, 1e-7)}, __name__) == expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,13 @@ def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(
 
 def through_parquet(records: list[object], folder: Path) -> list[object]:
     """The readings as the Parquet record gives them back, with the resets where they were."""
-    found: list[object] = []
+    result: list[object] = []
     part = PartBuffer()
 
     def flush() -> None:
         if len(part):
             part.write(folder / "part.parquet", 1)
-            found.extend(read_part(folder / "part.parquet").readings())
+            result.extend(read_part(folder / "part.parquet").readings())
             part.clear()
 
     for record in records:
@@ -125,9 +125,9 @@ def through_parquet(records: list[object], folder: Path) -> list[object]:
             part.add(record, record.step)
         elif isinstance(record, Reset):
             flush()
-            found.append(record)
+            result.append(record)
     flush()
-    return found
+    return result
 
 
 @settings(max_examples=50)

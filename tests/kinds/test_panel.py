@@ -63,8 +63,8 @@ def test_an_event_says_what_happened_with_numbers_and_what_to_try() -> None:
 
 def test_places_are_judged_apart() -> None:
     here, there = Signal("loss"), Signal("loss", "track_1")
-    found = replay([StepReading(step, (here, there), (nan, nan)) for step in (1, 2)])
-    assert [(event.step, event.place) for event in found] == [(1, ""), (1, "track_1")]
+    findings = replay([StepReading(step, (here, there), (nan, nan)) for step in (1, 2)])
+    assert [(event.step, event.place) for event in findings] == [(1, ""), (1, "track_1")]
 
 
 def test_a_reset_forgets_what_came_before() -> None:
@@ -78,11 +78,11 @@ def test_what_no_detector_asks_for_costs_nothing_and_finds_nothing() -> None:
 
 
 def test_a_judgement_that_ctrl_c_has_ended_half_way_tears_no_detector() -> None:
-    one, two = tuple(map(Signal, ("loss", "grad_norm"))), tuple(map(Signal, ("loss", "grad_norm", "update_ratio")))
+    first, two = tuple(map(Signal, ("loss", "grad_norm"))), tuple(map(Signal, ("loss", "grad_norm", "update_ratio")))
     panel, step, interrupted = Panel(default_detectors()), 0, 0
     for at in (*range(1, 60), *range(60, 400, 17)):
         moments = Moments(at)
-        signals = two if at % 3 else one
+        signals = two if at % 3 else first
         try:
             with moments.counted():
                 panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)]))
@@ -92,8 +92,8 @@ def test_a_judgement_that_ctrl_c_has_ended_half_way_tears_no_detector() -> None:
             step += 1
             assert panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)])) == []
     assert interrupted > 50
-    found = panel.judge(StepReading(step + 1, one, (nan, 2.0)))
-    assert [finding.kind for finding in found] == ["nan_detected"]
+    findings = panel.judge(StepReading(step + 1, first, (nan, 2.0)))
+    assert [finding.kind for finding in findings] == ["nan_detected"]
 
 
 def rates(values: list[float], first: int) -> list[StepReading]:
@@ -103,8 +103,8 @@ def rates(values: list[float], first: int) -> list[StepReading]:
 def test_a_learning_rate_that_was_rolled_back_from_is_a_jump_again() -> None:
     cycle = [2e-3, 1e-3, 1e-7]
     jump, later = rates([*cycle, 0.2, 0.2], 0), rates([0.19, 0.1, 1e-7, 0.2], 5)
-    found = replay([*jump, Reset(5, 1, "rolled back"), *later], detectors_named(("learning_rate_jump",)))
-    assert [point.step for point in found] == [3, 8]
+    findings = replay([*jump, Reset(5, 1, "rolled back"), *later], detectors_named(("learning_rate_jump",)))
+    assert [point.step for point in findings] == [3, 8]
     assert replay([*jump, *later], detectors_named(("learning_rate_jump",)))[1:] == []
 
 

@@ -40,14 +40,14 @@ class Example:
 
 def examples() -> dict[str, Example]:
     """For each finding that a curve of a recorded run shows: the run that is named after it, else the first."""
-    found: dict[str, Example] = {}
+    by_name: dict[str, Example] = {}
     for run in sorted(path.parent for path in RUNS.glob("*/meta.yaml")):
         history = history_of(run)
         for episode in diagnose(run).findings:
             metric = _metric_of(episode, history)
-            if metric is not None and (episode.kind not in found or episode.kind == run.name):
-                found[episode.kind] = Example(run.name, episode, metric)
-    return found
+            if metric is not None and (episode.kind not in by_name or episode.kind == run.name):
+                by_name[episode.kind] = Example(run.name, episode, metric)
+    return by_name
 
 
 def _metric_of(episode: Finding, history: RunHistory) -> Metric | None:

@@ -55,7 +55,7 @@ def prepared(folder: Path) -> Path:
 
 def printed(block: Block, folder: Path) -> str:
     """The commands of a console block with what they print in 80 columns."""
-    said = []
+    result = []
     for command in commands(block):
         done = subprocess.run(
             ["bash", "-c", command],
@@ -65,8 +65,8 @@ def printed(block: Block, folder: Path) -> str:
             text=True,
             check=False,
         )
-        said += [f"$ {command}", *(line.rstrip() for line in done.stdout.splitlines())]
-    return "\n".join(said) + "\n"
+        result += [f"$ {command}", *(line.rstrip() for line in done.stdout.splitlines())]
+    return "\n".join(result) + "\n"
 
 
 def commands(block: Block) -> list[str]:

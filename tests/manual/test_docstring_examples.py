@@ -43,14 +43,14 @@ def snippets() -> Iterator[tuple[str, ast.Call]]:
     """Calls of public names in the sentences of docstrings and pages."""
     texts = [(path, text) for path in python_files(PACKAGE) for text in docstrings(path)]
     texts += [(page, BLOCKS.sub("", page.read_text(encoding="utf-8"))) for page in PAGES]
-    known = called_names()
+    names = called_names()
     for path, text in texts:
         for code in CODE.findall(text):
             try:
                 call = ast.parse(" ".join(code.split()), mode="eval").body
             except SyntaxError:
                 continue
-            if isinstance(call, ast.Call) and _name(call) in known and (call.args or call.keywords):
+            if isinstance(call, ast.Call) and _name(call) in names and (call.args or call.keywords):
                 yield f"{path.relative_to(ROOT)}: {ast.unparse(call)}", call
 
 
@@ -130,10 +130,10 @@ def test_a_finding_says_where_its_detector_is_imported_from(
     monkeypatch.setenv("COLUMNS", "200")
     about = documentation(name_of(detector))
     run(["explain", about.name])
-    said = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
     if not about.thresholds:
-        assert "from mlflow_stability.kinds" not in said
+        assert "from mlflow_stability.kinds" not in text
         return
-    assert f"from mlflow_stability.kinds import {detector.__name__}" in said
-    (call,) = re.findall(rf"autolog\(detectors=\[({detector.__name__}\(.*?\))\]\)", said)
+    assert f"from mlflow_stability.kinds import {detector.__name__}" in text
+    (call,) = re.findall(rf"autolog\(detectors=\[({detector.__name__}\(.*?\))\]\)", text)
     assert _evaluated(ast.parse(call, mode="eval").body) == detector()

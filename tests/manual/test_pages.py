@@ -162,15 +162,15 @@ def test_every_quantity_that_is_measured_is_described() -> None:
 
 def measured() -> set[str]:
     """The quantities that the code names, at the few places where readings are made."""
-    found = set()
+    seen = set()
     for name in ("probes/step/capture.py", "session/recording/recording.py", "tracking/thinning.py"):
         for node in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Signal", "named") and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    found.add(first.value)
-    assert {"loss", "grad_norm", "overhead_fraction", "nonfinite_values"} <= found
-    return found
+                    seen.add(first.value)
+    assert {"loss", "grad_norm", "overhead_fraction", "nonfinite_values"} <= seen
+    return seen
 
 
 def test_the_page_on_recovery_has_the_intervals_of_the_policy() -> None:

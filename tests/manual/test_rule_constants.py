@@ -31,8 +31,8 @@ def test_causes_curves_and_recovery_have_theirs_printed(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert run(["thresholds"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
     for file, constants in rule_constants():
-        assert file in said
-        assert all(f"{constant.name} = {constant.text}" in said for constant in constants)
-    assert "high_for_adam = 0.01" in said
+        assert file in text
+        assert all(f"{constant.name} = {constant.text}" in text for constant in constants)
+    assert "high_for_adam = 0.01" in text

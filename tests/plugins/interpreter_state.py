@@ -75,10 +75,10 @@ def _loggers() -> dict[str, Logger]:
 
     There are hundreds, and this runs twice for each test: most are as they were made.
     """
-    known = {"root": logging.root, **logging.root.manager.loggerDict}
+    values = {"root": logging.root, **logging.root.manager.loggerDict}
     return {
         name: _logger(item) if item.handlers or item.level or item.disabled or not item.propagate else AS_MADE
-        for name, item in known.items()
+        for name, item in values.items()
         if type(item) is not logging.PlaceHolder
     }
 

@@ -52,13 +52,13 @@ def _torch(*names: str) -> Callable[[], dict[str, Any]]:
     """What these functions of torch return, or these attributes are."""
 
     def read() -> dict[str, Any]:
-        found = {}
+        values = {}
         for name in names:
             value: Any = sys.modules["torch"]
             for word in name.split("."):
                 value = getattr(value, word)
-            found[name] = value() if callable(value) else value
-        return found
+            values[name] = value() if callable(value) else value
+        return values
 
     return read
 
@@ -131,10 +131,10 @@ def _hooks() -> dict[str, Any]:
 
 def _registries() -> list[tuple[str, str, dict[int, Any]]]:
     return [
-        (place, name, found)
+        (place, name, result)
         for place in ("torch.nn.modules.module", "torch.optim.optimizer")
-        for name, found in vars(sys.modules[place]).items()
-        if name.startswith("_global_") and isinstance(found, dict)
+        for name, result in vars(sys.modules[place]).items()
+        if name.startswith("_global_") and isinstance(result, dict)
     ]
 
 

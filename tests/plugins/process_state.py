@@ -41,14 +41,14 @@ def snapshot(parts: tuple[Part, ...]) -> Snapshot:
 
 def changes(before: Snapshot, after: Snapshot) -> list[tuple[Part, str]]:
     """The parts that differ, and how."""
-    told = []
+    values = []
     for part, was in before.items():
         if part in after and after[part] != was:
             now = {key: after[part][key] for key in was if key in after[part]} if part.grows else after[part]
             now = now | was if part.shrinks else now
             if was != now:
-                told.append((part, f"{part.name}: {'; '.join(_difference(was, now))}"))
-    return told
+                values.append((part, f"{part.name}: {'; '.join(_difference(was, now))}"))
+    return values
 
 
 def put_back(before: Snapshot, changed: list[tuple[Part, str]]) -> None:

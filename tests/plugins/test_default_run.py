@@ -45,19 +45,19 @@ def project(tmp_path: Path) -> Path:
 
 def run(project: Path, *arguments: str) -> tuple[set[str], str, str]:
     """The tests that passed, the whole output, and where the quick test ran: its worker, its temporary directory."""
-    said = project / "said"
-    said.unlink(missing_ok=True)
+    result = project / "said"
+    result.unlink(missing_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "plugins.default_run", "-rA", *arguments],
         cwd=project,
-        env={**kept, "PYTHONPATH": str(TESTS), "SAID": str(said), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={**kept, "PYTHONPATH": str(TESTS), "SAID": str(result), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         text=True,
         capture_output=True,
     )
     assert done.returncode in (0, 5), done.stdout + done.stderr
     passed = set(re.findall(r"^PASSED \S+::test_(\w+)", done.stdout, re.MULTILINE))
-    return passed, done.stdout, said.read_text(encoding="utf-8") if said.exists() else ""
+    return passed, done.stdout, result.read_text(encoding="utf-8") if result.exists() else ""
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_that_the_next_test_draws_the_same():
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+def pytest_report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What pytest says of tests that leave one thing each, and of some that may leave what they leave."""
     folder = tmp_path_factory.mktemp("leaving")
     lines = [f"def test_{name}():\n    {leave}\n" for name, (leave, _) in LEFT.items()]
@@ -107,14 +107,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT)
-def test_what_a_test_leaves_is_reported_of_that_test_and_no_other(told: str, name: str) -> None:
-    (section,) = re.findall(rf"ERROR at teardown of test_{name} _+\n(.*?)(?=\n_+ ERROR|\n=====)", told, re.DOTALL)
+def test_what_a_test_leaves_is_reported_of_that_test_and_no_other(pytest_report: str, name: str) -> None:
+    (section,) = re.findall(
+        rf"ERROR at teardown of test_{name} _+\n(.*?)(?=\n_+ ERROR|\n=====)", pytest_report, re.DOTALL
+    )
     assert LEFT[name][1] in section
 
 
 @pytest.mark.slow
-def test_a_test_that_leaves_nothing_and_what_comes_after_it_pass(told: str) -> None:
-    assert f"{len(LEFT) + MAY_LEAVE.count('def ')} passed, {len(LEFT)} errors" in told, told
+def test_a_test_that_leaves_nothing_and_what_comes_after_it_pass(pytest_report: str) -> None:
+    assert f"{len(LEFT) + MAY_LEAVE.count('def ')} passed, {len(LEFT)} errors" in pytest_report, pytest_report
 
 
 def test_torchs_compiler_raises_the_recursion_limit_to_what_is_put_back() -> None:

@@ -42,31 +42,31 @@ def looked(model: nn.Module, *args: Any, tokens: int = 64, **kwargs: Any) -> Loo
         probe.close(True)
     assert torch.equal(after, torch.get_rng_state())
     assert equal(bare, output)
-    found = Looked(output, maps=maps)
+    result = Looked(output, maps=maps)
     for block in probe.blocks():
         assert isinstance(block.values, Tensor)
         for signal, value in zip(block.signals, block.values.tolist(), strict=True):
             if signal.quantity == "collapsed_heads":
-                found.collapsed = value
+                result.collapsed = value
                 continue
             layer, _, head = signal.place.rpartition(".head_")
-            row = getattr(found, signal.quantity.removeprefix("attention_")).setdefault(layer, [])
+            row = getattr(result, signal.quantity.removeprefix("attention_")).setdefault(layer, [])
             assert len(row) == int(head), "heads come in their order"
             row.append(value)
-    return found
+    return result
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(first: Any, other: Any) -> bool:
     """The same tensors to the bit, however they are packed."""
-    if isinstance(one, Tensor):
-        if one.is_nested:
-            return equal(list(one.unbind()), list(other.unbind()))
-        return torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) and one.requires_grad == other.requires_grad
-    if isinstance(one, dict):
-        return all(equal(one[name], other[name]) for name in one)
-    if isinstance(one, (tuple, list)):
-        return all(equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-    return one == other
+    if isinstance(first, Tensor):
+        if first.is_nested:
+            return equal(list(first.unbind()), list(other.unbind()))
+        return torch.equal(first.nan_to_num(7.0), other.nan_to_num(7.0)) and first.requires_grad == other.requires_grad
+    if isinstance(first, dict):
+        return all(equal(first[name], other[name]) for name in first)
+    if isinstance(first, (tuple, list)):
+        return all(equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
+    return first == other
 
 
 def by_hand(logits: Tensor, allowed: Tensor) -> tuple[list[float], list[float]]:

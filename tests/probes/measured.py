@@ -64,7 +64,7 @@ def norm(tensors: Iterable[Tensor | None]) -> float:
 
 def by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """The parameters of each module that owns some, each once."""
-    found: dict[str, list[nn.Parameter]] = {}
+    by_name: dict[str, list[nn.Parameter]] = {}
     seen: set[int] = set()
     for name, module in model.named_modules():
         own = [
@@ -74,8 +74,8 @@ def by_layer(model: nn.Module) -> dict[str, list[nn.Parameter]]:
         ]
         seen |= {id(item) for item in own}
         if own:
-            found[name or type(model).__name__] = own
-    return found
+            by_name[name or type(model).__name__] = own
+    return by_name
 
 
 def everywhere(model: nn.Module, quantity: str, of: Callable[[list[nn.Parameter]], float]) -> Row:

@@ -24,8 +24,8 @@ class SnapshotManager(nn.Module):
         self.linear = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.linear(x) * (1.0 + self.number())
-        return found
+        output: Tensor = self.linear(x) * (1.0 + self.number())
+        return output
 
     def number(self) -> Any:
         raise NotImplementedError

@@ -35,12 +35,12 @@ class Paced:
     def told(self, *quantities: str) -> Rows:
         """Steps and values of each signal."""
         self.meter.drain()
-        found: Rows = {}
+        result: Rows = {}
         for step, reading in enumerate(self.readings, start=1):
             for signal, value in zip(reading.signals, reading.values, strict=True):
                 if not quantities or signal.quantity in quantities:
-                    found.setdefault(str(signal), []).append((step, value))
-        return found
+                    result.setdefault(str(signal), []).append((step, value))
+        return result
 
 
 @contextmanager

@@ -39,8 +39,8 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.down(self.codes(self.act(self.up(x))))
-        found: Tensor = nn.functional.scaled_dot_product_attention(x, x, x)
-        return found
+        output: Tensor = nn.functional.scaled_dot_product_attention(x, x, x)
+        return output
 
 
 def probes() -> list[ForwardProbe]:

@@ -38,8 +38,8 @@ def test_facts_of_an_optimizer_include_all_its_numbers() -> None:
 
 
 def test_facts_of_further_groups_include_only_their_differences() -> None:
-    one, two = layer(), layer()
-    groups = [{"params": one.parameters()}, {"params": two.parameters(), "weight_decay": 0.0}]
+    first, two = layer(), layer()
+    groups = [{"params": first.parameters()}, {"params": two.parameters(), "weight_decay": 0.0}]
     facts = optimizer_facts([SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)])
     assert facts["parameter_groups"] == "2"
     assert facts["nesterov"] == "True"
@@ -90,12 +90,12 @@ def test_facts_of_a_schedule_include_its_nested_schedules() -> None:
 
 
 def test_schedules_of_other_optimizers_are_ignored() -> None:
-    one, two = SGD(layer().parameters(), lr=0.5), SGD(layer().parameters(), lr=0.5)
-    schedulers = [lr_scheduler.ExponentialLR(two, 0.9), lr_scheduler.StepLR(one, 7)]
-    facts = scheduler_facts(schedulers, [one, two])
+    first, two = SGD(layer().parameters(), lr=0.5), SGD(layer().parameters(), lr=0.5)
+    schedulers = [lr_scheduler.ExponentialLR(two, 0.9), lr_scheduler.StepLR(first, 7)]
+    facts = scheduler_facts(schedulers, [first, two])
     assert (facts["scheduler"], facts["scheduler.step_size"]) == ("StepLR", "7")
     assert (facts["optimizer_1.scheduler"], facts["optimizer_1.scheduler.gamma"]) == ("ExponentialLR", "0.9")
-    assert not scheduler_facts(schedulers[:1], [one])
+    assert not scheduler_facts(schedulers[:1], [first])
 
 
 def test_the_schedule_of_an_optimizer_that_accelerate_wraps_is_its_own() -> None:
@@ -222,12 +222,17 @@ def test_a_batch_is_described_by_types_and_shapes() -> None:
 
 
 def test_facts_say_how_much_of_a_model_is_compiled() -> None:
-    def told(model: nn.Module) -> str:
+    def compiled_fact(model: nn.Module) -> str:
         return model_facts([model], [])["model.compiled"]
 
     plain, in_place, block = nn.Sequential(layer()), nn.Sequential(layer()), nn.Sequential(layer(), layer())
     in_place.compile()
     block[0] = torch.compile(block[0])
-    assert (told(plain), told(torch.compile(plain)), told(in_place), told(block)) == ("no", "whole", "whole", "in part")
-    assert told(nn.DataParallel(torch.compile(plain))) == "whole"
+    assert (
+        compiled_fact(plain),
+        compiled_fact(torch.compile(plain)),
+        compiled_fact(in_place),
+        compiled_fact(block),
+    ) == ("no", "whole", "whole", "in part")
+    assert compiled_fact(nn.DataParallel(torch.compile(plain))) == "whole"
     assert model_facts([plain, in_place], [])["model_1.compiled"] == "whole"

@@ -40,8 +40,8 @@ class Attends(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.parts(x)
         self.seen = weakref.ref(x)
-        found: Tensor = nn.functional.scaled_dot_product_attention(x, x, x)
-        return found
+        output: Tensor = nn.functional.scaled_dot_product_attention(x, x, x)
+        return output
 
 
 class Listener:

@@ -49,8 +49,8 @@ class Reader(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         x = self.letters(given) + self.places(torch.arange(given.shape[1]))
         mask = nn.Transformer.generate_square_subsequent_mask(given.shape[1])
-        known = self.norm(x)
-        return self.head(x + self.attention(known, known, known, attn_mask=mask, need_weights=False)[0])
+        values = self.norm(x)
+        return self.head(x + self.attention(values, values, values, attn_mask=mask, need_weights=False)[0])
 
 
 def attention_collapse() -> None:

@@ -42,11 +42,11 @@ def main() -> None:
     from inside import INSIDE
     from trainings import TRAININGS
 
-    known = [*TRAININGS, *INSIDE]
+    values = [*TRAININGS, *INSIDE]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all where none is given")
-    names = parser.parse_args().names or known
-    if unknown := [value for value in names if value not in known]:
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(values)}; all where none is given")
+    names = parser.parse_args().names or values
+    if unknown := [value for value in names if value not in values]:
         parser.error(f"no such training: {', '.join(unknown)}")
     EXPERIMENT.mkdir(parents=True, exist_ok=True)
     (EXPERIMENT / "meta.yaml").write_text(EXPERIMENT_PAGE)

@@ -57,27 +57,29 @@ def test_there_are_recorded_runs_of_every_ordinary_failure() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 def test_a_recorded_run_is_diagnosed_as_what_it_is(run: Path) -> None:
-    expected, found = expected_of(run), diagnose(run)
-    assert found.format == "recorded"
-    assert found.outcome == expected["outcome"], found.verdict
-    serious = [finding for finding in found.findings if finding.severity >= Severity.WARNING]
+    expected, diagnosis = expected_of(run), diagnose(run)
+    assert diagnosis.format == "recorded"
+    assert diagnosis.outcome == expected["outcome"], diagnosis.verdict
+    serious = [finding for finding in diagnosis.findings if finding.severity >= Severity.WARNING]
     wanted = expected["issues"]
     assert sorted((finding.kind, finding.severity.name) for finding in serious) == sorted(
         (row["issue_type"], row["severity"]) for row in wanted
-    ), found.verdict
+    ), diagnosis.verdict
     for row in wanted:
-        (episode,) = [one for one in serious if one.kind == row["issue_type"]]
+        (episode,) = [first for first in serious if first.kind == row["issue_type"]]
         first, last = row["steps"]
         assert first <= episode.start <= last, episode
-    assert (found.cause.name if found.cause else None) == expected["cause"], found.cause
+    assert (diagnosis.cause.name if diagnosis.cause else None) == expected["cause"], diagnosis.cause
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 def test_what_was_judged_live_is_what_the_record_gives_when_it_is_judged_again(run: Path) -> None:
     stability = run / "artifacts" / "stability"
-    said = [read_line(line) for file in sorted(stability.glob("**/events/*")) for line in file.read_text().splitlines()]
-    (opening,) = [item for item in said if isinstance(item, Opening)]
-    live = [finding for finding in said if isinstance(finding, Finding) and finding.source is not Source.REPORTED]
+    result = [
+        read_line(line) for file in sorted(stability.glob("**/events/*")) for line in file.read_text().splitlines()
+    ]
+    (opening,) = [item for item in result if isinstance(item, Opening)]
+    live = [finding for finding in result if isinstance(finding, Finding) and finding.source is not Source.REPORTED]
     (part,) = stability.glob("**/record/*.parquet")
     again = replay(read_part(part).readings(), read_detectors(opening.detectors))
     assert [_plain(item) for item in again] == [_plain(item) for item in live]

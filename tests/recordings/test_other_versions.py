@@ -79,10 +79,10 @@ def test_what_a_later_version_recorded_is_read_without_the_lines_that_are_unknow
     shutil.copytree(RUNS / "1" / "loss_spike", run)
     (events,) = run.rglob("events/*.jsonl")
     lines = [json.loads(line) | {"later_field": {"deep": [1]}} for line in events.read_text().splitlines()]
-    found = next(line for line in lines if line["record"] == "event")
+    line = next(line for line in lines if line["record"] == "event")
     facts = {"kind": "bit_flip", "bits": 3}
     remedy = {"action": "check_memory", "sentence": "Check the memory.", "sockets": [2]}
-    lines.append({**found, "kind": "bit_flip", "facts": facts, "message": "3 bits flipped.", "remedies": [remedy]})
+    lines.append({**line, "kind": "bit_flip", "facts": facts, "message": "3 bits flipped.", "remedies": [remedy]})
     lines.append({"record": "heartbeat", "beats": 60})
     events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (bookkeeping,) = run.rglob("recording-000.json")

@@ -35,17 +35,17 @@ class Counter(torch.nn.Module):
         self.numbers = torch.nn.ParameterList(torch.zeros(5_000) for _ in range(8))
 
 
-def child(folder: Path, first: int, told: int) -> None:
+def child(folder: Path, first: int, count: int) -> None:
     store = CheckpointStore(folder, "r", 4)
     model = Counter()
     parts = TrainingParts((), (model,))
-    os.write(told, bytes(4))
+    os.write(count, bytes(4))
     for step in range(first, 1_000_000):
         with torch.no_grad():
             for number in model.numbers:
                 number.fill_(step)
         store.commit(copy_state(parts, step), 1.0 / step)
-        os.write(told, step.to_bytes(4, "little"))
+        os.write(count, step.to_bytes(4, "little"))
         if step % 2:
             store.promote(step)
 
@@ -61,15 +61,15 @@ def one_life(folder: Path, first: int, seconds: float) -> int:
         finally:
             os._exit(9)
     os.close(mouth)
-    said = os.read(ear, 4)  # it has begun
+    records = os.read(ear, 4)  # it has begun
     time.sleep(seconds)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), f"the child ended by itself: {status}"
     while block := os.read(ear, 65536):
-        said += block
+        records += block
     os.close(ear)
-    return int.from_bytes(said[-4:], "little")
+    return int.from_bytes(records[-4:], "little")
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
@@ -83,13 +83,13 @@ def main(folder: Path, kills: int, seed: int) -> None:
         if not shelf:
             assert last == 0
             continue
-        found = find(folder, "newest").checkpoint
-        assert found.step >= max(last, newest), (found.step, last, newest)
-        restore_state(read_state(found.folder / "state.pt"), TrainingParts((), (model,)))
-        assert all(bool((number == found.step).all()) for number in model.numbers)
+        checkpoint = find(folder, "newest").checkpoint
+        assert checkpoint.step >= max(last, newest), (checkpoint.step, last, newest)
+        restore_state(read_state(checkpoint.folder / "state.pt"), TrainingParts((), (model,)))
+        assert all(bool((number == checkpoint.step).all()) for number in model.numbers)
         assert len(shelf) <= 5, [point.step for point in shelf]
-        written += found.step - newest
-        newest = found.step
+        written += checkpoint.step - newest
+        newest = checkpoint.step
     print(json.dumps({"kills": kills, "written": written, "damaged": damaged, "cut off while writing": drafts}))
 
 

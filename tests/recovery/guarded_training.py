@@ -104,21 +104,21 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def differences(one: Any, other: Any, where: str = "") -> list[str]:
+def differences(first: Any, other: Any, where: str = "") -> list[str]:
     """Where two pictures are not bit-identical."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape and _bits(one) == _bits(other)
+    if isinstance(first, Tensor) and isinstance(other, Tensor):
+        same = first.dtype == other.dtype and first.shape == other.shape and _bits(first) == _bits(other)
         return [] if same else [where]
-    if isinstance(one, dict) and isinstance(other, dict):
-        if one.keys() != other.keys():
-            return [f"{where}: {sorted(map(str, one.keys() ^ other.keys()))}"]
-        return [difference for key in one for difference in differences(one[key], other[key], f"{where}/{key}")]
-    if isinstance(one, Sequence) and isinstance(other, Sequence) and not isinstance(one, str):
-        if len(one) != len(other):
-            return [f"{where}: {len(one)} and {len(other)}"]
-        pairs = enumerate(zip(one, other, strict=True))
+    if isinstance(first, dict) and isinstance(other, dict):
+        if first.keys() != other.keys():
+            return [f"{where}: {sorted(map(str, first.keys() ^ other.keys()))}"]
+        return [difference for key in first for difference in differences(first[key], other[key], f"{where}/{key}")]
+    if isinstance(first, Sequence) and isinstance(other, Sequence) and not isinstance(first, str):
+        if len(first) != len(other):
+            return [f"{where}: {len(first)} and {len(other)}"]
+        pairs = enumerate(zip(first, other, strict=True))
         return [difference for number, (a, b) in pairs for difference in differences(a, b, f"{where}/{number}")]
-    return [] if one == other else [f"{where}: {one!r} and {other!r}"]
+    return [] if first == other else [f"{where}: {first!r} and {other!r}"]
 
 
 def _bits(tensor: Tensor) -> bytes:

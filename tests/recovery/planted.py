@@ -49,8 +49,8 @@ class Net(nn.Module):
         self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(self.between(self.first(x)))
-        return found
+        output: Tensor = self.last(self.between(self.first(x)))
+        return output
 
 
 class Tokens(nn.Module):
@@ -62,8 +62,8 @@ class Tokens(nn.Module):
         self.last = nn.Linear(4, 2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.last(self.words(ids).mean(1))
-        return found
+        output: Tensor = self.last(self.words(ids).mean(1))
+        return output
 
 
 def squares(outputs: Tensor) -> Tensor:

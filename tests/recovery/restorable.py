@@ -118,15 +118,15 @@ OPTIMIZERS: dict[str, Make] = {
 
 def bits(training: Training) -> dict[str, Any]:
     """All of it that a step can change, as bytes and numbers."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, item in training.model.state_dict().items():
-        found[name] = _raw(item)
+        by_name[name] = _raw(item)
     for number, optimizer in enumerate(training.optimizers):
         places = [param for group in optimizer.param_groups for param in group["params"]]
         for place, parameter in enumerate(places):
             state = optimizer.state.get(parameter, {})
-            found.update(_leaves(state, f"{number}.{place}"))
-    return found
+            by_name.update(_leaves(state, f"{number}.{place}"))
+    return by_name
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -138,8 +138,8 @@ def test_a_learning_rate_that_the_optimizer_writes_in_its_step_is_kept() -> None
 
 
 def test_a_rate_that_jumped_is_held_down_until_the_script_asks_for_less() -> None:
-    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = Watching([{"params": [one], "lr": 1.0}, {"params": [other], "lr": 2e-3}])
+    first, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = Watching([{"params": [first], "lr": 1.0}, {"params": [other], "lr": 2e-3}])
     held = held_rates(optimizer, (1e-3, 1e-3), times=3.0)
     assert held == (1e-3, None)
     plan = EasingPlan(start=0, factor=0.5, steps=10, held={id(optimizer): held}, hold_doubles_in=100)

@@ -33,10 +33,10 @@ def answers(
     past = past or RollbackHistory()
     curve = [LEVEL] * JUMP + losses
     for step in range(FOUND, len(curve)):
-        found = divergence(step, loss=curve[step], level=LEVEL, first_high=JUMP, z=9.0)
+        result = divergence(step, loss=curve[step], level=LEVEL, first_high=JUMP, z=9.0)
         situation = Situation(
             step,
-            (found,) if step == FOUND else (),
+            (result,) if step == FOUND else (),
             curve[step],
             good=good,
             place=place if step > FOUND else "",

@@ -20,8 +20,8 @@ def countdown(policy: RollbackPolicy = POLICY) -> RollbackCountdown:
 
 def lines(losses: Sequence[float], counting: RollbackCountdown | None = None) -> list[str]:
     counting = counting or countdown()
-    said = [counting.line(step, loss) for step, loss in enumerate(losses, 1)]
-    return [line for line in said if line]
+    result = [counting.line(step, loss) for step, loss in enumerate(losses, 1)]
+    return [line for line in result if line]
 
 
 def test_the_first_high_loss_is_announced_with_what_follows() -> None:
@@ -41,21 +41,21 @@ def test_after_the_finding_nothing_is_taken_back() -> None:
 
 def test_the_last_step_of_the_countdown_is_that_of_the_finding() -> None:
     losses = [1.0, 1.1] * 20 + [2.6, 2.5, 2.7, 2.9]
-    detector, found, state = DivergenceClassic(2.0, 3), [], DivergenceClassic().begin()
+    detector, result, state = DivergenceClassic(2.0, 3), [], DivergenceClassic().begin()
     for step, loss in enumerate(losses, 1):
         state, finding = detector.step(state, Point("loss", "", step, loss))
-        found += [step] if finding is not None else []
+        result += [step] if finding is not None else []
     counting = countdown()
     announced = [step for step, loss in enumerate(losses, 1) if "1 of 3" in counting.line(step, loss)]
-    assert found == [announced[0] + 2]
+    assert result == [announced[0] + 2]
 
 
 def test_a_noisy_loss_is_announced_less_and_less_often() -> None:
     rows = 64
-    said = lines(([1.0] * 30 + [3.0]) * rows + [1.0])
-    announced = [line for line in said if "1 of 3" in line]
+    result = lines(([1.0] * 30 + [3.0]) * rows + [1.0])
+    announced = [line for line in result if "1 of 3" in line]
     assert ROWS_ALWAYS_ANNOUNCED < len(announced) <= ROWS_ALWAYS_ANNOUNCED + 5
-    assert len(said) == 2 * len(announced)
+    assert len(result) == 2 * len(announced)
 
 
 def test_after_a_rollback_losses_are_new() -> None:

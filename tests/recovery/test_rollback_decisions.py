@@ -290,26 +290,26 @@ SITUATIONS = st.lists(
 
 @given(SITUATIONS, st.integers(0, 100), st.sampled_from(["newest", "best"]))
 def test_rollbacks_are_bounded_and_lead_to_states_before_the_problem_for_any_history(
-    told: list[tuple[int, bool, bool, int, list[int], int]], rewind: int, select: str
+    numbers: list[tuple[int, bool, bool, int, list[int], int]], rewind: int, select: str
 ) -> None:
     policy = RollbackPolicy(rewind=rewind, rollback_target=select)  # type: ignore[arg-type]
     past, step, last = RollbackHistory(), 0, None
-    for apart, diverges, finite, skips, good, back in told:
+    for apart, diverges, finite, skips, good, back in numbers:
         step += apart
         events = (divergence(step, onset=step - back),) if diverges else ()
-        known = {value for value in good if value <= step}
+        values = {value for value in good if value <= step}
         before = past
-        past, decision = decide(policy, past, Situation(step, events, 1.0, skips, False, finite, states(*known)))
+        past, decision = decide(policy, past, Situation(step, events, 1.0, skips, False, finite, states(*values)))
         assert not before.ended or decision == Decision()
         assert not before.gave_up or decision == Decision() or not finite
         if decision.action == "rollback":
-            assert decision.target in known
+            assert decision.target in values
             if not finite:
                 continue  # any finite state is better than the present one
             assert decision.target < decision.onset
             assert 0 < decision.easing_factor <= 0.5
             if last is not None and decision.onset <= last.at + policy.same_trouble_within:
-                older = [value for value in known if value < min(last.to, decision.onset) and not left(before, value)]
+                older = [value for value in values if value < min(last.to, decision.onset) and not left(before, value)]
                 assert decision.target > last.at or decision.target < last.to or not older
             last = past.rollbacks[-1]
     assert len(past.rollbacks) <= policy.max_rollbacks_in_all
@@ -367,12 +367,12 @@ def test_weights_from_before_an_optimizer_that_took_over_are_restored_with_small
     assert decide(POLICY, RollbackHistory(), skipped)[1].target == 201
 
 
-@pytest.mark.parametrize(("found", "first_high", "target"), [(265, 252, 201), (365, 354, 252), (465, 454, 352)])
+@pytest.mark.parametrize(("expected", "first_high", "target"), [(265, 252, 201), (365, 354, 252), (465, 454, 352)])
 def test_what_began_before_an_optimizer_took_over_or_long_after_it_is_not_its_doing(
-    found: int, first_high: int, target: int
+    expected: int, first_high: int, target: int
 ) -> None:
     good = (*states(100, 201), GoodState(252, float("nan"), initial=True), *states(352))
-    now = Situation(found, (divergence(found, first_high=first_high),), good=good)
+    now = Situation(expected, (divergence(expected, first_high=first_high),), good=good)
     assert decide(POLICY, RollbackHistory(), now)[1].target == target
 
 

@@ -28,19 +28,19 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int, first: int = 0) ->
 
 
 def test_without_spikes_and_resets_it_is_adam() -> None:
-    one, other = model_of(), model_of()
-    train(one, SPAMAdam(one.parameters(), lr=0.01, weight_decay=0.1, reset_every=0, threshold=1e30), 50)
+    first, other = model_of(), model_of()
+    train(first, SPAMAdam(first.parameters(), lr=0.01, weight_decay=0.1, reset_every=0, threshold=1e30), 50)
     train(other, torch.optim.AdamW(other.parameters(), lr=0.01, weight_decay=0.1), 50)
-    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+    for mine, theirs in zip(first.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", ["coordinate", "norm"])
 def test_one_tensor_at_a_time_and_all_together_are_bit_identical(clip: Any) -> None:
-    one, other = model_of(), model_of()
-    train(one, SPAMAdam(one.parameters(), lr=0.01, clip=clip, reset_every=20, warm_up=5, foreach=False), 50)
+    first, other = model_of(), model_of()
+    train(first, SPAMAdam(first.parameters(), lr=0.01, clip=clip, reset_every=20, warm_up=5, foreach=False), 50)
     train(other, SPAMAdam(other.parameters(), lr=0.01, clip=clip, reset_every=20, warm_up=5), 50)
-    assert differences(picture(one), picture(other)) == []
+    assert differences(picture(first), picture(other)) == []
 
 
 def first_step_after(optimizer_of: Callable[[list[Tensor]], Optimizer], gradients: list[float]) -> dict[str, Tensor]:
@@ -96,24 +96,24 @@ def test_the_norm_of_a_tensor_is_held_to_a_multiple_of_its_usual_one() -> None:
 
 @pytest.mark.parametrize("clip", ["coordinate", "norm"])
 def test_after_saving_and_loading_it_continues_bit_identically(clip: Any) -> None:
-    one = model_of()
-    optimizer = SPAMAdam(one.parameters(), lr=0.01, clip=clip, reset_every=8, warm_up=4)
-    train(one, optimizer, 11)
-    other = copy.deepcopy(one)
+    model = model_of()
+    optimizer = SPAMAdam(model.parameters(), lr=0.01, clip=clip, reset_every=8, warm_up=4)
+    train(model, optimizer, 11)
+    other = copy.deepcopy(model)
     again = SPAMAdam(other.parameters())
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(one, optimizer, 11, first=11)
+    train(model, optimizer, 11, first=11)
     train(other, again, 11, first=11)
-    assert differences(picture(one, optimizer), picture(other, again)) == []
+    assert differences(picture(model, optimizer), picture(other, again)) == []
 
 
 def test_it_leaves_gradients_alone_and_touches_no_parameter_without_one() -> None:
-    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = SPAMAdam([one, other])
+    first, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = SPAMAdam([first, other])
     for number in (1.0, 1.0, 1e9):
-        one.grad = torch.full((2,), number)
+        first.grad = torch.full((2,), number)
         optimizer.step()
-    assert one.grad.tolist() == [1e9, 1e9]
+    assert first.grad.tolist() == [1e9, 1e9]
     assert other.tolist() == [1.0, 1.0]
     assert other not in optimizer.state
 

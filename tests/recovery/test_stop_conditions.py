@@ -118,9 +118,9 @@ def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop
     ],
 )
 def test_a_course_of_values_is_a_reason_to_stop(text: str, quantity: str, values: list[float], at: int | None) -> None:
-    found = first_stop(text, quantity, values)
-    assert (None if found is None else found[0]) == at
-    assert found is None or f"stop_on={text}" in str(found[1].error)
+    result = first_stop(text, quantity, values)
+    assert (None if result is None else result[0]) == at
+    assert result is None or f"stop_on={text}" in str(result[1].error)
 
 
 def test_before_a_step_only_what_is_known_then_is_judged() -> None:
@@ -142,8 +142,8 @@ def test_before_a_step_a_capture_says_what_is_wanted_and_known() -> None:
     wanted = ("loss", "grad_norm", "learning_rate", "loss_scale")
     assert values_before_step(optimizer, capture, None, wanted) == {"learning_rate": 0.3}
     capture.losses, capture.loss_scale = [torch.tensor(1.5), 2.0], torch.tensor(8.0)
-    known = {"loss": 3.5, "grad_norm": 2.0, "learning_rate": 0.3, "loss_scale": 8.0}
-    assert values_before_step(optimizer, capture, norm, wanted) == known
+    values = {"loss": 3.5, "grad_norm": 2.0, "learning_rate": 0.3, "loss_scale": 8.0}
+    assert values_before_step(optimizer, capture, norm, wanted) == values
     assert values_before_step(optimizer, capture, norm, ()) == {}
     capture.losses = [INF, 2.0]
     assert values_before_step(optimizer, capture, norm, ("loss",)) == {"loss": INF}

@@ -158,7 +158,7 @@ def options() -> Options:
     )
 
 
-def told(message: AlertMessage) -> None:
+def receive(message: AlertMessage) -> None:
     print(message.kind, message.severity.name, message.count, message.first_step, message.last_step)
     print(message.message, message.remedies, message.time, message.evidence or {}, message.title, message.what)
     print(message.text(now=message.time), message.key, AlertMessage.from_plain(message.plain()))
@@ -169,7 +169,7 @@ def told(message: AlertMessage) -> None:
 def alerts() -> Iterator[Alert]:
     yield Alert("slack://TokenA/TokenB/TokenC", severity="critical", cooldown=60)
     yield Alert("console", severity=Severity.INFO, rules=["divergence", "grad_norm>100"])
-    yield Alert(told, rules="divergence")
+    yield Alert(receive, rules="divergence")
     yield Alert("console", when=lambda signals: signals["mfu"] < 0.3, message="MFU {mfu:.2f}")
     for finding in (Alert("console"),):
         print(
@@ -200,7 +200,7 @@ def training(model: nn.Module, sampler: Mapping[str, object]) -> None:
         layer_metrics="parameters",
         attention_every_n_steps=500,
         representations=["encoder"],
-        alerts=["console", told, *alerts()],
+        alerts=["console", receive, *alerts()],
         mirrors=["tensorboard:runs", "wandb:project"],
         prometheus_port=9464,
         offline=False,
@@ -316,11 +316,11 @@ def reading() -> None:
         detectors=["divergence", kinds.LossSpike(threshold=10)],
         sensitivity="high",
     )
-    for found in diagnose_all(["0f3a", Path("mlruns")], "sqlite:///mlflow.db", loss="loss", val_loss=None):
-        if isinstance(found, Diagnosis):
-            diagnosis_shown(found)
+    for result in diagnose_all(["0f3a", Path("mlruns")], "sqlite:///mlflow.db", loss="loss", val_loss=None):
+        if isinstance(result, Diagnosis):
+            diagnosis_shown(result)
         else:
-            print(found.source, found.message)
+            print(result.source, result.message)
     diagnosis_shown(
         judge(
             [2.0, 1.5, 1.2],
@@ -403,8 +403,8 @@ def model_checked(model: nn.Module) -> ModelCheck:
         print(layer.name, layer.shape, layer.dtype, layer.trainable, layer.rms, layer.grad_norm)
     for activation in checked.activations:
         print(activation.name, activation.mean, activation.std, activation.zero_share)
-    found: tuple[ModelFinding, ...] = checked.findings
-    for finding in found:
+    result: tuple[ModelFinding, ...] = checked.findings
+    for finding in result:
         print(
             finding.check,
             finding.kind,

@@ -18,9 +18,11 @@ HOSTILE = "<script>alert('x')</script>| a_b *c* \x1b[31m =1+1"
 
 @cache
 def two() -> Comparison:
-    one, other = falling(600), diverging(seed=1)
-    cards = [card_of_loss(one, "calm", lr=0.1, seed=1), card_of_loss(other, "wild", lr=3, seed=2)]
-    first_difference = first_difference_of(history_of_loss(one, "calm", seed=1), history_of_loss(other, "wild", seed=2))
+    first, other = falling(600), diverging(seed=1)
+    cards = [card_of_loss(first, "calm", lr=0.1, seed=1), card_of_loss(other, "wild", lr=3, seed=2)]
+    first_difference = first_difference_of(
+        history_of_loss(first, "calm", seed=1), history_of_loss(other, "wild", seed=2)
+    )
     return comparison_of(cards, baseline=cards[0], first_difference=first_difference)
 
 

@@ -73,8 +73,8 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
         return draw(TEXTS)
 
     def remedy() -> Remedy:
-        known = draw(st.sampled_from([Action.INSPECT_MODULE, Action.INSPECT_BATCH, Action.IN_WORDS]))
-        return Remedy(known, step=7, unit=text(), module=text(), path=text(), text=text())
+        drawn = draw(st.sampled_from([Action.INSPECT_MODULE, Action.INSPECT_BATCH, Action.IN_WORDS]))
+        return Remedy(drawn, step=7, unit=text(), module=text(), path=text(), text=text())
 
     def hostile_cause() -> Cause:
         return Cause(text(), text(), (text(),), (text(),), (text(),), place=text(), kind=text(), step=1)

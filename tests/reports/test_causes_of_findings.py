@@ -25,14 +25,14 @@ def test_each_finding_has_its_cause_and_the_deciding_cause_has_a_section(form: s
     assert text.count(DECIDING) == 1
     assert text.index(DECIDING) < text.index("What to do") < text.index(BATCH)
     assert "Explains the NaN at step 960." in text
-    for said in (
+    for result in (
         "Likely cause",
         "Ruled out",
         "learning rate: constant at 3e-4",
         "Not checked",
         "gradient norm: not logged",
     ):
-        assert said in text
+        assert result in text
 
 
 @pytest.mark.parametrize("form", ["rich", "markdown", "html"])

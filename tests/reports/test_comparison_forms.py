@@ -32,13 +32,13 @@ def test_the_json_keeps_to_its_schema(made: Made) -> None:
 
 
 def test_the_json_has_the_runs_in_order_and_what_could_not_be_read() -> None:
-    said = json.loads(render_comparison(many(), "json"))
-    assert said["runs"][0]["unstable"] is False
-    assert said["runs"][-1]["lost"] is True
-    assert said["runs"][-1]["final_loss"] in ("nan", "inf") or said["runs"][-1]["final_loss"] > 1
-    assert said["errors"][0]["source"] == "gone.csv"
-    assert said["gate"]["passed"] is False
-    assert (said["asked"], said["interrupted"]) == (20, True)
+    document = json.loads(render_comparison(many(), "json"))
+    assert document["runs"][0]["unstable"] is False
+    assert document["runs"][-1]["lost"] is True
+    assert document["runs"][-1]["final_loss"] in ("nan", "inf") or document["runs"][-1]["final_loss"] > 1
+    assert document["errors"][0]["source"] == "gone.csv"
+    assert document["gate"]["passed"] is False
+    assert (document["asked"], document["interrupted"]) == (20, True)
 
 
 def test_the_csv_has_a_row_for_each_run_and_a_column_for_each_parameter_that_differs() -> None:
@@ -53,20 +53,20 @@ def test_the_csv_has_a_row_for_each_run_and_a_column_for_each_parameter_that_dif
 @pytest.mark.parametrize("verbose", [True, False])
 @pytest.mark.parametrize("unicode", [True, False])
 def test_a_terminal_of_80_columns_is_wide_enough(made: Made, verbose: bool, unicode: bool) -> None:
-    said = comparison_terminal.render(made(), verbose=verbose, width=80, unicode=unicode)
-    assert max(map(len, said.splitlines())) <= 80
-    assert "\x1b" not in said
-    assert unicode or said.isascii()
+    text = comparison_terminal.render(made(), verbose=verbose, width=80, unicode=unicode)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert unicode or text.isascii()
 
 
 def test_a_comparison_shows_the_worse_run_the_first_difference_and_associations() -> None:
-    said = " ".join(comparison_terminal.render(two(), width=80).split())
+    text = " ".join(comparison_terminal.render(two(), width=80).split())
     for part in ("2 runs: 1 lost, 1 stable.", "First difference", "failed", "worse wild", "diverged at step"):
-        assert part in said
-    said = " ".join(comparison_terminal.render(many(), width=80).split())
+        assert part in text
+    text = " ".join(comparison_terminal.render(many(), width=80).split())
     for part in ("Over seeds", "Time to divergence", "Learning rate", "Interrupted: 18 of 20", "lr=0.003"):
-        assert part in said
-    assert "1. 1." not in said
+        assert part in text
+    assert "1. 1." not in text
 
 
 def test_what_a_run_brought_along_stays_text_in_markdown() -> None:

@@ -27,8 +27,8 @@ from mlflow_stability.vocabulary.result import (
 def test_names_that_differ_only_at_the_end_stay_distinct_in_80_columns() -> None:
     long = "a-sweep-of-tiny-models-whose-names-are-long-and-differ-in-"
     cards = [made(f"{long}{end}", {"lr": end}) for end in ("one", "two", "drei")]
-    said = comparison_terminal.render(comparison_of(cards), width=80)
-    assert all(f"…{end}" in said or f"-{end} " in said for end in ("one", "two", "drei"))
+    text = comparison_terminal.render(comparison_of(cards), width=80)
+    assert all(f"…{end}" in text or f"-{end} " in text for end in ("one", "two", "drei"))
     wide = comparison_terminal.render(comparison_of([made(f"学習{number}" * 30, {}) for number in range(2)]), width=80)
     assert max(map(cell_len, wide.splitlines())) <= 80
     plain = comparison_terminal.render(comparison_of(cards), width=80, unicode=False)
@@ -38,9 +38,9 @@ def test_names_that_differ_only_at_the_end_stay_distinct_in_80_columns() -> None
 
 def test_a_baseline_gate_that_many_runs_pass_is_reported() -> None:
     cards = [made(f"run-{number}", {"seed": number}) for number in range(9)]
-    said = comparison_terminal.render(comparison_of(cards, baseline=cards[0]), width=80)
-    assert "Against the baseline run-0: passed" in said
-    assert "8 of 8 not worse." in said
+    text = comparison_terminal.render(comparison_of(cards, baseline=cards[0]), width=80)
+    assert "Against the baseline run-0: passed" in text
+    assert "8 of 8 not worse." in text
 
 
 def test_of_very_many_worse_runs_some_are_listed_and_all_are_counted() -> None:
@@ -53,17 +53,17 @@ def test_of_very_many_worse_runs_some_are_listed_and_all_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "count", "said"),
+    ("form", "count", "expected"),
     [
         ("terminal", 28, "13 more runs; --verbose shows them\n"),
         ("markdown", 63, "13 more runs; --output-format csv lists all.\n"),
         ("html", 113, "13 more runs; --output-format csv lists all.</p>"),
     ],
 )
-def test_a_table_that_leaves_runs_out_says_so_at_its_end(form: str, count: int, said: str) -> None:
+def test_a_table_that_leaves_runs_out_says_so_at_its_end(form: str, count: int, expected: str) -> None:
     comparison = comparison_of([made(f"run-{number}", {"lr": number}) for number in range(count)])
     text = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
-    assert said in text
+    assert expected in text
     assert text.index("more runs") > text.index(f"run-{count - 1}")
     assert "more runs" not in comparison_terminal.render(comparison, verbose=True)
 
@@ -73,8 +73,8 @@ def test_an_unstable_run_is_named_by_the_id_that_diagnose_takes(form: str) -> No
     run_id = "0123456789abcdef" * 2
     cards = [replace(made("wild", {}, lost=300), source=run_id), made("calm", {})]
     comparison = comparison_of(cards)
-    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
-    assert run_id in said
+    text = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
+    assert run_id in text
 
 
 def test_markdown_says_why_as_the_others_do() -> None:
@@ -88,8 +88,8 @@ def test_a_cause_in_the_verdict_is_not_repeated(explains: str) -> None:
     verdict = f"Unstable: NaN at step 251; loss fell. Step 251: {origin}"
     card = replace(made("wild", {}, lost=300), verdict=verdict, cause_statement=origin)
     card = replace(card, cause_explains=explains)
-    said = comparison_terminal.render(comparison_of([card, made("calm", {})]), width=200)
-    assert said.count("The batch itself was non-finite") == 1
+    text = comparison_terminal.render(comparison_of([card, made("calm", {})]), width=200)
+    assert text.count("The batch itself was non-finite") == 1
 
 
 def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
@@ -105,17 +105,17 @@ def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
         steps_per_second=1234.5,
         overhead=0.0123,
     )
-    said = comparison_terminal.render(comparison_of([card, made("b", {})]), width=80)
+    text = comparison_terminal.render(comparison_of([card, made("b", {})]), width=80)
     for number in ("1,000,000", "0.1%", "1,234,567", "12/12 in 1,234", "12,345", "1234/s", "1.2%"):
-        assert number in said
-    assert max(map(len, said.splitlines())) <= 80
+        assert number in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_lengths_of_runs_are_shown_if_they_differ() -> None:
     long, short = made("long", {}, last=399), replace(made("short", {}, last=129), ended="running")
-    said = comparison_terminal.render(comparison_of([long, short]), width=80)
-    assert "steps: length of the run" in said
-    assert "130 so far" in said
+    text = comparison_terminal.render(comparison_of([long, short]), width=80)
+    assert "steps: length of the run" in text
+    assert "130 so far" in text
     assert "length of the run" not in comparison_terminal.render(comparison_of([long, made("b", {}, last=399)]))
 
 
@@ -124,8 +124,8 @@ def test_runs_without_a_repetition_are_not_listed_over_seeds(form: str) -> None:
     repeated = [made(f"s{seed}", {"lr": 0.1, "seed": seed}) for seed in range(3)]
     alone = [made(f"alone-{width}", {"lr": 0.1, "width": width, "seed": 1}) for width in (7, 8)]
     comparison = comparison_of([*repeated, *alone])
-    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
-    over_seeds = said[said.index("Over seeds") :]
+    text = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
+    over_seeds = text[text.index("Over seeds") :]
     cell = {"terminal": "runs {};", "markdown": "| {} |", "html": ">{}<"}[form]
     assert cell.format(3) in over_seeds
     assert cell.format(1) not in over_seeds
@@ -165,10 +165,10 @@ def test_equal_notes_of_several_runs_are_shown_once(form: str) -> None:
     cards = [replace(made(f"run-{n}", {}), notes=(*((thinned,) if n < 5 else ()), JUDGED_LIVE)) for n in range(9)]
     cards[8] = replace(cards[8], notes=("It was deleted.",))
     comparison = comparison_of(cards)
-    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
-    assert f"5 runs: {thinned}" in said
-    assert "run-8: It was deleted." in said
-    assert JUDGED_LIVE not in said
+    text = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
+    assert f"5 runs: {thinned}" in text
+    assert "run-8: It was deleted." in text
+    assert JUDGED_LIVE not in text
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
@@ -179,8 +179,8 @@ def test_parameters_associated_with_instability_are_the_first_differences(form: 
     ]
     cohort = Cohort(8, 2, associations=(Association(("lr",), "lr above 2: 2 of 2 unstable.", 0.001),))
     comparison = replace(comparison_of(cards), cohort=cohort)
-    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
-    differs = said[said.index("Differences") :]
+    text = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
+    differs = text[text.index("Differences") :]
     assert differs.index("lr") < differs.index("innocent_0")
 
 
@@ -189,14 +189,14 @@ def test_associations_with_instability_are_at_the_top_before_any_run(form: str) 
     named = (Association(("lr",), "lr above 2: 2 of 2 unstable.", 0.001), Association(("warmup",), "And so on.", 0.002))
     comparison = comparison_of([made(f"run-{n}", {"lr": n}) for n in range(8)])
     for cohort, there in ((Cohort(8, 2, associations=named), True), (Cohort(8, 2), False)):
-        told = replace(comparison, cohort=cohort)
-        said = comparison_terminal.render(told) if form == "terminal" else render_comparison(told, form)
-        top = said[: said.index("run-0")]
+        changed = replace(comparison, cohort=cohort)
+        text = comparison_terminal.render(changed) if form == "terminal" else render_comparison(changed, form)
+        top = text[: text.index("run-0")]
         assert ("lr above 2: 2 of 2 unstable. Also associated: warmup." in top) is there
 
 
 def test_the_effect_of_the_learning_rate_is_shown_with_the_number_of_runs() -> None:
-    found = Sensitivity("lr", (0.1, 0.2, 0.4), (1.0, 2.0, 3.0), (0.0, 0.0, 1.0), (4, 3, 4), 0.1, 0.2, 1.0)
-    best, _, stable = wording.sensitivity(found)
+    sensitivity = Sensitivity("lr", (0.1, 0.2, 0.4), (1.0, 2.0, 3.0), (0.0, 0.0, 1.0), (4, 3, 4), 0.1, 0.2, 1.0)
+    best, _, stable = wording.sensitivity(sensitivity)
     assert best == "Best at 0.1 of 3 rates from 0.1 to 0.4 (lr, 11 runs)."
     assert stable == "All runs up to 0.2 were stable (of 11 runs)."

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.measured.layer_comparison import LargestGap, La
 NAMES = ("calm", "wild")
 
 
-def one(cells: list[list[float]], **more: object) -> LayerComparison:
+def comparison_of(cells: list[list[float]], **more: object) -> LayerComparison:
     values = np.array(cells, np.float32)
     layers = tuple(f"layer{number}" for number in range(len(cells)))
     return LayerComparison("grad_norm", layers, 0, 1, (0, 0), False, values, values, **more)  # type: ignore[arg-type]
@@ -20,11 +20,11 @@ def one(cells: list[list[float]], **more: object) -> LayerComparison:
 
 def test_where_they_differ_most_is_a_sentence() -> None:
     norms, entropies = two_with_layers().layers
-    said = layer_difference(norms, NAMES)
-    assert "40 to 49 steps after the onset: 0.1 in calm, 900 in wild (9000 times)." in said
-    assert "Not finite in 27 layers of wild, first in model.blocks.1.attn 200 to 209 steps after the onset." in said
+    result = layer_difference(norms, NAMES)
+    assert "40 to 49 steps after the onset: 0.1 in calm, 900 in wild (9000 times)." in result
+    assert "Not finite in 27 layers of wild, first in model.blocks.1.attn 200 to 209 steps after the onset." in result
     assert "in the first 10 steps from the onset: 2.9 in calm, 0 in wild." in layer_difference(entropies, NAMES)
-    assert layer_difference(one([[np.nan]]), NAMES) == "No layer has values of both runs at the same step."
+    assert layer_difference(comparison_of([[np.nan]]), NAMES) == "No layer has values of both runs at the same step."
 
 
 def test_a_column_is_described_by_the_steps_that_the_runs_have_in_it() -> None:
@@ -46,20 +46,20 @@ def test_the_page_has_a_picture_of_each_quantity_and_no_name_becomes_structure()
 
 
 def test_runs_with_the_same_name_are_distinguished_by_their_ids() -> None:
-    found = two_with_layers()
-    runs = [replace(e, card=replace(e.card, name="x", source=i)) for e, i in zip(found.runs, "ab", strict=True)]
-    alike = replace(found, runs=tuple(runs))
+    result = two_with_layers()
+    runs = [replace(e, card=replace(e.card, name="x", source=i)) for e, i in zip(result.runs, "ab", strict=True)]
+    alike = replace(result, runs=tuple(runs))
     assert two_names(alike) == ("a", "b")
-    assert two_names(found)[0] == "calm"
+    assert two_names(result)[0] == "calm"
 
 
 def test_models_without_a_common_layer_have_none_in_common() -> None:
-    apart = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset({"layer1"})))
+    apart = comparison_of([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset({"layer1"})))
     assert layer_difference(apart, NAMES) == "The runs have no layer in common."
-    never = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset()))
+    never = comparison_of([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset()))
     assert layer_difference(never, NAMES) == "No layer has values of both runs at the same step."
 
 
 def test_two_identical_runs_are_reported_as_identical() -> None:
-    same = one([[1.0], [2.0]], farthest=LargestGap("layer0", 0, 1.0, 1.0))
+    same = comparison_of([[1.0], [2.0]], farthest=LargestGap("layer0", 0, 1.0, 1.0))
     assert layer_difference(same, NAMES) == "Identical in every layer where both were measured."

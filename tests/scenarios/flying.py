@@ -51,9 +51,9 @@ def flying(folder: Path, *, strict: bool = True, options: Options = NO_OPTIONS, 
         yield flown
     finally:
         mlflow_stability.autolog(disable=True)
-        for value in (folder for one in session_folders(journals) for folder in recording_folders(one)):
+        for value in (folder for first in session_folders(journals) for folder in recording_folders(first)):
             flown.records = list(read_journal(value / JOURNAL))
             flown.recordings.append(flown.records)
-        for one in session_folders(journals):
-            if one.name not in ("checkpoints", "batches"):
-                shutil.rmtree(one)
+        for first in session_folders(journals):
+            if first.name not in ("checkpoints", "batches"):
+                shutil.rmtree(first)

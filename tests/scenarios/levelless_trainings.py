@@ -52,10 +52,10 @@ def byol(steps: int) -> object:
     inputs, _ = images()
     for _ in range(steps):
         chosen = inputs[torch.randint(len(inputs), (64,))]
-        one, two = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
+        first, two = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
         with torch.no_grad():
             wanted = projector(encoder(two))
-        step(optimizer, 2 - 2 * functional.cosine_similarity(online(one), wanted).mean())
+        step(optimizer, 2 - 2 * functional.cosine_similarity(online(first), wanted).mean())
         average(encoder, online.encoder, 0.01)
         average(projector, online.projector, 0.01)
     return state_of(online)
@@ -72,22 +72,22 @@ def moco(steps: int) -> object:
             self.key = copy.deepcopy(self.query).requires_grad_(False)
             self.register_buffer("queue", functional.normalize(torch.randn(256, 8), dim=1))
 
-        def forward(self, one: Tensor, two: Tensor) -> Tensor:
-            asked = functional.normalize(self.query(one), dim=1)
+        def forward(self, output: Tensor, two: Tensor) -> Tensor:
+            asked = functional.normalize(self.query(output), dim=1)
             with torch.no_grad():
                 average(self.key, self.query, 0.01)
                 keys = functional.normalize(self.key(two), dim=1)
             logits = torch.cat([(asked * keys).sum(1, keepdim=True), asked @ self.queue.T.clone()], 1)
             self.queue = torch.cat([keys, self.queue])[:256]
-            return functional.cross_entropy(logits / 0.1, torch.zeros(len(one), dtype=torch.long))
+            return functional.cross_entropy(logits / 0.1, torch.zeros(len(output), dtype=torch.long))
 
     model = Contrast()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     inputs, _ = images()
     for _ in range(steps):
         chosen = inputs[torch.randint(len(inputs), (64,))]
-        one, two = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
-        step(optimizer, model(one, two))
+        first, two = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
+        step(optimizer, model(first, two))
     return state_of(model)
 
 
@@ -220,8 +220,8 @@ def contrastive(steps: int) -> object:
     inputs, _ = images()
     for _ in range(steps):
         chosen = inputs[torch.randint(len(inputs), (64,))]
-        one, two = (functional.normalize(model(chosen + 0.3 * torch.randn_like(chosen)), dim=1) for _ in range(2))
-        step(optimizer, functional.cross_entropy(one @ two.T / 0.5, torch.arange(64)))
+        first, two = (functional.normalize(model(chosen + 0.3 * torch.randn_like(chosen)), dim=1) for _ in range(2))
+        step(optimizer, functional.cross_entropy(first @ two.T / 0.5, torch.arange(64)))
     return state_of(model)
 
 

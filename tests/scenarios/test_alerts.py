@@ -43,19 +43,19 @@ ALERTS = """mlflow_stability.autolog(alerts=["env:HOOK", "console", Alert(
 
 
 def train(folder: Path, uri: str, words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    known = {**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": uri, **environment}
+    values = {**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": uri, **environment}
     return subprocess.run(
-        [python(), *words], cwd=folder, env=known, capture_output=True, text=True, timeout=200, check=False
+        [python(), *words], cwd=folder, env=values, capture_output=True, text=True, timeout=200, check=False
     )
 
 
 def traces_of(secret: str, folder: Path) -> list[Path]:
-    found = []
+    result = []
     for place, _, names in os.walk(folder):
         for path in (Path(place, name) for name in names):
             with contextlib.suppress(FileNotFoundError):  # the courier may be removing the journal
-                found += [path] * (secret.encode() in path.read_bytes())
-    return found
+                result += [path] * (secret.encode() in path.read_bytes())
+    return result
 
 
 def crash_is_told(server: ChatServer) -> bool:
@@ -82,6 +82,6 @@ def test_an_address_on_the_command_line_is_not_in_the_run(sqlite_uri: str, tmp_p
     with ChatServer() as server:
         url = f"json://{server.address}/{SECRET}"
         done = train(tmp_path, sqlite_uri, ["-m", "mlflow_stability", "run", "--alerts", url, "train.py"])
-        wait_until(partial(crash_is_told, server), told=lambda: done.stderr)
+        wait_until(partial(crash_is_told, server), values=lambda: done.stderr)
     assert [request.body["title"] for request in server.requests][-1] == "CRITICAL: crash at step 120", done.stderr
     assert traces_of(SECRET, tmp_path) == []

@@ -70,9 +70,9 @@ def test_a_batch_that_cannot_be_kept_is_reported_all_the_same(tmp_path: Path) ->
     with flying(tmp_path, guard=True, options=Options(capture_batch="upload")) as flown:
         train()
         assert flown.session.parts_off == {}
-    (told,) = flown.events("broken_batch")
-    assert "1 NaN" in told.message
-    assert "could not be saved" in told.message
+    (event,) = flown.events("broken_batch")
+    assert "1 NaN" in event.message
+    assert "could not be saved" in event.message
 
 
 @pytest.mark.parametrize("kind", [GeneratorAtDepth, HelperObject])
@@ -96,6 +96,6 @@ def test_after_a_skipped_step_a_model_with_state_of_its_own_goes_on_as_without_u
     bare = trained(guarded=False)
     with flying(tmp_path, guard=True) as flown:
         watched = trained(guarded=True)
-    (told,) = flown.events("broken_batch")
-    assert "The same batch is non-finite again" in told.message
+    (event,) = flown.events("broken_batch")
+    assert "The same batch is non-finite again" in event.message
     assert all(torch.allclose(*pair, rtol=0.0, atol=0.0, equal_nan=True) for pair in zip(bare, watched, strict=True))

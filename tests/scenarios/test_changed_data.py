@@ -85,10 +85,10 @@ def plain(model: nn.Module, inputs: Tensor, step: int) -> Tensor:
 
 def test_after_data_that_changed_for_good_the_training_goes_on_from_where_it_was(tmp_path: Path) -> None:
     flown, last = trained(tmp_path, other_targets)
-    (told,) = flown.events("data_changed")
+    (event,) = flown.events("data_changed")
     back, undone = flown.events("rollback")
-    assert "give a loss of" in told.message
-    assert abs(told.metrics["onset"] - CHANGES) < 20
+    assert "give a loss of" in event.message
+    assert abs(event.metrics["onset"] - CHANGES) < 20
     assert undone.metrics["target"] == back.step, "what was learnt before the rollback is not lost"
     assert undone.metrics["steps_regained"] == back.metrics["steps_lost"]
     assert undone.step - back.step <= POLICY.recovery_patience + 1
@@ -161,19 +161,19 @@ def test_what_is_learnt_after_a_change_is_what_is_learnt_without_rollbacks(tmp_p
 def test_a_state_is_not_good_before_the_loss_is_back_from_its_rise(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=QUICK) as flown:
         good = [flown.session.good_steps for _ in three_tasks(61)]
-    found = flown.events("divergence")[0].step
-    assert TASK_STEPS < found < 150
-    assert max(good[found + 2 * QUICK.snapshot_every]) <= TASK_STEPS, "twice as long as healthy steps would take"
+    step = flown.events("divergence")[0].step
+    assert TASK_STEPS < step < 150
+    assert max(good[step + 2 * QUICK.snapshot_every]) <= TASK_STEPS, "twice as long as healthy steps would take"
     assert max(good[2 * TASK_STEPS - 1]) > TASK_STEPS, "a state of the second task is good once its loss has fallen"
 
 
 def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path) -> None:
     usual = RollbackPolicy(snapshot_share=1.0, on_give_up="raise")
     flown, last = trained(tmp_path, growing_term, steps=600, policy=usual)
-    told = flown.events("data_changed")
-    assert told
+    events = flown.events("data_changed")
+    assert events
     undone = [event for event in flown.events("rollback") if "steps_regained" in event.metrics]
-    assert len(undone) == len(told) == len(flown.events("rollback")) / 2
+    assert len(undone) == len(events) == len(flown.events("rollback")) / 2
     assert flown.events("give_up") == []
     assert last < 5.0
 
@@ -232,7 +232,7 @@ def test_a_change_of_the_data_is_reported_in_one_line(tmp_path: Path, caplog: py
             optimizer.step()
     finally:
         mlflow_stability.autolog(disable=True)
-    said = [message for message in caplog.messages if "Rolled back" in message or "data_changed" in message]
-    assert len(said) == 2, said
-    assert said[1].startswith("data_changed: The weights of step 101 give a loss of ")
-    assert "Going back to the weights of step" in said[1]
+    messages = [message for message in caplog.messages if "Rolled back" in message or "data_changed" in message]
+    assert len(messages) == 2, messages
+    assert messages[1].startswith("data_changed: The weights of step 101 give a loss of ")
+    assert "Going back to the weights of step" in messages[1]

@@ -73,8 +73,8 @@ def test_gradients_of_micro_batches_that_never_reach_a_step_are_found(tmp_path: 
         "Each step has 4 backward passes from losses that are divided by 4, and gradients are cleared between them: "
         "only those of the last one are used."
     )
-    found = [(event.step, event.severity, event.message) for event in flown.events("gradients_discarded")]
-    assert found == ([(4, Severity.WARNING, message)] if how in MISTAKES else [])
+    events = [(event.step, event.severity, event.message) for event in flown.events("gradients_discarded")]
+    assert events == ([(4, Severity.WARNING, message)] if how in MISTAKES else [])
 
 
 class Gan:
@@ -104,12 +104,12 @@ def test_an_optimizer_that_is_cleared_but_never_stepped_is_information(tmp_path:
         gan = Gan()
         for number in range(105):
             gan.step(number, how)
-    found = [(event.step, event.severity, event.message) for event in flown.events("not_optimized")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("not_optimized")]
     message = (
         "2 parameters of Linear_1 (23% of the values): gradients are computed, but their Adam took no step up to step "
         "100."
     )
-    assert found == ([(100, Severity.INFO, message)] if how == "never stepped" else [])
+    assert events == ([(100, Severity.INFO, message)] if how == "never stepped" else [])
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -124,6 +124,6 @@ def test_an_optimizer_that_is_made_again_is_a_change_of_the_configuration(tmp_pa
                 optimizer.zero_grad()
                 model(torch.randn(16, 4)).square().mean().backward()
                 optimizer.step()
-    found = [(event.step, event.message) for event in flown.events("configuration_changed")]
+    events = [(event.step, event.message) for event in flown.events("configuration_changed")]
     message = "The number of optimizers that were made of the same parameters changed from {} to {}, seen at step {}."
-    assert found == ([(30, message.format(1, 2, 30)), (60, message.format(2, 3, 60))] if again else [])
+    assert events == ([(30, message.format(1, 2, 30)), (60, message.format(2, 3, 60))] if again else [])

@@ -35,8 +35,8 @@ def train(steps: int = 60, huge_at: int = 0, clip: float | None = None, validati
     return {**model.state_dict(), **before}
 
 
-def unchanged(found: dict[str, Tensor]) -> bool:
-    return all(torch.equal(found[name], found[f"before.{name}"]) for name in ("weight", "bias"))
+def unchanged(output: dict[str, Tensor]) -> bool:
+    return all(torch.equal(output[name], output[f"before.{name}"]) for name in ("weight", "bias"))
 
 
 def stopped(flown: Flown) -> list[int]:
@@ -57,11 +57,11 @@ def test_a_step_that_meets_a_condition_is_not_taken(
     tmp_path: Path, stop_on: str, trained: dict[str, Any], rollback: bool
 ) -> None:
     with flying(tmp_path, stop_on=stop_on, rollback=rollback) as flown:
-        found = train(**trained)
+        result = train(**trained)
     at = trained["huge_at"]
-    assert f"Training stopped before step {at} was taken" in found["message"]
+    assert f"Training stopped before step {at} was taken" in result["message"]
     assert stopped(flown) == [at]
-    assert unchanged(found)
+    assert unchanged(result)
 
 
 def test_a_healthy_training_is_the_same_with_conditions_and_without(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_validation_loss_that_no_longer_falls_ends_the_training_before_the_nex
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     with mlflow.start_run(), flying(tmp_path, stop_on="val_loss plateau 3") as flown:
-        found = train(steps=80, validations=True)
-    assert "val_loss has not fallen below its best of 0.5 in 3 values" in str(found["message"])
+        trained = train(steps=80, validations=True)
+    assert "val_loss has not fallen below its best of 0.5 in 3 values" in str(trained["message"])
     assert stopped(flown) == [36]  # best at step 20, three more until step 35
-    assert unchanged(found)
+    assert unchanged(trained)

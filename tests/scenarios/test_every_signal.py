@@ -153,12 +153,12 @@ def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClie
         optimizer.zero_grad()
     run_id, record = record_of(store)
     assert "update_ratio" not in record.columns
-    said = [
+    findings = [
         finding
         for _, finding in RunReader(run_id, mlflow.get_tracking_uri()).event_lines()
         if isinstance(finding, Finding)
     ]
-    assert [finding for finding in said if finding.severity >= Severity.WARNING] == []
+    assert [finding for finding in findings if finding.severity >= Severity.WARNING] == []
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ def test_a_model_that_ends_in_a_softmax_before_cross_entropy_is_found_at_once(
 ) -> None:
     with flying(tmp_path) as flown:
         train(*last)
-    found = [(event.step, event.severity, event.message) for event in flown.events("loss_input")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("loss_input")]
     message = "Module 3 is a softmax, and its output goes into cross_entropy, which expects logits."
-    assert found == ([(2, Severity.WARNING, message)] if last else [])
+    assert events == ([(2, Severity.WARNING, message)] if last else [])
 
 
 class Body(nn.Module):
@@ -106,9 +106,9 @@ def train_body(mistake: str) -> None:
 def test_each_mistake_in_the_set_up_of_a_training_is_a_finding_of_its_own(tmp_path: Path, mistake: str) -> None:
     with flying(tmp_path) as flown:
         train_body(mistake)
-    found = {kind: event for kind in MISTAKES for event in flown.events(kind)}
+    by_kind = {kind: event for kind in MISTAKES for event in flown.events(kind)}
     severity = Severity.INFO if mistake == "group_rate_zero" else Severity.WARNING
-    assert {kind: (event.severity, event.message) for kind, event in found.items()} == (
+    assert {kind: (event.severity, event.message) for kind, event in by_kind.items()} == (
         {mistake: (severity, MISTAKES[mistake])} if mistake else {}
     )
 
@@ -138,11 +138,11 @@ def test_an_output_layer_that_is_a_copy_of_the_embedding_is_found_at_once(tmp_pa
             tokens = torch.randint(0, 12, (16,))
             nn.CrossEntropyLoss()(model(tokens), tokens.roll(1)).backward()
             optimizer.step()
-    found = [(event.step, event.severity, event.message) for event in flown.events("untied_weights")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("untied_weights")]
     message = (
         "Weight of module head has the values of an embedding at step 1, but is another tensor: they are not tied."
     )
-    assert found == ([] if tied else [(1, Severity.WARNING, message)])
+    assert events == ([] if tied else [(1, Severity.WARNING, message)])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
             optimizer.step()
             if when in ("after", "both"):
                 nn.utils.clip_grad_norm_(model.parameters(), limit)
-    found = [(event.step, event.severity, event.message) for event in flown.events("clipping_late")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("clipping_late")]
     step, message = 10, "Gradients were clipped after the optimizer had used them, in 9 steps in a row."
     if when == "too early":
         step = 3
@@ -177,7 +177,7 @@ def test_gradients_that_are_clipped_when_they_have_been_used_are_information(
             "Gradients are never clipped: clip_grad_norm_ got none, in 3 steps in a row. It runs before backward(), "
             "or its generator of parameters was used up."
         )
-    assert found == ([(step, Severity.INFO, message)] if is_found else [])
+    assert events == ([(step, Severity.INFO, message)] if is_found else [])
 
 
 @pytest.mark.parametrize("how", ["scaled", "unscaled", "by hand", "scaled limit", "no scaler"])
@@ -202,12 +202,12 @@ def test_clipping_of_scaled_gradients_is_found(tmp_path: Path, how: str) -> None
                 continue
             scaler.step(optimizer)
             scaler.update()
-    found = [(event.step, event.severity, event.message) for event in flown.events("clipping_scaled")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("clipping_scaled")]
     message = (
         "Gradients are clipped at 0.5 while the loss scaler has them scaled, 10 times in a row up to step 10: the real "
         "limit is that, divided by the loss scale."
     )
-    assert found == ([(10, Severity.WARNING, message)] if how == "scaled" else [])
+    assert events == ([(10, Severity.WARNING, message)] if how == "scaled" else [])
 
 
 def test_clipping_in_the_closure_of_an_optimizer_is_not_late(tmp_path: Path) -> None:
@@ -239,8 +239,8 @@ def test_several_classes_at_once_in_cross_entropy_are_found(tmp_path: Path, seve
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), labels if several else labels / 4).backward()
             optimizer.step()
-    found = [(event.step, event.severity) for event in flown.events("target_sum")]
-    assert found == ([(6, Severity.WARNING)] if several else [])
+    events = [(event.step, event.severity) for event in flown.events("target_sum")]
+    assert events == ([(6, Severity.WARNING)] if several else [])
 
 
 @pytest.mark.parametrize("ignored", [0, -100])
@@ -256,5 +256,5 @@ def test_a_loss_that_counts_padding_is_found(tmp_path: Path, ignored: int) -> No
             optimizer.zero_grad()
             nn.functional.cross_entropy(logits, tokens[:, 1:], ignore_index=ignored).backward()
             optimizer.step()
-    found = [(event.step, event.severity) for event in flown.events("padding_in_loss")]
-    assert found == ([] if ignored == 0 else [(6, Severity.WARNING)])
+    events = [(event.step, event.severity) for event in flown.events("padding_in_loss")]
+    assert events == ([] if ignored == 0 else [(6, Severity.WARNING)])

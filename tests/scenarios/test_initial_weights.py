@@ -49,10 +49,10 @@ def test_a_learning_rate_too_high_from_the_first_step_on_ends_in_a_training_that
 ) -> None:
     with flying(tmp_path, rollback=True) as flown:
         losses, rates = train(TOO_HIGH[name])
-    told = flown.events("rollback")
-    assert told[0].metrics["target"] == 0
-    assert "times its scheduled value from now on" in told[0].message
-    assert len(told) <= 3
+    events = flown.events("rollback")
+    assert events[0].metrics["target"] == 0
+    assert "times its scheduled value from now on" in events[0].message
+    assert len(events) <= 3
     assert flown.events("give_up") == []
     assert end_of(losses) < 0.25 * losses[0]
     assert len(rates) == 1, "the script sees its own learning rate"

@@ -50,7 +50,11 @@ class Game:
 
     def state(self) -> list[Tensor]:
         """The weights of both, as they are."""
-        return [parameter.detach().clone() for one in (self.generator, self.critic) for parameter in one.parameters()]
+        return [
+            parameter.detach().clone()
+            for generator in (self.generator, self.critic)
+            for parameter in generator.parameters()
+        ]
 
     def judge(self, times: float = 1.0) -> None:
         """One update of the critic."""
@@ -88,8 +92,8 @@ def steps_of(flown: Flown, name: str) -> list[int]:
 
 def is_recorded_once_a_step(flown: Flown) -> bool:
     """Whether no signal has two values at one step."""
-    found = [(reading.attempt, reading.step, signal) for reading in readings(flown) for signal in reading.signals]
-    return len(found) == len(set(found))
+    result = [(reading.attempt, reading.step, signal) for reading in readings(flown) for signal in reading.signals]
+    return len(result) == len(set(result))
 
 
 def test_a_thousand_iterations_of_a_gan_are_a_thousand_steps(tmp_path: Path) -> None:
@@ -178,12 +182,12 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     assert logged[0] == logged[1]
     reader, planned = RunReader(run.info.run_id, sqlite_uri), {1, *range(20, 201, 20)}
     with_events = {
-        said.step for _, said in reader.event_lines() if isinstance(said, Finding)
+        record.step for _, record in reader.event_lines() if isinstance(record, Finding)
     }  # a busy machine has slow steps
     assert planned <= set(logged[0]) <= planned | with_events
     read = list(reader.record().readings())
     assert len(read) == 400
-    assert {len({str(signal) for signal in one.signals} & {SMALL, LARGE}) for one in read} == {1}
+    assert {len({str(signal) for signal in first.signals} & {SMALL, LARGE}) for first in read} == {1}
 
 
 def _pieces(game: Game, iterations: int, at: int, half: Callable[[Game, float], None], times: float) -> None:

@@ -49,8 +49,8 @@ class Attending(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         q, k, v = self.qkv(self.embed(ids)).view(*ids.shape, 12, 4).transpose(1, 2).chunk(3, 1)
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        found: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return found
+        output: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_attention_activations_and_flops_are_recorded_all_the_same() -> None:
     watch(attention_every_n_steps=20, layers_every_n_steps=20)
     watched = trained()
     end()
-    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(bare, watched, strict=True))
     (run,) = mlflow.search_runs(output_format="list")
     params = read_run_history(run.info.run_id).params
     assert params["stability.model.compiled"] == "no"

@@ -49,11 +49,11 @@ def patched() -> list[object]:
     return [Normal.sample, Normal.log_prob, Categorical.sample, torch.nn.Module.__call__.__code__]
 
 
-def is_same(one: object, other: object) -> bool:
-    assert isinstance(one, Sequence)
+def is_same(first: object, other: object) -> bool:
+    assert isinstance(first, Sequence)
     assert isinstance(other, Sequence)
-    assert all(isinstance(tensor, Tensor) for tensor in (*one, *other))
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert all(isinstance(tensor, Tensor) for tensor in (*first, *other))
+    return len(first) == len(other) and all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.slow
@@ -85,11 +85,11 @@ def test_a_supervised_training_that_looks_alike_keeps_its_level(tmp_path: Path, 
 
 
 def test_the_user_may_say_that_a_loss_has_a_level_or_has_none(tmp_path: Path) -> None:
-    said: list[tuple[Training, str, NoLevel | None]] = [
+    rows: list[tuple[Training, str, NoLevel | None]] = [
         (dqn, "supervised", None),
         (classifier_with_average, "bootstrapped", NoLevel.BOOTSTRAPPED),
     ]
-    for train, word, reason in said:
+    for train, word, reason in rows:
         with flying(tmp_path / word, loss=word) as flown:
             train(20)
         assert facts(flown) == {1: LossLevel(reason, by_user=True)}

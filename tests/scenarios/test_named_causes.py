@@ -109,11 +109,11 @@ def momentum(model: nn.Module) -> Optimizer:
 def test_a_loss_that_jumps_before_any_update_explains_it_is_changed_data(
     tmp_path: Path, training: Callable[[], None]
 ) -> None:
-    found = diagnosed(tmp_path, training)
-    assert found.cause is not None, found.cannot_tell
-    assert (found.cause.name, found.cause.since) == ("data_changed", AT)
-    assert "the step before was normal: loss" in str(found.cause.evidence)
-    assert about_the_rate(found.remedies) == [], "the same report says that the learning rate is not the cause"
+    diagnosis = diagnosed(tmp_path, training)
+    assert diagnosis.cause is not None, diagnosis.cannot_tell
+    assert (diagnosis.cause.name, diagnosis.cause.since) == ("data_changed", AT)
+    assert "the step before was normal: loss" in str(diagnosis.cause.evidence)
+    assert about_the_rate(diagnosis.remedies) == [], "the same report says that the learning rate is not the cause"
 
 
 @pytest.mark.slow
@@ -121,9 +121,9 @@ def test_a_learning_rate_that_jumps_is_not_a_change_of_the_data(tmp_path: Path) 
     def jump(step: int, _model: nn.Module, optimizer: Optimizer) -> None:
         optimizer.param_groups[0]["lr"] = 1e-3 if step < AT else 0.1
 
-    found = diagnosed(tmp_path, lambda: classify(0, before_step=jump))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.since) == ("learning_rate_jump", AT)
+    diagnosis = diagnosed(tmp_path, lambda: classify(0, before_step=jump))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.since) == ("learning_rate_jump", AT)
 
 
 def recurrent(seed: int) -> None:
@@ -146,11 +146,11 @@ def recurrent(seed: int) -> None:
 
 @pytest.mark.slow
 def test_steps_that_explode_where_clipping_ended_are_put_down_to_that_and_not_to_damage(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, lambda: recurrent(0))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.certainty, found.cause.since) == ("clipping_ended", "likely", 301)
-    assert str(found.remedies[0]) == "Clip gradients at 0.5 again, as up to step 300."
-    named = {finding.cause.name for finding in found.findings if finding.cause is not None}
+    diagnosis = diagnosed(tmp_path, lambda: recurrent(0))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty, diagnosis.cause.since) == ("clipping_ended", "likely", 301)
+    assert str(diagnosis.remedies[0]) == "Clip gradients at 0.5 again, as up to step 300."
+    named = {finding.cause.name for finding in diagnosis.findings if finding.cause is not None}
     assert "damaged_weights" not in named
 
 
@@ -187,20 +187,20 @@ def of_a_logarithm(outputs: Tensor, labels: Tensor) -> Tensor:
 def test_a_nan_before_any_update_is_never_the_fault_of_the_learning_rate(
     tmp_path: Path, loss_of: Callable[[Tensor, Tensor], Tensor], rollback: bool, cause: str
 ) -> None:
-    found = diagnosed(tmp_path, lambda: broken_at_once(0, loss_of), rollback=rollback)
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.since) == (cause, 1)
-    assert "learning rate: no optimizer step was taken before step 1" in found.cause.ruled_out
-    assert about_the_rate(found.remedies) == []
+    diagnosis = diagnosed(tmp_path, lambda: broken_at_once(0, loss_of), rollback=rollback)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.since) == (cause, 1)
+    assert "learning rate: no optimizer step was taken before step 1" in diagnosis.cause.ruled_out
+    assert about_the_rate(diagnosis.remedies) == []
 
 
 @pytest.mark.parametrize(("rate", "make"), [(20.0, SGD), (100.0, Adam)])
 def test_a_rate_of_20_or_100_is_far_too_high(tmp_path: Path, rate: float, make: type[Optimizer]) -> None:
-    found = diagnosed(tmp_path, lambda: classify(0, lambda model: make(model.parameters(), lr=rate), steps=120))
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_too_high"
-    assert "far too high" in found.cause.statement
-    assert str(found.remedies[0]).startswith(f"Lower the learning rate from {rate:g} to about")
+    diagnosis = diagnosed(tmp_path, lambda: classify(0, lambda model: make(model.parameters(), lr=rate), steps=120))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    assert "far too high" in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]).startswith(f"Lower the learning rate from {rate:g} to about")
 
 
 @pytest.mark.slow
@@ -220,21 +220,23 @@ def test_a_loss_that_is_stuck_at_the_default_rate_is_not_put_down_to_it(
             cross_entropy(model(inputs), labels).backward()
             optimizer.step()
 
-    found = diagnosed(tmp_path, training)
-    assert found.outcome == "stuck"
-    assert found.cause is not None
-    assert found.cause.name == "guessing"
+    diagnosis = diagnosed(tmp_path, training)
+    assert diagnosis.outcome == "stuck"
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "guessing"
 
 
 def test_a_loss_that_is_stuck_because_nearly_all_parameters_are_frozen_says_so(tmp_path: Path) -> None:
     model = classifier(0).requires_grad_(requires_grad=False)
     model[4].bias.requires_grad_()
-    found = diagnosed(tmp_path, lambda: classify(0, lambda model: Adadelta(model.parameters()), model=model, steps=600))
-    assert found.outcome == "stuck"
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.certainty) == ("frozen_parameters", "likely")
-    assert found.cause.statement == "Only 5 of 5,189 values of the model are trained; all others are frozen."
-    assert str(found.remedies[0]).startswith("Check whether these parameters should be frozen")
+    diagnosis = diagnosed(
+        tmp_path, lambda: classify(0, lambda model: Adadelta(model.parameters()), model=model, steps=600)
+    )
+    assert diagnosis.outcome == "stuck"
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty) == ("frozen_parameters", "likely")
+    assert diagnosis.cause.statement == "Only 5 of 5,189 values of the model are trained; all others are frozen."
+    assert str(diagnosis.remedies[0]).startswith("Check whether these parameters should be frozen")
 
 
 @pytest.mark.slow
@@ -259,11 +261,11 @@ def test_the_text_of_a_jump_names_the_optimizer_whose_learning_rate_jumped(tmp_p
             loss.backward()
             of_maker.step()
 
-    found = diagnosed(tmp_path, adversaries)
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_jump"
-    assert found.cause.statement.startswith("The learning rate of optimizer_1 jumped from 0.001 to 0.3 at step 301")
-    assert math.isclose(found.cause.since or 0, 301)
+    diagnosis = diagnosed(tmp_path, adversaries)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_jump"
+    assert diagnosis.cause.statement.startswith("The learning rate of optimizer_1 jumped from 0.001 to 0.3 at step 301")
+    assert math.isclose(diagnosis.cause.since or 0, 301)
 
 
 def with_averages(seed: int, left_in: Callable[[nn.Module, list[Tensor]], None], first: int = 1) -> None:
@@ -304,14 +306,17 @@ def taken_out_again(model: nn.Module, averages: list[Tensor]) -> None:
 def test_averaged_weights_that_stay_in_after_an_evaluation_are_named_with_their_period(
     tmp_path: Path, left_in: Callable[[nn.Module, list[Tensor]], None], first: int
 ) -> None:
-    found = diagnosed(tmp_path, lambda: with_averages(0, left_in, first))
-    assert found.cause is not None, found.verdict
-    assert (found.cause.name, found.cause.certainty) == ("weights_replaced", "certain")
+    diagnosis = diagnosed(tmp_path, lambda: with_averages(0, left_in, first))
+    assert diagnosis.cause is not None, diagnosis.verdict
+    assert (diagnosis.cause.name, diagnosis.cause.certainty) == ("weights_replaced", "certain")
     after = 402 - first
-    assert f"replaced by other code between steps {after - 1} and {after}: they changed by 0.7" in found.cause.statement
-    assert "It repeats every 400 steps." in found.cause.statement
-    assert str(found.remedies[0]).startswith("Restore the training weights after each evaluation")
-    assert about_the_rate(found.remedies) == []
+    assert (
+        f"replaced by other code between steps {after - 1} and {after}: they changed by 0.7"
+        in diagnosis.cause.statement
+    )
+    assert "It repeats every 400 steps." in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]).startswith("Restore the training weights after each evaluation")
+    assert about_the_rate(diagnosis.remedies) == []
 
 
 @pytest.mark.slow
@@ -326,9 +331,13 @@ def test_weights_that_are_written_to_once_are_not_a_change_of_the_data(tmp_path:
             with torch.no_grad():
                 model[2].weight.mul_(-1.0)
 
-    found = diagnosed(tmp_path, lambda: classify(0, before_step=damage))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.certainty, found.cause.since) == ("weights_replaced", "likely", AT)
+    diagnosis = diagnosed(tmp_path, lambda: classify(0, before_step=damage))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty, diagnosis.cause.since) == (
+        "weights_replaced",
+        "likely",
+        AT,
+    )
 
 
 def slow_weights(every: int) -> Callable[[int, nn.Module, Optimizer], None]:
@@ -362,8 +371,8 @@ def clamped(_step: int, model: nn.Module, _optimizer: Optimizer) -> None:
 def test_writes_to_the_weights_that_do_no_harm_cause_no_warning(
     tmp_path: Path, sync: Callable[[int, nn.Module, Optimizer], None]
 ) -> None:
-    found = diagnosed(tmp_path, lambda: classify(0, before_step=sync))
-    assert found.outcome == "healthy", found.verdict
+    diagnosis = diagnosed(tmp_path, lambda: classify(0, before_step=sync))
+    assert diagnosis.outcome == "healthy", diagnosis.verdict
 
 
 @pytest.mark.slow
@@ -385,10 +394,10 @@ def test_one_bad_sample_that_returns_in_each_epoch_is_a_bad_batch(
                 mse_loss(model(inputs[chosen]), wanted[chosen]).backward()
                 optimizer.step()
 
-    found = diagnosed(tmp_path, training)
-    assert found.cause is not None
-    assert found.cause.name == "bad_batch"
-    assert "20 losses of" in found.cause.statement
-    assert ("every 20 steps" in found.cause.statement) or shuffled
-    named = {finding.cause.name for finding in found.findings if finding.cause is not None}
+    diagnosis = diagnosed(tmp_path, training)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "bad_batch"
+    assert "20 losses of" in diagnosis.cause.statement
+    assert ("every 20 steps" in diagnosis.cause.statement) or shuffled
+    named = {finding.cause.name for finding in diagnosis.findings if finding.cause is not None}
     assert "gradients_not_cleared" not in named

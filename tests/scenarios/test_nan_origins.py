@@ -57,11 +57,11 @@ def test_under_the_guard_the_origin_is_in_the_journal(tmp_path: Path, make: Call
     with flying(tmp_path, guard=True) as flown:
         train(plant)
         assert flown.session.parts_off == {}
-    (told,) = flown.events("nan_origin")
-    assert (told.step, told.place) == (LAST, plant.module)
-    assert isinstance(told.facts, NanOriginFacts)
-    assert told.facts.source.value == plant.source
-    assert plant.operation in told.message
+    (event,) = flown.events("nan_origin")
+    assert (event.step, event.place) == (LAST, plant.module)
+    assert isinstance(event.facts, NanOriginFacts)
+    assert event.facts.source.value == plant.source
+    assert plant.operation in event.message
 
 
 @pytest.mark.slow
@@ -71,8 +71,8 @@ def test_without_the_guard_the_first_broken_step_is_looked_at(tmp_path: Path, ma
     with flying(tmp_path) as flown:
         train(plant)
         assert flown.session.parts_off == {}
-    (told,) = flown.events("nan_origin")
-    assert (told.step, told.place) == (LAST, plant.module)
+    (event,) = flown.events("nan_origin")
+    assert (event.step, event.place) == (LAST, plant.module)
     (batch,) = flown.events("broken_batch")
     assert batch.step == LAST
 
@@ -86,12 +86,12 @@ def test_who_does_not_want_it_does_without(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [a_logarithm, a_root], ids=lambda letter: letter.__name__)
 def test_a_training_is_the_same_with_it_and_without_it(tmp_path: Path, make: Callable[[], Plant]) -> None:
-    found = []
+    result = []
     for capture in (False, True):
         torch.manual_seed(0)  # the weights, too, are to be the same
         with flying(tmp_path / str(capture), guard=True, options=Options(capture_batch=capture)):
-            found.append([*picture(*train(make())), torch.get_rng_state()])
-    assert differences(*found) == []
+            result.append([*picture(*train(make())), torch.get_rng_state()])
+    assert differences(*result) == []
 
 
 @pytest.mark.slow
@@ -105,6 +105,6 @@ def test_a_compiled_model_is_run_again_without_the_compiler(tmp_path: Path) -> N
         frames = torch._dynamo.utils.counters["frames"]["total"]
         assert flown.session.parts_off == {}
     torch._dynamo.reset()
-    (told,) = flown.events("nan_origin")
-    assert (told.place, frames) == ("between", torch._dynamo.utils.counters["frames"]["total"] or frames)
+    (event,) = flown.events("nan_origin")
+    assert (event.place, frames) == ("between", torch._dynamo.utils.counters["frames"]["total"] or frames)
     assert mlflow_stability.current_session() is None

@@ -77,11 +77,11 @@ def server(template_database: Path, tmp_path: Path) -> Iterator[str]:
 
 def call(folder: Path, words: list[str], environment: dict[str, str]) -> str:
     """Run a program; return what it printed."""
-    known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    values = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(
         [python(DELIVERY if "-m" in words else TRAINING), *words],
         cwd=folder,
-        env=known,
+        env=values,
         capture_output=True,
         text=True,
         timeout=250,
@@ -100,8 +100,8 @@ def text_of(file: Path) -> bytes:
 def leaks(content: bytes) -> list[str]:
     """The places of secrets that are in it, as they are or as addresses and headers write them."""
     both = f"{SECRETS['user']}:{SECRETS['password']}"
-    known = {**SECRETS, "basic": base64.b64encode(both.encode()).decode()}
-    forms = ((place, form) for place, text in known.items() for form in (text, quote(text), text.lower()))
+    values = {**SECRETS, "basic": base64.b64encode(both.encode()).decode()}
+    forms = ((place, form) for place, text in values.items() for form in (text, quote(text), text.lower()))
     return sorted({place for place, form in forms if form.encode() in content})
 
 

@@ -88,9 +88,9 @@ def shown(notebook: NotebookClient) -> dict[str, str]:
 def test_a_training_in_one_cell_is_diagnosed_in_the_next_and_a_cell_run_again_is_another_run(
     cell: Cell, notebook: NotebookClient
 ) -> None:
-    said = cell("make(); train(400)")
-    assert "Recorded 400 steps" in said
-    assert "mlflow_stability.diagnose()" in said
+    result = cell("make(); train(400)")
+    assert "Recorded 400 steps" in result
+    assert "mlflow_stability.diagnose()" in result
 
     cell("run_id = mlflow_stability.current_session().run_id")
     assert cell("print(run_id == mlflow_stability.diagnose().source)").endswith("True\n")

@@ -105,7 +105,9 @@ def test_of_two_threads_that_train_at_once_the_first_is_recorded_and_both_train(
     watched.watch.remove()
     train(alone, 5, threading.Event(), go)
     for model in models:
-        assert all(torch.equal(one, other) for one, other in zip(alone.parameters(), model.parameters(), strict=True))
+        assert all(
+            torch.equal(first, other) for first, other in zip(alone.parameters(), model.parameters(), strict=True)
+        )
     assert len(watched.rows()) == 5
 
 

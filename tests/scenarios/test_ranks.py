@@ -65,19 +65,19 @@ def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -
     (slow,) = [event for event in events(tmp_path, RankSlowStep.kind) if event.step == SLOW_AT]
     assert slow.metrics["rank"] == 2
     assert slow.metrics["seconds"] >= SLOW_SECONDS
-    said = f"Rank 2 ({host}) took {slow.metrics['seconds']:.3g} s before its backward pass at step {SLOW_AT}, "
-    assert said in slow.message
-    before, found, _ = notes(tmp_path)["ranks"].partition(f". {said}")
-    assert found
+    text = f"Rank 2 ({host}) took {slow.metrics['seconds']:.3g} s before its backward pass at step {SLOW_AT}, "
+    assert text in slow.message
+    before, result, _ = notes(tmp_path)["ranks"].partition(f". {text}")
+    assert result
     assert f". Loss spike first on rank 2 ({host}) at step {SPIKE_AT}" in before
 
 
 def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_path: Path) -> None:
     trained(2, "slow", str(tmp_path), "watched")
-    found = events(tmp_path, Straggler.kind)
-    assert {item.metrics["rank"] for item in found} == {0}
-    assert found[0].step >= SLOW_FROM, "a busy machine may have slowed it down before that as well"
-    assert "Rank 0" in found[0].message
+    result = events(tmp_path, Straggler.kind)
+    assert {item.metrics["rank"] for item in result} == {0}
+    assert result[0].step >= SLOW_FROM, "a busy machine may have slowed it down before that as well"
+    assert "Rank 0" in result[0].message
     rows = recorded(tmp_path)
     compared = [step for step, row in rows.items() if "loss_ranks_mean" in row]
     assert compared == list(range(10, len(rows) + 1, 10))

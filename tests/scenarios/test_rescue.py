@@ -136,8 +136,8 @@ def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> No
     with flying(tmp_path, rollback=QUICK) as flown:
         losses, _ = train(jump=(0, 0))
     assert losses == train(jump=(0, 0))[0]
-    said = [event.kind for event in flown.events() if event.source is Source.REPORTED]
-    assert said == ["configuration_changed"]  # this loop changes its betas itself
+    kinds = [event.kind for event in flown.events() if event.source is Source.REPORTED]
+    assert kinds == ["configuration_changed"]  # this loop changes its betas itself
 
 
 @pytest.mark.slow
@@ -267,9 +267,9 @@ def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
         assert flown.session.rollback()
         (target,) = [step for step in weights if torch.equal(weights[step], model[0].weight)]
         assert target in flown.session.good_steps
-    (told,) = flown.events("rollback")
-    assert told.metrics["target"] == target
-    assert "The script called rollback()" in told.message
+    (event,) = flown.events("rollback")
+    assert event.metrics["target"] == target
+    assert "The script called rollback()" in event.message
     assert len(list(tmp_path.glob("journals/checkpoints/*/rollback_ckpt-000100-*"))) <= 1
 
 
@@ -287,7 +287,7 @@ def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_o
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"rollback": "yes"}, "rollback must be True, False or a RollbackPolicy"),
         ({"guard": "soon"}, "guard must be"),
@@ -297,8 +297,8 @@ def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_o
         ({"rollback": True, "options": {"capture_batch": False}}, "options must be an Options object"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_when_it_is_asked(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_what_cannot_be_meant_is_refused_when_it_is_asked(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
         mlflow_stability.autolog(**settings)
     assert mlflow_stability.current_session() is None
 
@@ -345,9 +345,9 @@ def test_a_guard_that_never_waits_answers_a_broken_step_by_going_back(tmp_path: 
             (loss * float("nan") if number == 100 else loss).backward()
             optimizer.step()
             optimizer.zero_grad()
-    (told,) = flown.events("rollback")
-    assert told.step == 100
-    assert 80 <= told.metrics["target"] < 100
+    (event,) = flown.events("rollback")
+    assert event.step == 100
+    assert 80 <= event.metrics["target"] < 100
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert flown.events("step_skipped") == []
 

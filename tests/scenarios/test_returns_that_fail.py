@@ -136,10 +136,10 @@ def test_a_rollback_that_fails_changes_nothing_and_is_reported(
         assert list(flown.session.parts_off) == ["rollback"]
     assert all(map(torch.equal, seen[160], seen[120]))
     assert flown.events("rollback") == []
-    (told,) = flown.events("give_up")
-    assert "Rollback from step 125 to step" in told.message
-    assert "Nothing was changed: weights, buffers and optimizer state are those of step 125." in told.message
-    assert told.severity is Severity.CRITICAL
+    (event,) = flown.events("give_up")
+    assert "Rollback from step 125 to step" in event.message
+    assert "Nothing was changed: weights, buffers and optimizer state are those of step 125." in event.message
+    assert event.severity is Severity.CRITICAL
     assert len(losses) == 160
 
 
@@ -159,12 +159,12 @@ def test_a_rollback_that_can_neither_be_made_nor_reverted_says_what_was_not_put_
     with flying(tmp_path, strict=False, rollback=AT_ONCE) as flown:
         skipping_from(121, 130, look)
         assert flown.session.good_steps == () or min(flown.session.good_steps) < 120
-    (told,) = flown.events("give_up")
+    (event,) = flown.events("give_up")
     wrong = sum(not torch.equal(*pair) for pair in zip(seen[130], seen[120], strict=True))
     assert 0 < wrong < len(seen[120])
-    assert "Nothing was changed" not in told.message
-    assert "Incomplete: these may now be" in told.message
-    named = told.message.partition("RuntimeError: ")[2]
+    assert "Nothing was changed" not in event.message
+    assert "Incomplete: these may now be" in event.message
+    named = event.message.partition("RuntimeError: ")[2]
     # The tensor at which it broke off is named whether or not a part of it was written.
     assert named.startswith((f"{wrong} of {len(seen[120])} tensors", f"{wrong + 1} of {len(seen[120])} tensors"))
 

@@ -43,9 +43,9 @@ def test_weights_that_are_replaced_periodically_are_not_rolled_back_a_third_time
     with flying(tmp_path, rollback=QUICK) as flown:
         rolled_back = replaced_weights(1190, 300, 60.0, 0.01)
     assert len(flown.events("rollback")) == 2
-    (told,) = flown.events("give_up")
-    assert told.severity is Severity.WARNING
-    assert "The loss rises about every 300 steps" in told.message
+    (event,) = flown.events("give_up")
+    assert event.severity is Severity.WARNING
+    assert "The loss rises about every 300 steps" in event.message
     assert rolled_back < 1.2 * bare
 
 
@@ -85,7 +85,7 @@ def test_a_loss_that_rises_because_its_targets_grow_is_rolled_back_twice_at_most
     undone = [event for event in flown.events("rollback") if "steps_regained" in event.metrics]
     assert len(undone) == 2
     assert len(flown.events("rollback")) == 4
-    (told,) = flown.events("give_up")
-    assert told.severity is Severity.INFO
-    assert "This loss rises without its weights being worse" in told.message
+    (event,) = flown.events("give_up")
+    assert event.severity is Severity.INFO
+    assert "This loss rises without its weights being worse" in event.message
     assert end < 1.1 * watched

@@ -29,19 +29,19 @@ def start(script: str, *arguments: str, uri: str, **environment: str) -> Process
 
 def finish(process: Process) -> list[list[float]]:
     """The numbers that it printed, line by line."""
-    said, errors = process.communicate(timeout=240)
+    text, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    return [[float(word) for word in line.split()] for line in said.splitlines()]
+    return [[float(word) for word in line.split()] for line in text.splitlines()]
 
 
 def listeners(port: int) -> list[str]:
     """The command lines of the processes that listen at a port."""
-    found = [
+    connections = [
         connection
         for connection in psutil.net_connections("tcp")
         if connection.laddr.port == port and connection.status == "LISTEN"
     ]
-    return [" ".join(psutil.Process(process.pid).cmdline()) for process in found]
+    return [" ".join(psutil.Process(process.pid).cmdline()) for process in connections]
 
 
 def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_uri: str, tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ def test_the_batch_of_a_skipped_step_is_described_and_kept(tmp_path: Path) -> No
     optimizer = SGD(model.parameters(), lr=0.1)
     with flying(tmp_path, guard=True) as flown:
         plain(lambda number, take: take(), model, optimizer)
-    (told,) = flown.events("broken_batch")
-    assert told.step == BROKEN
-    assert "1 NaN" in told.message
-    assert "finite again" in told.message
+    (event,) = flown.events("broken_batch")
+    assert event.step == BROKEN
+    assert "1 NaN" in event.message
+    assert "finite again" in event.message
     (file,) = tmp_path.glob("journals/batches/*/batch-*.pt")
     (inputs,) = torch.load(file, weights_only=True).values()
     assert inputs.isnan().sum() == 1
@@ -112,13 +112,13 @@ def test_skipped_steps_are_counted_in_the_curve(tmp_path: Path) -> None:
     model = tiny_model()
     with flying(tmp_path, guard=True) as flown:
         plain(lambda number, take: take(), model, SGD(model.parameters(), lr=0.1))
-    found = [
+    values = [
         value
         for record in flown.records
         for signal, value in zip(getattr(record, "signals", ()), getattr(record, "values", ()), strict=True)
         if signal.quantity == "skipped_steps"
     ]
-    assert found[-1] == 1.0
+    assert values[-1] == 1.0
 
 
 def test_a_script_can_ask_to_skip_a_step(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_lightning_skips_a_broken_step(tmp_path: Path) -> None:
     )
     with flying(tmp_path, rollback=True):
         trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=2))
-    same = [number for number, (one, next_) in enumerate(itertools.pairwise(seen)) if not differences(one, next_)]
+    same = [number for number, (first, next_) in enumerate(itertools.pairwise(seen)) if not differences(first, next_)]
     assert same == [BROKEN]
 
 
@@ -224,5 +224,5 @@ def test_the_trainer_of_hugging_face_skips_a_broken_step(tmp_path: Path) -> None
             callbacks=[Look()],
         )
         trainer.train()
-    same = [number for number, (one, next_) in enumerate(itertools.pairwise(seen)) if not differences(one, next_)]
+    same = [number for number, (first, next_) in enumerate(itertools.pairwise(seen)) if not differences(first, next_)]
     assert len(same) == 1

@@ -187,12 +187,12 @@ def test_forward_passes_in_threads_of_their_own_are_not_skipped_after_a_rollback
     moved: list[bool] = []
     with flying(tmp_path, rollback=QUICK) as flown:
         for step in range(1, 121):
-            found: list[Tensor] = []
-            forward = Thread(target=lambda into=found: into.append(model(torch.randn(8, 4))))
+            output: list[Tensor] = []
+            forward = Thread(target=lambda into=output: into.append(model(torch.randn(8, 4))))
             forward.start()
             forward.join()
             optimizer.zero_grad()
-            (found[0] - 1).square().mean().backward()
+            (output[0] - 1).square().mean().backward()
             before = model.weight.detach().clone()
             optimizer.step()
             moved.append(not torch.equal(before, model.weight))

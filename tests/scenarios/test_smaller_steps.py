@@ -67,15 +67,15 @@ def must_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.slow
 def test_a_spike_resets_the_moments_and_a_warm_up_follows(tmp_path: Path) -> None:
     flight, weights = flown(tmp_path, {STRANGE: 500.0}, reset_at_spike=True, reset_warm_up=WARM_UP)
-    (told,) = flight.events("smaller_steps")
-    assert "Reset 8 tensors of optimizer moments" in told.message
-    assert told.step in (STRANGE, STRANGE + 1)
-    plan = EasingPlan(told.step + 1, 0.01, WARM_UP, linear=True)
+    (event,) = flight.events("smaller_steps")
+    assert "Reset 8 tensors of optimizer moments" in event.message
+    assert event.step in (STRANGE, STRANGE + 1)
+    plan = EasingPlan(event.step + 1, 0.01, WARM_UP, linear=True)
 
     def by_hand(step: int, optimizer: AdamW) -> float:
-        if step == told.step + 1:
+        if step == event.step + 1:
             optimizer.state.clear()  # AdamW begins again where its state is empty
-        return plan.share(step) if step > told.step else 1.0
+        return plan.share(step) if step > event.step else 1.0
 
     must_equal(weights, train({STRANGE: 500.0}, by_hand)[0])
 
@@ -101,9 +101,9 @@ def test_nothing_changes_without_the_option_or_its_reason(
 def test_the_first_broken_step_cuts_the_learning_rate_and_later_ones_do_not(tmp_path: Path) -> None:
     broken = {STRANGE: math.nan, STRANGE + 30: math.nan}
     flight, weights = flown(tmp_path, broken, cut_learning_rate=0.1)
-    (told,) = flight.events("smaller_steps")
-    assert told.message.startswith("Learning rate limited to 0.1 times its scheduled value")
-    assert told.step == STRANGE
+    (event,) = flight.events("smaller_steps")
+    assert event.message.startswith("Learning rate limited to 0.1 times its scheduled value")
+    assert event.step == STRANGE
     must_equal(weights, train(broken, lambda step, _: 0.1 if step > STRANGE else 1.0)[0])
 
 
@@ -127,13 +127,13 @@ def test_an_early_sign_of_divergence_writes_a_checkpoint_and_may_ease(act: ActAh
     policy = RollbackPolicy(max_rollbacks=0, act_ahead=act)
     with flying(tmp_path, rollback=policy) as flight:
         weights = creeping()
-    sign, told = flight.events("divergence_ahead")[0], flight.events("smaller_steps")[0]
-    assert told.step - sign.step in (0, 1)
-    assert f"Wrote a checkpoint of step {told.step}." in told.message
-    assert [path for path in tmp_path.rglob("state.pt") if f"{told.step}" in path.parent.name]
+    sign, event = flight.events("divergence_ahead")[0], flight.events("smaller_steps")[0]
+    assert event.step - sign.step in (0, 1)
+    assert f"Wrote a checkpoint of step {event.step}." in event.message
+    assert [path for path in tmp_path.rglob("state.pt") if f"{event.step}" in path.parent.name]
     same = all(torch.equal(mine, other) for mine, other in zip(weights, creeping(), strict=True))
     assert same == (act == "checkpoint")
-    assert ("Learning rate starts at 0.5 times" in told.message) == (act == "ease")
+    assert ("Learning rate starts at 0.5 times" in event.message) == (act == "ease")
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])

@@ -93,18 +93,18 @@ def gan(iterations: int, generator: nn.Module, discriminator: nn.Module) -> None
 
 
 def test_the_halves_of_a_gan_are_named_by_their_classes(tmp_path: Path) -> None:
-    found = losses_of(tmp_path, lambda: gan(5, Generator(8, 8), Discriminator(8, 1)))
-    assert found == [("loss@track_discriminator", 5), ("loss", 5)]
+    losses = losses_of(tmp_path, lambda: gan(5, Generator(8, 8), Discriminator(8, 1)))
+    assert losses == [("loss@track_discriminator", 5), ("loss", 5)]
 
 
 def test_the_smaller_half_has_its_name_also_where_it_steps_second(tmp_path: Path) -> None:
-    found = losses_of(tmp_path, lambda: gan(5, Generator(8, 2), Discriminator(2, 64)))
-    assert found == [("loss", 5), ("loss@track_generator", 5)]
+    losses = losses_of(tmp_path, lambda: gan(5, Generator(8, 2), Discriminator(2, 64)))
+    assert losses == [("loss", 5), ("loss@track_generator", 5)]
 
 
 def test_halves_that_nothing_names_have_numbers(tmp_path: Path) -> None:
-    found = losses_of(tmp_path, lambda: gan(5, nn.Linear(8, 2), nn.Linear(2, 64)))
-    assert found == [("loss", 5), ("loss@track_1", 5)]
+    losses = losses_of(tmp_path, lambda: gan(5, nn.Linear(8, 2), nn.Linear(2, 64)))
+    assert losses == [("loss", 5), ("loss@track_1", 5)]
 
 
 def test_optimizers_that_share_a_model_are_one_track_with_the_plain_names(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_trainings_that_other_code_has_in_memory_change_no_name(tmp_path: Path) 
     held += [Adam(model.parameters()) for model in models]
     held += models
     held += [ended(Generator(8, 512)) for _ in range(3)]
-    found = losses_of(tmp_path, lambda: gan(5, Generator(8, 8), Discriminator(8, 1)))
-    assert found == [("loss@track_discriminator", 5), ("loss", 5)]
+    losses = losses_of(tmp_path, lambda: gan(5, Generator(8, 8), Discriminator(8, 1)))
+    assert losses == [("loss@track_discriminator", 5), ("loss", 5)]
     assert len(held) == 63
 
 

@@ -41,8 +41,8 @@ class Inner(nn.Module):
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.body(x)
-        return found
+        output: Tensor = self.body(x)
+        return output
 
 
 class Outer(nn.Module):
@@ -51,23 +51,23 @@ class Outer(nn.Module):
         self.part = Inner()
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.part(x)
-        return found
+        output: Tensor = self.part(x)
+        return output
 
 
 class Biased(Outer):
     def forward(self, x: Tensor) -> Tensor:
         bias = importlib.import_module("torch.nn.attention.bias").causal_lower_right(4, 4)
         x = self.part(x)[None, None]
-        found: Tensor = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
-        return found
+        output: Tensor = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+        return output
 
 
 class Traced(Outer):
     def forward(self, x: Tensor) -> Tensor:
         plus_one: Any = torch.jit.trace(lambda z: z + 1, torch.ones(2))
-        found: Tensor = plus_one(self.part(x))
-        return found
+        output: Tensor = plus_one(self.part(x))
+        return output
 
 
 class Nested(nn.Module):
@@ -115,7 +115,7 @@ def test_a_training_goes_on_bit_for_bit(make: Callable[[], nn.Module]) -> None:
     watched = trained(make)
     assert session.step == STEPS
     assert session.parts_off == {}
-    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(bare, watched, strict=True))
 
 
 def test_ctrl_c_in_a_pass_that_is_counted_leaves_no_mode_of_ours_when_watching_pauses() -> None:

@@ -27,8 +27,8 @@ def one_run(store: MlflowClient) -> str:
 
 def heard_steps(run_id: str) -> list[tuple[int, float]]:
     table = mlflow_stability.load_run(run_id)
-    told = table.dropna(subset=["val_loss"])
-    return list(zip(told["step"], told["val_loss"], strict=True))
+    values = table.dropna(subset=["val_loss"])
+    return list(zip(values["step"], values["val_loss"], strict=True))
 
 
 @pytest.mark.slow
@@ -52,8 +52,8 @@ def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: Mlfl
     assert len(store.get_metric_history(run_id, "val_loss")) == 20
     assert [key for key in run.data.metrics if "val_loss" in key] == ["val_loss"]
     assert store.get_metric_history(run_id, "stability/loss")[-1].step == 200
-    found = [finding for finding in mlflow_stability.diagnose(run_id).findings if finding.kind == "overfitting"]
-    assert len(found) == 1
+    findings = [finding for finding in mlflow_stability.diagnose(run_id).findings if finding.kind == "overfitting"]
+    assert len(findings) == 1
     assert len([key for key in run.data.params if key.startswith("stability.")]) <= 8
     params = read_run_history(run_id).params
     assert params["stability.optimizer"] == "Adam"

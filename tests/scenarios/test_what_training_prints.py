@@ -100,9 +100,9 @@ def test_a_rollback_is_one_line_with_all_that_led_to_it(tmp_path: Path) -> None:
     lines = printed(tmp_path, "rollback")
     verdict = last_line(lines)
     (back,) = findings(lines)
-    said = re.match(r"Rolled back from step (\d+) to step (\d+) \((\d+) steps lost\): loss .*", back)
-    assert said
-    assert int(said[1]) - int(said[2]) == int(said[3])
+    result = re.match(r"Rolled back from step (\d+) to step (\d+) \((\d+) steps lost\): loss .*", back)
+    assert result
+    assert int(result[1]) - int(result[2]) == int(result[3])
     assert "Learning rate now 0.005: it starts at 0.5 times 0.01, its scheduled value of step" in back
     assert verdict.startswith("Recovered: rolled back to step ")
     assert "Likely cause: the learning rate jumped from 0.01 to 3 at step 301" in verdict

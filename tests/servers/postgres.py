@@ -21,8 +21,8 @@ USER = "postgres"
 
 def programs() -> Path | None:
     """The folder of the newest version that Debian's packages installed, out of PATH; None where there is none."""
-    found = Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")
-    return max((path.parent for path in found), key=lambda path: int(path.parent.name), default=None)
+    result = Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")
+    return max((path.parent for path in result), key=lambda path: int(path.parent.name), default=None)
 
 
 def why_not() -> str:

@@ -78,8 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
         if server.refused_metric and self.path.endswith("/runs/log-batch"):
             keys = [row["key"] for row in json.loads(body).get("metrics", [])]
             if server.refused_metric in keys:
-                said = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"no {server.refused_metric} here"}
-                self._answer(400, {"Content-Type": "application/json"}, json.dumps(said).encode())
+                values = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"no {server.refused_metric} here"}
+                self._answer(400, {"Content-Type": "application/json"}, json.dumps(values).encode())
                 return
         self._pass_on(body)
 
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = self.path.removeprefix(self.server.prefix)
             connection.request(self.command, path, body, {**headers, "Host": self.server.behind})
             answer = connection.getresponse()
-            said = answer.read()
+            records = answer.read()
         finally:
             connection.close()
         if self.server.lose_answers_to and self.path.endswith(self.server.lose_answers_to):
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         kept = {name: value for name, value in answer.getheaders() if name.lower() in ("content-type", "etag")}
-        self._answer(answer.status, kept, said)
+        self._answer(answer.status, kept, records)
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)

@@ -85,8 +85,8 @@ class Attentive(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.into(x).relu()
         hidden = nn.functional.scaled_dot_product_attention(hidden[None], hidden[None], hidden[None])[0]
-        found: Tensor = self.out(hidden)
-        return found
+        output: Tensor = self.out(hidden)
+        return output
 
 
 class Training:

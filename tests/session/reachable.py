@@ -20,7 +20,7 @@ def reachable_from(*roots: Any) -> list[str]:
     imported can be reached. A function is looked at by its defaults, closure and attributes. The graph of gradients
     has no references that Python's collector knows, and is followed by its own.
     """
-    found: list[str] = []
+    lines: list[str] = []
     seen: set[int] = set()
     kept: list[Any] = []  # else an identity could be met twice
     waiting = deque(roots)
@@ -31,11 +31,11 @@ def reachable_from(*roots: Any) -> list[str]:
         seen.add(id(value))
         kept.append(value)
         if _is_ours(value):
-            found.append(f"{type(value).__module__}.{type(value).__qualname__}: {value!r:.80}")
+            lines.append(f"{type(value).__module__}.{type(value).__qualname__}: {value!r:.80}")
             continue
         waiting.extend(_within(value))
     assert len(seen) < MOST_OBJECTS
-    return found
+    return lines
 
 
 def _is_ours(value: Any) -> bool:

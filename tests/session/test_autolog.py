@@ -125,7 +125,7 @@ def test_attach_does_nothing_where_the_environment_switched_it_off(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"log_every_n_steps": 0}, "log_every_n_steps must be a whole number, at least 1; got 0."),
         ({"detectors": ["loss_spik"]}, "There is no detector 'loss_spik'; did you mean loss_spike"),
@@ -142,10 +142,10 @@ def test_attach_does_nothing_where_the_environment_switched_it_off(
         ({"rolback": True}, "autolog() has no argument 'rolback'. Did you mean 'rollback'?"),
     ],
 )
-def test_invalid_arguments_are_refused_with_the_rule(given: dict[str, float], said: str) -> None:
+def test_invalid_arguments_are_refused_with_the_rule(given: dict[str, float], expected: str) -> None:
     with pytest.raises(SettingsError) as refused:
         mlflow_stability.autolog(**given)  # type: ignore[arg-type]
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(expected)
     assert mlflow_stability.current_session() is None
 
 
@@ -396,9 +396,9 @@ def test_a_training_without_visible_steps_is_reported_once(caplog: pytest.LogCap
                     assert parameter.grad is not None
                     parameter -= 0.01 * parameter.grad
                     parameter.grad = None
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "200 backward passes" in said
-    assert "attach" in said
+    (result,) = [record.getMessage() for record in caplog.records]
+    assert "200 backward passes" in result
+    assert "attach" in result
 
 
 def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,8 +444,8 @@ def test_the_sensitivity_changes_detectors_by_name_but_not_those_with_given_thre
 def test_a_preset_sets_intervals_and_thresholds_and_what_was_given_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
     mlflow_stability.autolog(strict=True, preset="debugging", layers_every_n_steps=100, options=NO_WAIT)
-    found = session().settings
-    assert (found.log_every_n_steps, found.layers_every_n_steps, found.attention_every_n_steps) == (1, 100, 50)
-    assert (found.policy.divergence_threshold, found.capture_batch, found.rollback) == (1.2, "upload", False)
+    settings = session().settings
+    assert (settings.log_every_n_steps, settings.layers_every_n_steps, settings.attention_every_n_steps) == (1, 100, 50)
+    assert (settings.policy.divergence_threshold, settings.capture_batch, settings.rollback) == (1.2, "upload", False)
     mlflow_stability.autolog(strict=True, options=NO_WAIT)
     assert session().settings.log_every_n_steps == 10

@@ -24,8 +24,8 @@ class Counting(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.runs += 1
-        found: Tensor = self.layer(inputs)
-        return found
+        output: Tensor = self.layer(inputs)
+        return output
 
 
 def listening(model: nn.Module, report: BatchReport) -> BatchReport:
@@ -44,14 +44,14 @@ def broken() -> Tensor:
 
 @pytest.mark.parametrize("of_several", [False, True])
 def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path, of_several: bool) -> None:
-    model, told = Counting(), list[Finding]()
+    model, findings = Counting(), list[Finding]()
     report = listening(model, BatchReport(unguarded, tmp_path, of_several))
     model(broken())
     report.before_steps()
-    report.report(0, told.append)
+    report.report(0, findings.append)
     report.stop()
-    told = [finding for finding in told if finding.kind == "broken_batch"]
-    (event,) = told
+    findings = [finding for finding in findings if finding.kind == "broken_batch"]
+    (event,) = findings
     assert "1 NaN" in event.message
     assert ("in the first process" in event.message) == of_several
     assert ("without them" in event.message) == of_several
@@ -61,36 +61,36 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
 
 
 def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
-    model, told, announced = Counting(), list[Finding](), list[int]()
+    model, findings, announced = Counting(), list[Finding](), list[int]()
     kept = tmp_path / "kept"
-    report = listening(model, BatchReport(unguarded, kept, to_be_sent=lambda: announced.append(len(told))))
+    report = listening(model, BatchReport(unguarded, kept, to_be_sent=lambda: announced.append(len(findings))))
     for step in range(2 * MOST_FILES + 4):
         model(torch.ones(1, 2) if step % 2 else broken())
         report.before_steps()
         if step % 2 == 0:
-            report.report(step, told.append)
+            report.report(step, findings.append)
     report.stop()
-    told = [finding for finding in told if finding.kind == "broken_batch"]
-    assert len(told) == MOST_FILES + 2
+    findings = [finding for finding in findings if finding.kind == "broken_batch"]
+    assert len(findings) == MOST_FILES + 2
     assert len(list((tmp_path / "kept").iterdir())) == MOST_FILES
     assert announced == [0]
-    assert ["stability/batches/" in finding.message for finding in told] == [True] * MOST_FILES + [False] * 2
+    assert ["stability/batches/" in finding.message for finding in findings] == [True] * MOST_FILES + [False] * 2
 
 
 def test_the_first_of_consecutive_broken_steps_is_reported(tmp_path: Path) -> None:
-    model, told = Counting(), list[Finding]()
+    model, values = Counting(), list[Finding]()
     report = listening(model, BatchReport(unguarded, tmp_path))
     for step in range(4):
         model(broken())
         report.before_steps()
         report.inspect_step(step, [])
-        report.report(step, told.append)
+        report.report(step, values.append)
     report.stop()
-    assert [(finding.step, finding.kind) for finding in told] == [(0, "broken_batch"), (0, "nan_origin")]
+    assert [(finding.step, finding.kind) for finding in values] == [(0, "broken_batch"), (0, "nan_origin")]
 
 
 def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_path: Path) -> None:
-    maker, judge, told = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Counting(), list[Finding]()
+    maker, judge, values = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Counting(), list[Finding]()
     optimizers = [SGD(maker.parameters(), lr=0.1), SGD(judge.parameters(), lr=0.1)]
     report = listening(maker, BatchReport(unguarded, tmp_path))
     listening(judge, report)
@@ -99,12 +99,12 @@ def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_p
         judge.layer.weight[0, 1] = math.inf
     judge(made)
     report.before_steps()
-    report.report(0, told.append, optimizers)
+    report.report(0, values.append, optimizers)
     report.stop()
-    assert [signal.place for signal in told] == ["", "Counting.layer"]
+    assert [signal.place for signal in values] == ["", "Counting.layer"]
 
 
 def test_nothing_is_reported_without_a_captured_batch(tmp_path: Path) -> None:
-    told = list[Finding]()
-    BatchReport(unguarded, tmp_path).report(7, told.append)
-    assert told == []
+    values = list[Finding]()
+    BatchReport(unguarded, tmp_path).report(7, values.append)
+    assert values == []

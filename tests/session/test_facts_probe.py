@@ -216,14 +216,14 @@ def test_losses_with_and_without_it_are_the_same_bits(tmp_path: Path) -> None:
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         optimizer = AdamW(model.parameters(), lr=0.01)
-        found = []
+        result = []
         for _ in range(30):
             loss = model(torch.randn(8, 4)).square().mean()
             loss.backward()
-            found.append(loss.item())
+            result.append(loss.item())
             optimizer.step()
             optimizer.zero_grad()
-        return found
+        return result
 
     bare = losses()
     training = Watched(tmp_path)
@@ -233,10 +233,10 @@ def test_losses_with_and_without_it_are_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_models_that_read_different_batches_in_turn_change_nothing_on_the_way(watched: Watched) -> None:
-    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    first, second = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.1)
+    linear, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    first, second = torch.optim.SGD(linear.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.1)
     for _ in range(30):
-        train(one, first, 1, rows=8)
+        train(linear, first, 1, rows=8)
         train(other, second, 1, rows=32)
     assert not [event for event in watched.events() if event.kind == "configuration_changed"]
 
@@ -257,10 +257,10 @@ def test_facts_have_the_norm_and_the_value_at_which_gradients_are_clipped(watche
 
 
 def test_each_half_of_a_gan_has_its_own_limit_and_a_norm_that_is_only_measured_has_none(watched: Watched) -> None:
-    one, other = nn.Linear(4, 4), nn.Linear(4, 1)
-    first, second = SGD(one.parameters(), lr=0.1), SGD(other.parameters(), lr=0.1)
+    linear, other = nn.Linear(4, 4), nn.Linear(4, 1)
+    first, second = SGD(linear.parameters(), lr=0.1), SGD(other.parameters(), lr=0.1)
     for _ in range(30):
-        for model, optimizer, limit in ((one, first, 1.0), (other, second, 10.0)):
+        for model, optimizer, limit in ((linear, first, 1.0), (other, second, 10.0)):
             model(torch.randn(8, 4)).square().mean().backward()
             clip_grad_norm_(model.parameters(), limit)
             optimizer.step()
@@ -319,8 +319,8 @@ def test_a_model_hidden_by_gc_freeze_is_reported_once_with_advice(watched: Watch
     (event,) = watched.events()
     assert (event.kind, event.severity, event.step) == ("not_measured", Severity.INFO, 10)
     assert "the model that owns 2 of 2 trained parameters was not found" in event.message
-    (said,) = watched.said
-    assert said == f"{event.message} Call `gc.freeze()` after the first step of the training."
+    (result,) = watched.said
+    assert result == f"{event.message} Call `gc.freeze()` after the first step of the training."
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     training.remove()
 
 
-def told(watched: Watched) -> list[int]:
+def reported_steps(watched: Watched) -> list[int]:
     """The steps since which gradients are not cleared, as the recording has them."""
     return [event.step for event in watched.events() if event.kind == "missing_zero_grad"]
 
@@ -59,7 +59,7 @@ def test_the_start_and_the_end_of_missing_zero_grad_are_reported_with_their_step
         if clips:
             clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-    assert told(watched) == [41, 71]
+    assert reported_steps(watched) == [41, 71]
     cleared = [event for event in watched.events() if "not_cleared_since" in event.metrics]
     assert [(finding.kind, finding.metrics["not_cleared_since"]) for finding in cleared] == [
         ("configuration_changed", 41)
@@ -105,7 +105,7 @@ def test_nothing_is_reported_if_a_script_clears_gradients_in_its_own_way(
         optimizer.step()
         if not before_the_step:
             clear(model)
-    assert told(watched) == []
+    assert reported_steps(watched) == []
 
 
 def test_gradients_that_a_script_sets_before_steps_of_other_optimizers_are_of_the_step_to_come(
@@ -123,11 +123,11 @@ def test_gradients_that_a_script_sets_before_steps_of_other_optimizers_are_of_th
                 inner.zero_grad()
                 loss_of(learner).backward()  # type: ignore[no-untyped-call]
                 inner.step()
-            for own, found in zip(model.parameters(), learner.parameters(), strict=True):
-                assert found.grad is not None
-                own.grad = found.grad.clone() if own.grad is None else own.grad + found.grad
+            for own, result in zip(model.parameters(), learner.parameters(), strict=True):
+                assert result.grad is not None
+                own.grad = result.grad.clone() if own.grad is None else own.grad + result.grad
         optimizer.step()
-    assert told(watched) == []
+    assert reported_steps(watched) == []
 
 
 def test_accumulation_over_micro_batches_is_no_missing_call(watched: Watched) -> None:
@@ -138,7 +138,7 @@ def test_accumulation_over_micro_batches_is_no_missing_call(watched: Watched) ->
         for _ in range(3):
             loss_of(model).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    assert told(watched) == []
+    assert reported_steps(watched) == []
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -160,7 +160,7 @@ def test_two_optimizers_that_clear_their_own_gradients_when_it_is_their_turn_are
             ours.zero_grad()
             loss_of(nn.Sequential(generator, critic)).backward()  # type: ignore[no-untyped-call]
         ours.step()
-    assert told(watched) == []
+    assert reported_steps(watched) == []
 
 
 def test_a_closure_that_clears_before_each_evaluation_is_fine(watched: Watched) -> None:
@@ -175,7 +175,7 @@ def test_a_closure_that_clears_before_each_evaluation_is_fine(watched: Watched) 
 
     for _ in range(20):
         optimizer.step(closure)  # type: ignore[arg-type]
-    assert told(watched) == []
+    assert reported_steps(watched) == []
 
 
 def test_one_forgotten_call_is_no_habit(watched: Watched) -> None:
@@ -186,4 +186,4 @@ def test_one_forgotten_call_is_no_habit(watched: Watched) -> None:
             optimizer.zero_grad()
         loss_of(model).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    assert told(watched) == []
+    assert reported_steps(watched) == []

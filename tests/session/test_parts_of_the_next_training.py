@@ -40,8 +40,8 @@ class Answering(nn.Module):
                 yield name, item
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x)
-        return found
+        output: Tensor = self.inner(x)
+        return output
 
 
 def train(model: nn.Module, steps: int, anew: bool = False) -> None:

@@ -42,11 +42,11 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)[:, None]
-        found: Tensor = self.out(self.attention(hidden, hidden, hidden)[0][:, 0])
+        output: Tensor = self.out(self.attention(hidden, hidden, hidden)[0][:, 0])
         if self.looks is not None:
             looks, self.looks = self.looks, None
-            looks += reachable_from(self, x, found)
-        return found
+            looks += reachable_from(self, x, output)
+        return output
 
 
 class Training:
@@ -171,8 +171,8 @@ class Plain(nn.Module):
         self.out = nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(self.up(x).tanh())
-        return found
+        output: Tensor = self.out(self.up(x).tanh())
+        return output
 
 
 def plain() -> nn.Module:
@@ -200,7 +200,7 @@ def loaded_with_weights_only(model: nn.Module) -> list[str]:
 def compiled(model: nn.Module) -> Any:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    found: Any = torch.compile(model, backend="aot_eager")
+    outcome: Any = torch.compile(model, backend="aot_eager")
     inner = copy.deepcopy(model)
     inner.compile(backend="eager", fullgraph=True)
 
@@ -210,12 +210,12 @@ def compiled(model: nn.Module) -> Any:
         return result
 
     for rows in (2, 2, 3, 5):
-        for function in (found, inner, calls):
+        for function in (outcome, inner, calls):
             function(torch.ones(rows, 4)).sum().backward()
     counters = torch._dynamo.utils.counters
-    told = {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
+    by_name = {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
     torch._dynamo.reset()
-    return told
+    return by_name
 
 
 @pytest.mark.slow

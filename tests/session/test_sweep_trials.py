@@ -54,7 +54,7 @@ def run_trial(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
     return run
 
 
-def told(flown: Flown) -> list[tuple[str, list[str], int]]:
+def trials_of(flown: Flown) -> list[tuple[str, list[str], int]]:
     """Of each recording the name of its run, the rates of its trial, and how many steps it has."""
     return sorted(
         (
@@ -73,7 +73,7 @@ def test_trials_in_one_process_and_what_comes_after_them_have_recordings_of_thei
         for number, rate in enumerate(RATES):
             run_trial(number, rate)
         train(0.01, steps=4)  # with the best parameters
-    assert told(flown) == [("", [], 4), ("trial 0", ["0.1"], 3), ("trial 1", ["0.05"], 3)]
+    assert trials_of(flown) == [("", [], 4), ("trial 0", ["0.1"], 3), ("trial 1", ["0.05"], 3)]
 
 
 def test_a_name_that_the_script_gives_to_its_runs_stays(
@@ -81,7 +81,7 @@ def test_a_name_that_the_script_gives_to_its_runs_stays(
 ) -> None:
     with flying(tmp_path, extra_tags={"mlflow.runName": "mine"}) as flown:
         run_trial(0, 0.1)
-    assert told(flown) == [("mine", ["0.1"], 3)]
+    assert trials_of(flown) == [("mine", ["0.1"], 3)]
 
 
 def test_a_run_that_the_script_starts_for_all_trials_has_all_of_them(
@@ -91,7 +91,7 @@ def test_a_run_that_the_script_starts_for_all_trials_has_all_of_them(
     with flying(tmp_path) as flown, mlflow.start_run():
         for number, rate in enumerate(RATES):
             run_trial(number, rate)
-    assert told(flown) == [("", ["0.1"], 6)]
+    assert trials_of(flown) == [("", ["0.1"], 6)]
     assert [record.value for record in flown.records if isinstance(record, Fact) and record.key == "trial_1.lr"] == [
         "0.05"
     ]
@@ -102,8 +102,8 @@ def test_the_configuration_of_a_trial_of_tune_is_found_in_the_thread_that_trains
 ) -> None:
     code = "class Trainable:\n    trial_id = 'a1'\n    config = {'lr': 0.1}\n    def run(self, f):\n        return f()"
     module = in_module("ray.tune.trainable.function_trainable", code, monkeypatch)
-    found = module.Trainable().run(running_trial)
-    assert (found.name, found.parameters) == ("trial a1", {"lr": 0.1})
+    finished = module.Trainable().run(running_trial)
+    assert (finished.name, finished.parameters) == ("trial a1", {"lr": 0.1})
 
 
 def test_a_job_of_hydra_has_what_was_given_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +114,9 @@ def test_a_job_of_hydra_has_what_was_given_for_it(monkeypatch: pytest.MonkeyPatc
     )
     kind = SimpleNamespace(initialized=lambda: True, get=lambda: config)
     monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", SimpleNamespace(HydraConfig=kind))
-    found = running_trial()
-    assert found is not None
-    assert (found.name, found.parameters) == ("job 2", {"lr": "0.1", "model.width": "8"})
+    result = running_trial()
+    assert result is not None
+    assert (result.name, result.parameters) == ("job 2", {"lr": "0.1", "model.width": "8"})
     config.mode.name = "RUN"
     single = running_trial()
     assert single is not None

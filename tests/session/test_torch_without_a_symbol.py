@@ -41,8 +41,8 @@ class Attending(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.into(x)[:, None].chunk(3, -1)
-        found: Tensor = self.out(scaled_dot_product_attention(q, k, v))
-        return found
+        output: Tensor = self.out(scaled_dot_product_attention(q, k, v))
+        return output
 
 
 @cache
@@ -91,10 +91,10 @@ def test_the_training_continues(name: str, monkeypatch: pytest.MonkeyPatch, capl
         watched = trained()
     if name != "backward":  # without it no backward pass is seen at all
         assert session.step >= STEPS - 1
-    assert all(torch.equal(one, other) for one, other in zip(expected, watched, strict=True))
-    said = [record.getMessage() for record in caplog.records if where in record.getMessage()]
-    assert len(said) == loaded
-    assert all("Switched off without it: " in text for text in said)
+    assert all(torch.equal(first, other) for first, other in zip(expected, watched, strict=True))
+    result = [record.getMessage() for record in caplog.records if where in record.getMessage()]
+    assert len(result) == loaded
+    assert all("Switched off without it: " in text for text in result)
     assert not any("TorchLacksError" in record.getMessage() for record in caplog.records)
 
 
@@ -149,4 +149,4 @@ def test_the_replacement_of_a_missing_symbol_computes_the_same(name: str) -> Non
     instead = torch_api.SYMBOLS[name].instead(mine, *given)
     assert all(map(torch.equal, mine, theirs))
     if not kind.endswith("_"):
-        assert all(torch.allclose(one, other) for one, other in zip(instead, of_torch, strict=True))
+        assert all(torch.allclose(first, other) for first, other in zip(instead, of_torch, strict=True))

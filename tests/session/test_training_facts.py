@@ -20,35 +20,35 @@ def view(lr: float = 0.1) -> TrainingView:
     return TrainingView([AdamW(model.parameters(), lr=lr)], [model], micro_batches=2)
 
 
-def told(watch: SettingChanges, seen: TrainingView, *steps: int) -> list[Finding]:
+def changes_of(watch: SettingChanges, seen: TrainingView, *steps: int) -> list[Finding]:
     return [event for step in steps for event in watch.look(step, seen) if event.kind == "configuration_changed"]
 
 
 def test_two_trainings_that_differ_in_one_number_differ_in_one_fact() -> None:
-    one, two = ({point.key: point.value for point in TrainingFacts().collect(view(lr))} for lr in (0.1, 0.2))
-    assert {key for key in one | two if one.get(key) != two.get(key)} == {"learning_rate"}
+    first, two = ({point.key: point.value for point in TrainingFacts().collect(view(lr))} for lr in (0.1, 0.2))
+    assert {key for key in first | two if first.get(key) != two.get(key)} == {"learning_rate"}
 
 
 def test_every_known_fact_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "--lr", "0.1", "--token", "hidden"])
     facts, seen = TrainingFacts(world_size=4), view()
-    found = {point.key: point.value for point in facts.collect(seen)}
-    assert found["optimizer"] == "AdamW"
-    assert found["model"] == "Sequential"
-    assert found["parameters_total"] == "49"
-    assert found["accumulation"] == "2"
-    assert found["world_size"] == "4"
-    assert found["argv"] == "-m train --lr 0.1 --token '***'"
-    assert found["python"] == sys.version.split()[0]
-    assert all(found.values())
+    by_key = {point.key: point.value for point in facts.collect(seen)}
+    assert by_key["optimizer"] == "AdamW"
+    assert by_key["model"] == "Sequential"
+    assert by_key["parameters_total"] == "49"
+    assert by_key["accumulation"] == "2"
+    assert by_key["world_size"] == "4"
+    assert by_key["argv"] == "-m train --lr 0.1 --token '***'"
+    assert by_key["python"] == sys.version.split()[0]
+    assert all(by_key.values())
     assert facts.collect(seen) == ()
 
 
 def test_a_program_in_the_call_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", "login('hidden')", "x"])
     monkeypatch.setattr(sys, "argv", ["-c", "x"])
-    found = {point.key: point.value for point in TrainingFacts().collect(view())}
-    assert "hidden" not in found["argv"]
+    by_key = {point.key: point.value for point in TrainingFacts().collect(view())}
+    assert "hidden" not in by_key["argv"]
 
 
 def test_later_facts_are_reported_later_and_none_is_repeated() -> None:
@@ -79,9 +79,9 @@ def test_there_are_never_more_facts_than_a_run_can_bear() -> None:
 
 def test_a_changed_setting_is_reported_once_with_both_values() -> None:
     watch, seen = SettingChanges(), view()
-    assert told(watch, seen, 10, 20) == []
+    assert changes_of(watch, seen, 10, 20) == []
     seen.optimizers[0].param_groups[0]["weight_decay"] = 0.5
-    (event,) = told(watch, seen, 30, 40, 50)
+    (event,) = changes_of(watch, seen, 30, 40, 50)
     assert event.message == "weight_decay of AdamW changed from 0.01 to 0.5, seen at step 30."
     assert (event.step, event.severity) == (30, Severity.INFO)
     assert event.metrics == {"before": 0.01, "after": 0.5}
@@ -90,21 +90,23 @@ def test_a_changed_setting_is_reported_once_with_both_values() -> None:
 def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:
     watch, seen = SettingChanges(), replace(view(), batch="float32[8, 4]")
     last = replace(seen, batch="float32[3, 4]", micro_batches=1)
-    assert [told(watch, item, step * 10) for step, item in enumerate([seen, last, seen, seen, last, seen])] == [[]] * 6
-    (shape,) = told(watch, replace(seen, batch="float32[16, 4]"), 100, 110)
+    assert [changes_of(watch, item, step * 10) for step, item in enumerate([seen, last, seen, seen, last, seen])] == [
+        []
+    ] * 6
+    (shape,) = changes_of(watch, replace(seen, batch="float32[16, 4]"), 100, 110)
     assert "from float32[8, 4] to float32[16, 4]" in shape.message
-    (count,) = told(watch, replace(seen, batch="float32[16, 4]", micro_batches=8), 120, 130)
+    (count,) = changes_of(watch, replace(seen, batch="float32[16, 4]", micro_batches=8), 120, 130)
     assert "micro-batches in a step changed from 2 to 8" in count.message
 
 
 def test_newly_frozen_parameters_and_a_new_group_are_reported() -> None:
     watch, seen = SettingChanges(), view()
-    told(watch, seen, 10)
+    changes_of(watch, seen, 10)
     seen.models[0][0].requires_grad_(False)
-    (event,) = told(watch, seen, 20, 30)
+    (event,) = changes_of(watch, seen, 20, 30)
     assert event.message == "The number of trained parameters changed from 4 of 4 to 2 of 4, seen at step 20."
     seen.optimizers[0].add_param_group({"params": nn.Linear(2, 2).parameters(), "weight_decay": 0.0})
-    messages = [finding.message for finding in told(watch, seen, 40, 50)]
+    messages = [finding.message for finding in changes_of(watch, seen, 40, 50)]
     assert [message.split(" changed")[0] for message in messages] == [
         "The number of parameter groups of AdamW",
         "The number of trained parameters",
@@ -119,7 +121,7 @@ def test_settings_that_a_schedule_changes_at_every_step_are_not_reported() -> No
         seen.optimizers[0].step()
         scheduler.step()
         if watch.due(step):
-            events += told(watch, seen, step)
+            events += changes_of(watch, seen, step)
     assert events == []
 
 
@@ -128,7 +130,7 @@ def test_a_setting_that_keeps_changing_is_reported_a_few_times() -> None:
     events = []
     for look in range(100):
         seen.optimizers[0].param_groups[0]["eps"] = 10.0 ** -(5 + look // 2 % 5)
-        events += told(watch, seen, 10 * look)
+        events += changes_of(watch, seen, 10 * look)
     assert len(events) == MAX_REPORTS
     assert events[-1].message.endswith("further changes are not reported.")
 

@@ -90,9 +90,9 @@ def test_runs_are_compared_and_diagnosed(experiment: str, site: Site, trainings:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_removed_checkpoints_are_gone_from_s3(experiment: str, site: Site, tmp_path: Path) -> None:
     client = MlflowClient(tracking_uri=site.url)
-    found = client.get_experiment_by_name(experiment)
-    assert found is not None
-    run = client.create_run(found.experiment_id, run_name="retention").info.run_id
+    result = client.get_experiment_by_name(experiment)
+    assert result is not None
+    run = client.create_run(result.experiment_id, run_name="retention").info.run_id
     checkpoints = RunCheckpoints(client, run)
     for step in (500, 1000):
         folder = tmp_path / f"rollback_ckpt-{step:06d}-1.0000"

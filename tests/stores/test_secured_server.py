@@ -66,21 +66,21 @@ def secured(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def known(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> Secured:
+def trusted_server(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> Secured:
     """This process has the credentials and knows the certificate."""
     for name, value in secured.environment.items():
         monkeypatch.setenv(name, value)
     return secured
 
 
-def test_a_training_arrives_through_password_certificate_and_prefix(known: Secured, tmp_path: Path) -> None:
-    (ended,) = run_trainings(tmp_path, [known.environment], STEPS)
+def test_a_training_arrives_through_password_certificate_and_prefix(trusted_server: Secured, tmp_path: Path) -> None:
+    (ended,) = run_trainings(tmp_path, [trusted_server.environment], STEPS)
 
     assert ended.code == 0, ended.errors
     assert PASSWORD not in ended.errors
-    assert f"{known.url}/#/experiments/" in ended.errors
-    (found,) = runs_of(known.url, "secured")
-    must_have_arrived_once(found, known.url, STEPS)
+    assert f"{trusted_server.url}/#/experiments/" in ended.errors
+    (result,) = runs_of(trusted_server.url, "secured")
+    must_have_arrived_once(result, trusted_server.url, STEPS)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def test_a_training_arrives_through_password_certificate_and_prefix(known: Secur
 def test_what_is_wrong_is_named_and_sync_delivers_when_it_is_right(
     name: str,
     value: str | None,
-    known: Secured,
+    trusted_server: Secured,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    training = Training(tmp_path / ".mlflow-stability", known.url)
+    training = Training(tmp_path / ".mlflow-stability", trusted_server.url)
     training.train(1, STEPS)
     training.end()
     with monkeypatch.context() as wrong:
         wrong.delenv(name) if value is None else wrong.setenv(name, value)
-        assert name in check_store(known.url).answered
+        assert name in check_store(trusted_server.url).answered
         assert run(["sync", "--wait", "0.5"]) == 2
         assert name in capsys.readouterr().err
     assert run(["sync"]) == 0
     assert "delivered" in capsys.readouterr().out
 
 
-def test_a_wrong_prefix_is_named(known: Secured) -> None:
-    assert "no MLflow at this address" in check_store(known.url.replace("team", "nobody")).answered
+def test_a_wrong_prefix_is_named(trusted_server: Secured) -> None:
+    assert "no MLflow at this address" in check_store(trusted_server.url.replace("team", "nobody")).answered

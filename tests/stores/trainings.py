@@ -59,8 +59,8 @@ def run_trainings(
         started.append((own, process))
     ended = []
     for own, process in started:
-        said, errors = process.communicate(timeout=patience)
-        took = map(float, said.split() or 3 * ["nan"])
+        text, errors = process.communicate(timeout=patience)
+        took = map(float, text.split() or 3 * ["nan"])
         ended.append(Ended(own, process.returncode, *took, errors))
     # Couriers outlive their trainings where a server is slow.
     wait_until(lambda: not [item.folder for item in ended if _sessions(item.folder)], patience)
@@ -74,9 +74,9 @@ def _sessions(folder: Path) -> list[Path]:
 def runs_of(uri: str, experiment: str = "Default") -> list[Run]:
     """All runs of an experiment."""
     client = MlflowClient(tracking_uri=uri)
-    found = client.get_experiment_by_name(experiment)
-    assert found is not None
-    return list(client.search_runs([found.experiment_id], max_results=1000))
+    result = client.get_experiment_by_name(experiment)
+    assert result is not None
+    return list(client.search_runs([result.experiment_id], max_results=1000))
 
 
 def must_have_arrived_once(run: Run, uri: str, steps: int) -> None:

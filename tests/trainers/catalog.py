@@ -24,13 +24,13 @@ FILES = (
 
 def trainers() -> dict[str, Trainer]:
     """By name."""
-    found = [trainer for name in FILES for trainer in import_module(f"trainers.frameworks.{name}").TRAINERS]
-    return {entry.name: entry for entry in found}
+    result = [trainer for name in FILES for trainer in import_module(f"trainers.frameworks.{name}").TRAINERS]
+    return {entry.name: entry for entry in result}
 
 
 def trainer_named(name: str) -> Trainer:
     """The one of this name."""
-    known = trainers()
-    if name not in known:
-        raise SystemExit(f"No such trainer: {name!r}. There are: {', '.join(known)}.")
-    return known[name]
+    values = trainers()
+    if name not in values:
+        raise SystemExit(f"No such trainer: {name!r}. There are: {', '.join(values)}.")
+    return values[name]

@@ -56,10 +56,10 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
     """Compare. ``again`` is a second bare training, where the first and the watched one differ."""
     bare, watched = trials["bare"], trials["watched"]
     remarks = [f"{mode}: {trial.error}" for mode, trial in trials.items() if trial.error]
-    said = [
-        line for trial in trials.values() for line in trial.said if not line.removeprefix(SENDER).startswith(EXPECTED)
+    lines = [
+        line for trial in trials.values() for line in trial.lines if not line.removeprefix(SENDER).startswith(EXPECTED)
     ]
-    remarks += list(dict.fromkeys(said))
+    remarks += list(dict.fromkeys(lines))
     steps, loss, norm, names = _against_the_script(watched.noted, watched.recorded)
     identical = _identical(bare.noted, watched.noted, again.noted if again else None)
     rescued = [skipped(trials[mode].noted) if mode in trials else NOT_TRIED for mode in RESCUES]
@@ -95,13 +95,13 @@ def _against_the_script(noted: Noted | None, recorded: Recorded | None) -> tuple
     left = dict(recorded.tracks) if recorded else {}
     for track, real in noted.tracks.items():
         count = len(real.weights) - 1
-        found = min(left, key=lambda item: _unlike(left[item], real), default=None)
-        seen = left.pop(found) if found is not None else Series([], [])
+        result = min(left, key=lambda item: _unlike(left[item], real), default=None)
+        seen = left.pop(result) if result is not None else Series([], [])
         steps.append(f"{max(len(seen.losses), len(seen.norms))} / {count}")
         losses.append(_difference(seen.losses, real.losses))
         norms.append(_difference(seen.norms, real.norms))
         if len(noted.tracks) > 1:
-            names.append(f"{track} = {_place(found) if found else 'not recorded'}")
+            names.append(f"{track} = {_place(result) if result else 'not recorded'}")
     for name, more in left.items():
         steps.append(f"{max(len(more.losses), len(more.norms))} / 0")
         names.append(f"{_place(name)} is no track of the script")
@@ -123,8 +123,8 @@ def _place(name: str) -> str:
 
 
 def _unlike(seen: Series, real: Series) -> tuple[float, int]:
-    def distance(one: list[float], other: list[float]) -> float:
-        return _largest(one, other) if one and other else 1.0
+    def distance(values: list[float], other: list[float]) -> float:
+        return _largest(values, other) if values and other else 1.0
 
     return distance(seen.losses, real.losses) + distance(seen.norms, real.norms), abs(
         len(seen.losses) - len(real.losses)
@@ -136,9 +136,9 @@ def _largest(seen: list[float], real: list[float]) -> float:
     pairs = list(zip(seen, real, strict=False))
     scale = max((abs(value) for _, value in pairs if math.isfinite(value)), default=0.0) * 1e-6 or 1e-12
     different = [
-        abs(one - other) / max(abs(other), scale) if math.isfinite(one) and math.isfinite(other) else math.inf
-        for one, other in pairs
-        if not (math.isnan(one) and math.isnan(other))
+        abs(first - other) / max(abs(other), scale) if math.isfinite(first) and math.isfinite(other) else math.inf
+        for first, other in pairs
+        if not (math.isnan(first) and math.isnan(other))
     ]
     return max(different, default=0.0)
 
@@ -180,10 +180,10 @@ def skipped(noted: Noted | None) -> str:
     """Whether the step with the NaN, and it alone, left the weights as they were."""
     if noted is None:
         return ""
-    told = [_skipped(series) for series in noted.tracks.values() if _broken(series)]
-    if not told:
+    values = [_skipped(series) for series in noted.tracks.values() if _broken(series)]
+    if not values:
         return "no NaN reached the loss"
-    return (next((item for item in told if item), "") or "skipped") + ("" if noted.finite else ", NaN at the end")
+    return (next((item for item in values if item), "") or "skipped") + ("" if noted.finite else ", NaN at the end")
 
 
 def _broken(series: Series) -> list[int]:

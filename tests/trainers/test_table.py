@@ -50,7 +50,7 @@ def noted(losses: list[float], weights: list[str], *, finite: bool = True) -> No
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("seen", "expected"),
     [
         (noted([1.0, NAN, 1.0], ["a", "b", "b", "c"]), "skipped"),
         (noted([1.0, NAN, 1.0], ["a", "b", "c", "d"]), "NaN at 1, weights unchanged by none"),
@@ -62,5 +62,5 @@ def noted(losses: list[float], weights: list[str], *, finite: bool = True) -> No
         (noted([1.0, 1.0, 1.0], ["a", "b", "c", "d"]), "no NaN reached the loss"),
     ],
 )
-def test_only_the_step_with_the_nan_may_leave_the_weights_alone(seen: Noted, told: str) -> None:
-    assert skipped(seen) == told
+def test_only_the_step_with_the_nan_may_leave_the_weights_alone(seen: Noted, expected: str) -> None:
+    assert skipped(seen) == expected

@@ -84,7 +84,7 @@ class Trial:
 
     noted: Noted | None
     recorded: Recorded | None
-    said: list[str]
+    lines: list[str]
     """Our warnings."""
     versions: dict[str, str]
     error: str = ""
@@ -121,8 +121,8 @@ def run_trial(trainer: Trainer, mode: Mode, python: Path, folder: Path, template
     noted = _noted(out) if out.exists() else None
     recorded = _recorded(client, uri) if mode == "watched" else None
     _end_what_delivers(folder)
-    said = list(dict.fromkeys(line for item in outs for line in _text(item.with_suffix(".log")).splitlines()))
-    return Trial(noted, recorded, said, json.loads(_text(out.with_suffix(".versions")) or "{}"), error)
+    lines = list(dict.fromkeys(line for item in outs for line in _text(item.with_suffix(".log")).splitlines()))
+    return Trial(noted, recorded, lines, json.loads(_text(out.with_suffix(".versions")) or "{}"), error)
 
 
 def _environments(processes: int, uri: str) -> list[dict[str, str]]:
@@ -219,14 +219,14 @@ def _recorded(client: MlflowClient, uri: str) -> Recorded:
 
 def _tracks(run: str, frame: Any) -> dict[str, Series]:
     """Loss and norm by recording and track: a layer has a norm, but no loss."""
-    found = {}
+    values = {}
     for (recording, place), rows in frame.groupby(["recording", "place"], observed=True):
         by_name = {
             name: list(values.sort_values("step")["value"]) for name, values in rows.groupby("quantity", observed=True)
         }
         if "step_time" in by_name or "loss" in by_name:
-            found[f"{run}:{recording}:{place}"] = Series(by_name.get("loss", []), by_name.get("grad_norm", []))
-    return found
+            values[f"{run}:{recording}:{place}"] = Series(by_name.get("loss", []), by_name.get("grad_norm", []))
+    return values
 
 
 def _text(path: Path) -> str:

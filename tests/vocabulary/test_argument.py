@@ -43,9 +43,9 @@ class Knobs:
 
 
 def test_the_error_for_a_misspelt_argument_suggests_the_right_one() -> None:
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         call("a", rolback=True)  # type: ignore[call-arg]
-    assert str(told.value) == "call() has no argument 'rolback'. Did you mean 'rollback'?"
+    assert str(raised.value) == "call() has no argument 'rolback'. Did you mean 'rollback'?"
     with pytest.raises(SettingsError, match=r"^Knobs\(\) has no argument 'evry'\. Did you mean 'every'\?$"):
         Knobs(evry=3)  # type: ignore[call-arg]
 

@@ -46,24 +46,24 @@ def test_autolog_has_few_arguments_and_each_name_one_place() -> None:
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_the_error_for_a_former_argument_says_what_replaces_it(name: str) -> None:
-    said = answer(mlflow_stability.autolog, **{name: 5})
-    assert said.startswith(f"autolog() has no argument {name!r}. ")
-    assert "Did you mean" not in said
-    (write,) = re.findall(r": autolog\((.*)\)\.$", said)
+    result = answer(mlflow_stability.autolog, **{name: 5})
+    assert result.startswith(f"autolog() has no argument {name!r}. ")
+    assert "Did you mean" not in result
+    (write,) = re.findall(r": autolog\((.*)\)\.$", result)
     (argument,) = ast_keywords(f"f({write})")
     assert argument in ("rollback", "options", "detectors")
     assert f"`{name}`" in (FOLDER / "changes.md").read_text(encoding="utf-8").partition("| argument |")[2]
 
 
 def ast_keywords(call: str) -> list[str]:
-    found = ast.parse(call, mode="eval").body
-    assert isinstance(found, ast.Call)
-    return [str(keyword.arg) for keyword in found.keywords]
+    body = ast.parse(call, mode="eval").body
+    assert isinstance(body, ast.Call)
+    return [str(keyword.arg) for keyword in body.keywords]
 
 
 def test_the_answer_has_the_value_that_was_given() -> None:
-    said = answer(mlflow_stability.autolog, max_checkpoints=5)
-    assert said.endswith("It is a field of RollbackPolicy: autolog(rollback=RollbackPolicy(max_checkpoints=5)).")
+    result = answer(mlflow_stability.autolog, max_checkpoints=5)
+    assert result.endswith("It is a field of RollbackPolicy: autolog(rollback=RollbackPolicy(max_checkpoints=5)).")
     assert "RollbackPolicy(extra_state=...)" in answer(mlflow_stability.autolog, extra_state={"sampler": 1})
     assert "Options(journal_dir='j')" in answer(mlflow_stability.autolog, journal_dir="j")
 

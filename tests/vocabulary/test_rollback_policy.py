@@ -29,9 +29,9 @@ from mlflow_stability.vocabulary.settings import Settings
 )
 def test_invalid_values_are_refused_with_the_rule_and_the_value(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
-    with pytest.raises(SettingsError, match=rf"^{name} must be .*{value!s}") as told:
+    with pytest.raises(SettingsError, match=rf"^{name} must be .*{value!s}") as raised:
         RollbackPolicy(**wrong)
-    assert str(told.value).endswith((".", "?"))
+    assert str(raised.value).endswith((".", "?"))
 
 
 def test_presets_are_policies_that_can_be_changed() -> None:

@@ -44,8 +44,8 @@ CHECKED = [field for field in fields(Settings) if field.name not in ("alerts", "
 
 
 def wrong_for(words: str, default: object) -> list[Any]:
-    known = next(key for key in WRONG if words.removeprefix("a ").startswith(key) or words.startswith(key))
-    return [value for value in WRONG[known] if not (value is None and "None" in words) and value is not default]
+    key = next(key for key in WRONG if words.removeprefix("a ").startswith(key) or words.startswith(key))
+    return [value for value in WRONG[key] if not (value is None and "None" in words) and value is not default]
 
 
 CASES = [
@@ -59,11 +59,11 @@ CASES = [
 def test_invalid_settings_are_refused_with_the_allowed_values_and_the_given_one(name: str, wrong: object) -> None:
     with pytest.raises(SettingsError) as refused:
         Settings(**{name: wrong})  # type: ignore[arg-type]
-    said = str(refused.value)
+    result = str(refused.value)
     takes = next(field.metadata["takes"] for field in fields(Settings) if field.name == name)
-    assert said.startswith(f"{name} must be {takes.words}; got ")
+    assert result.startswith(f"{name} must be {takes.words}; got ")
     if type(wrong) is not object:
-        assert repr(wrong) in said
+        assert repr(wrong) in result
 
 
 def test_every_setting_says_what_it_takes_and_takes_its_default() -> None:
@@ -73,20 +73,27 @@ def test_every_setting_says_what_it_takes_and_takes_its_default() -> None:
 
 
 def test_one_name_is_a_tuple_of_one_and_a_folder_is_a_path() -> None:
-    found = Settings(representations="encoder", stop_on="nonfinite", journal_dir="j", detectors="loss_spike")  # type: ignore[arg-type]
-    assert found.representations == ("encoder",)
-    assert found.stop_on == ("nonfinite",)
-    assert found.journal_dir == Path("j")
-    assert found.detectors == ("loss_spike",)
+    settings = Settings(representations="encoder", stop_on="nonfinite", journal_dir="j", detectors="loss_spike")  # type: ignore[arg-type]
+    assert settings.representations == ("encoder",)
+    assert settings.stop_on == ("nonfinite",)
+    assert settings.journal_dir == Path("j")
+    assert settings.detectors == ("loss_spike",)
     assert Settings(extra_tags={"seed": 3, 4: None}).extra_tags == {"seed": "3", "4": "None"}  # type: ignore[dict-item]
     assert Settings(extra_tags=None).extra_tags == {}  # type: ignore[arg-type]
 
 
 def test_numbers_of_numpy_and_whole_floats_are_numbers() -> None:
-    found = Settings(log_every_n_steps=np.int64(5), memory_budget=1e9, exit_wait=np.float32(0.5), silent=np.bool_(True))  # type: ignore[arg-type]
-    assert (found.log_every_n_steps, found.memory_budget, found.exit_wait, found.silent) == (5, 10**9, 0.5, True)
-    assert type(found.log_every_n_steps) is int
-    assert type(found.silent) is bool
+    settings = Settings(
+        log_every_n_steps=np.int64(5), memory_budget=1e9, exit_wait=np.float32(0.5), silent=np.bool_(True)
+    )  # type: ignore[arg-type]
+    assert (settings.log_every_n_steps, settings.memory_budget, settings.exit_wait, settings.silent) == (
+        5,
+        10**9,
+        0.5,
+        True,
+    )
+    assert type(settings.log_every_n_steps) is int
+    assert type(settings.silent) is bool
 
 
 def test_the_nearest_choice_is_suggested() -> None:

@@ -28,8 +28,8 @@ class IdentityRNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.rnn(x)
-        said: Tensor = self.head(states[:, -1])
-        return said
+        output: Tensor = self.head(states[:, -1])
+        return output
 
 
 def sums(dice: Generator, length: int = USUAL) -> Batch:

@@ -54,18 +54,18 @@ class Found:
 class Judged:
     """What was found in one training, by view."""
 
-    found: dict[str, list[Found]] = field(default_factory=lambda: {view: [] for view in VIEWS})
+    findings: dict[str, list[Found]] = field(default_factory=lambda: {view: [] for view in VIEWS})
     failure: str = ""
     """Why it is no healthy training, should it be none."""
     steps: int = 0
     seconds: float = 0.0
 
     def kinds(self, view: str, least: Severity = Severity.WARNING) -> Counter[str]:
-        return Counter(finding.kind for finding in self.found[view] if finding.severity >= least)
+        return Counter(finding.kind for finding in self.findings[view] if finding.severity >= least)
 
     def names(self, expected: Sequence[str]) -> bool:
         """Whether one of these was found, live or in the record; what is only for information counts as well."""
-        return any(finding.kind in expected for view in ("live", "recorded") for finding in self.found[view])
+        return any(finding.kind in expected for view in ("live", "recorded") for finding in self.findings[view])
 
 
 @dataclass(slots=True)
@@ -99,12 +99,12 @@ def judged(training: Trained, *, anew: bool = False) -> Judged:
     result = Judged(failure=training.failure, seconds=training.seconds)
     for records in training.recordings:
         if anew:
-            said = [
+            text = [
                 record
                 for record in records
                 if not (isinstance(record, Finding) and record.source is not Source.REPORTED)
             ]
-            records = [*said, *replay(records)]
+            records = [*text, *replay(records)]
         _judge(records, training.rewards, result)
     return result
 
@@ -131,8 +131,8 @@ def _judge(records: list[Record], rewards: tuple[float, ...], result: Judged) ->
         "every tenth": said_of(with_rewards(log_of(run, *names, every=10), rewards)),
         "epochs": said_of(with_rewards(in_epochs(log_of(run, *names)), rewards)),
     }
-    for view, found in views.items():
-        result.found[view] += [finding for finding in found if finding.kind not in OF_THE_MACHINE]
+    for view, outcome in views.items():
+        result.findings[view] += [finding for finding in outcome if finding.kind not in OF_THE_MACHINE]
 
 
 def said_of(history: RunHistory) -> list[Found]:

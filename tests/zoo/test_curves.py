@@ -17,11 +17,11 @@ def draw(name: str, seed: int) -> DrawnRun:
 
 @pytest.mark.parametrize("name", [PLAIN, *TRAPS, *EVERY])
 def test_the_same_seed_draws_the_same_run(name: str) -> None:
-    one, other = draw(name, 3), draw(name, 3)
-    assert one.setting == other.setting
-    assert one.event == other.event
+    first, other = draw(name, 3), draw(name, 3)
+    assert first.setting == other.setting
+    assert first.event == other.event
     assert all(
-        np.array_equal(a.values, b.values, equal_nan=True) for a, b in zip(one.metrics, other.metrics, strict=True)
+        np.array_equal(a.values, b.values, equal_nan=True) for a, b in zip(first.metrics, other.metrics, strict=True)
     )
 
 

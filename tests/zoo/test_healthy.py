@@ -33,7 +33,7 @@ def test_a_healthy_training_learns_its_task_and_no_view_of_it_shows_trouble(trai
     result = judged(recorded(training))
     assert result.failure == ""
     assert {
-        view: [finding for finding in result.found[view] if finding.severity > Severity.INFO] for view in VIEWS
+        view: [finding for finding in result.findings[view] if finding.severity > Severity.INFO] for view in VIEWS
     } == {view: [] for view in VIEWS}
 
 
@@ -46,7 +46,7 @@ def test_a_training_that_breaks_quietly_is_found_as_what_it_is(failure: SlowFail
 @pytest.mark.slow
 def test_judging_a_recording_again_finds_what_was_found_live() -> None:
     training = recorded(frozen_layer)
-    live, anew = judged(training).found["live"], judged(training, anew=True).found["live"]
+    live, anew = judged(training).findings["live"], judged(training, anew=True).findings["live"]
     assert sorted(live, key=lambda point: point.step) == sorted(anew, key=lambda point: point.step)
 
 

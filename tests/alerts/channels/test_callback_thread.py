@@ -24,9 +24,9 @@ SPIKE = at_step(6, "loss_spike", Severity.WARNING, "loss 9 at step 6.", time=6.0
 def alerts_to(
     function: Callable[[AlertMessage], object], warned: list[str] | None = None, **more: Any
 ) -> CallbackAlerts:
-    said = warned if warned is not None else []
+    result = warned if warned is not None else []
     return CallbackAlerts(
-        [Alert(function, **more)], lambda: RunLink("abc"), lambda text, *words: said.append(text % words)
+        [Alert(function, **more)], lambda: RunLink("abc"), lambda text, *words: result.append(text % words)
     )
 
 

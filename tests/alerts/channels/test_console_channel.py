@@ -16,15 +16,15 @@ WHERE = "from mlflow_stability.alerts.channels import console_file; print(consol
 def test_a_file_that_errors_go_to_is_written_to_by_its_path(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     with log.open("wb") as errors:
-        said = subprocess.run([sys.executable, "-c", WHERE], stdout=subprocess.PIPE, stderr=errors, check=True)
-    assert said.stdout.decode().strip() == str(log)
+        finished = subprocess.run([sys.executable, "-c", WHERE], stdout=subprocess.PIPE, stderr=errors, check=True)
+    assert finished.stdout.decode().strip() == str(log)
     ConsoleChannel(str(log), lambda _: None).send(TEST_MESSAGE)
     assert log.read_text().startswith("mlflow-stability alert: INFO: test message\n")
 
 
 def test_a_pipe_is_not_kept_open_but_written_to_by_the_training() -> None:
-    said = subprocess.run([sys.executable, "-c", WHERE], capture_output=True, check=True)
-    assert said.stdout.decode().strip() == ""
+    finished = subprocess.run([sys.executable, "-c", WHERE], capture_output=True, check=True)
+    assert finished.stdout.decode().strip() == ""
     relayed: list[str] = []
     ConsoleChannel("", relayed.append).send(TEST_MESSAGE)
     assert "test message" in relayed[0]

@@ -85,10 +85,10 @@ def by_command(module: str, arguments: Sequence[str], curve: LossCurve) -> list[
             [str(curve.file) if argument == "FILE" else argument for argument in arguments]
         )
     reports = json.loads(output.getvalue())
-    found = [
+    findings = [
         finding for report in (reports if isinstance(reports, list) else [reports]) for finding in report["findings"]
     ]
-    serious = [row for row in found if row["severity"].lower() in SERIOUS and row.get("check") not in ABOUT_THE_LOG]
+    serious = [row for row in findings if row["severity"].lower() in SERIOUS and row.get("check") not in ABOUT_THE_LOG]
     return [item.get("step_end", math.inf) for item in serious]
 
 

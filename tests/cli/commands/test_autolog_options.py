@@ -64,12 +64,14 @@ def test_what_is_about_rollbacks_makes_a_policy_on_top_of_the_preset() -> None:
 
 def test_the_help_lists_the_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "--help"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     places = [
-        said.index(text) for text in ("--module", "\nArguments of autolog():", "\nFields of Options:", "--exit-wait")
+        printed.index(text) for text in ("--module", "\nArguments of autolog():", "\nFields of Options:", "--exit-wait")
     ]
     assert places == sorted(places)
-    assert said.index("--max-checkpoints") > said.index("\nFields of RollbackPolicy, with --rollback:") > places[-1]
+    assert (
+        printed.index("--max-checkpoints") > printed.index("\nFields of RollbackPolicy, with --rollback:") > places[-1]
+    )
 
 
 @pytest.mark.parametrize(

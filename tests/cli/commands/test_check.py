@@ -42,29 +42,29 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["own_training", "own_training.py"])
 def test_a_model_is_checked_with_all_that_its_factory_gives(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", f"{name}:sound", "-v"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in ("Linear: nothing is wrong.", "loss of the batch", "gradient flow", "weight", "4x32"):
-        assert part in said
-    assert max(map(len, said.splitlines())) <= 80
+        assert part in printed
+    assert max(map(len, printed.splitlines())) <= 80
     assert run(["check", f"{name}:forgets"]) == 1
-    said = capsys.readouterr().out
-    assert "Sequential: 1 warning." in said
-    assert "WARNING not_in_optimizer" in said
-    assert "→ Add these parameters to an optimizer, or set their requires_grad to False." in said
-    assert "Not checked" in said
+    printed = capsys.readouterr().out
+    assert "Sequential: 1 warning." in printed
+    assert "WARNING not_in_optimizer" in printed
+    assert "→ Add these parameters to an optimizer, or set their requires_grad to False." in printed
+    assert "Not checked" in printed
     assert run(["check", f"{name}:READY"]) == 0
 
 
 def test_programs_read_json_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "own_training:broken", "--output-format", "json"]) == 1
-    said = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
-    assert said["findings"][0]["check"] == "nonfinite_parameters"
-    assert said["findings"][0]["severity"] == "CRITICAL"
-    assert said["layers"][1]["nonfinite"] == 4
+    document = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert document["findings"][0]["check"] == "nonfinite_parameters"
+    assert document["findings"][0]["severity"] == "CRITICAL"
+    assert document["layers"][1]["nonfinite"] == 4
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "expected"),
     [
         ("own_training", "Say MODULE:FACTORY, such as train:make_model"),
         ("own_training:nothing", "own_training has no nothing."),
@@ -75,7 +75,7 @@ def test_programs_read_json_without_nan(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_an_invalid_target_ends_with_code_2_and_an_explanation(
-    target: str, said: str, capsys: pytest.CaptureFixture[str]
+    target: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["check", target]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

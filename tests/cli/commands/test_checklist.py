@@ -40,10 +40,10 @@ def test_without_kind_and_run_the_checks_fit_any_trouble(capsys: pytest.CaptureF
 def test_a_run_fills_in_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     write_log(Path("nan.jsonl"), ending_in_nan())
     assert run(["checklist", "nan_detected", "--run", "nan.jsonl"]) == 0
-    said = words(capsys.readouterr().out)
-    assert "1. bad Where did the first non-finite value appear?" in said
-    assert "step 400" in said
-    assert "unknown Are the inputs of that step finite" in said
+    result = words(capsys.readouterr().out)
+    assert "1. bad Where did the first non-finite value appear?" in result
+    assert "step 400" in result
+    assert "unknown Are the inputs of that step finite" in result
 
 
 def test_a_run_alone_gives_the_checks_for_its_worst_trouble(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,10 +59,10 @@ def test_an_invalid_call_ends_with_code_2_and_an_error_without_a_traceback(
     for name in ("a", "b"):
         write_log(Path("logs", f"{name}.jsonl"), falling())
     assert run(["checklist", *typed]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    assert "mlflow-stability: " in said.err or "Error: " in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    assert "mlflow-stability: " in printed.err or "Error: " in printed.err
 
 
 def test_the_output_says_when_a_kind_has_no_checklist_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

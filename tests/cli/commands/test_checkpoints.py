@@ -18,11 +18,13 @@ def keep(
     step: int,
     *,
     good: bool = True,
-    said: bytes = b"weights",
+    content: bytes = b"weights",
     written: bytes = b"weights",
     **facts: Any,
 ) -> Path:
-    meta = CheckpointMeta(step, 1.25, hashlib.sha256(said).hexdigest(), len(said), time.time(), good=good, **facts)
+    meta = CheckpointMeta(
+        step, 1.25, hashlib.sha256(content).hexdigest(), len(content), time.time(), good=good, **facts
+    )
     folder = place / meta.name
     folder.mkdir(parents=True)
     (folder / "state.pt").write_bytes(written)
@@ -71,9 +73,9 @@ def test_a_damaged_checkpoint_is_found_by_its_hash(
     assert run(["checkpoints", checkpoints.run_id]) == 0
     capsys.readouterr()
     assert run(["checkpoints", checkpoints.run_id, "--verify"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "its SHA-256 differs" in said
-    assert "good, verified (best, last good)" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "its SHA-256 differs" in text
+    assert "good, verified (best, last good)" in text
 
 
 def test_a_downloaded_checkpoint_equals_the_one_that_was_written(

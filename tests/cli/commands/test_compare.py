@@ -56,19 +56,19 @@ def test_a_run_that_is_only_worse_than_the_baseline_fails_with_the_reason(capsys
     assert run(["compare", "worse.jsonl", "logs/good.jsonl"]) == 0
     capsys.readouterr()
     assert run(["compare", "worse.jsonl", "--baseline", "logs/good.jsonl", "--output-format", "json"]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["gate"]["passed"] is False
-    assert "worse.jsonl is worse than the baseline" in said.err
-    assert "%" in said.err
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["gate"]["passed"] is False
+    assert "worse.jsonl is worse than the baseline" in printed.err
+    assert "%" in printed.err
 
 
 def test_a_person_reads_the_order_and_where_two_part(capsys: pytest.CaptureFixture[str]) -> None:
     run(["compare", "logs/bad.jsonl", "logs/good.jsonl"])
-    said = capsys.readouterr()
-    assert said.out.index("good.jsonl") < said.out.index("bad.jsonl")
-    assert "First difference" in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert printed.out.index("good.jsonl") < printed.out.index("bad.jsonl")
+    assert "First difference" in printed.out
+    assert max(map(len, printed.out.splitlines())) <= 80
+    assert printed.err == ""
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_it_goes_into_a_run_and_into_an_experiment_that_can_be_compared_again(
 def test_what_cannot_be_read_is_reported_beside_what_can(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     good = store_run(sqlite_uri, falling())
     assert run(["compare", good, NO_RUN, "--tracking-uri", sqlite_uri, "--output-format", "csv"]) == 2
-    said = capsys.readouterr()
-    assert len(said.out.splitlines()) == 3
-    assert NO_RUN in said.err
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert NO_RUN in printed.err
 
 
 @pytest.mark.slow

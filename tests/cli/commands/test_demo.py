@@ -45,12 +45,12 @@ def cli(*arguments: str, program: str = sys.executable, **environment: str) -> s
 
 
 def trainings_of(pid: int) -> list[psutil.Process]:
-    found = []
+    result = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if "mlflow_stability.demo.training" in child.cmdline():
-                found.append(child)
-    return found
+                result.append(child)
+    return result
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def trainings_of(pid: int) -> list[psutil.Process]:
 def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp_path: Path) -> None:
     shown = cli("-m", "mlflow_stability", "demo", program=python(DELIVERY), MLFLOW_TRACKING_URI=sqlite_uri)
     assert shown.returncode == 0, shown.stderr
-    said = " ".join(shown.stdout.split())
+    result = " ".join(shown.stdout.split())
     for part in (
         "steps 260 to 279 Learning rate 30 times too high.",
         "No problems.",
@@ -68,8 +68,8 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
         "Skipped step 320: non-finite",
         "Likely cause: learning rate jump: The learning rate jumped",
     ):
-        assert part in said
-    (share,) = re.findall(r"ends ([\d.]+)% (?:above|below) the reference", said)
+        assert part in result
+    (share,) = re.findall(r"ends ([\d.]+)% (?:above|below) the reference", result)
     assert float(share) < 10
     (run_id,) = re.findall(r'load_run\("(\w+)"\)', shown.stdout)
     frame = load_run(run_id, sqlite_uri)
@@ -77,9 +77,9 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
     assert (frame["rollbacks"].max(), frame["skipped_steps"].max()) == (1, 1)
     (final,) = re.findall(r"^autolog\(rollback=True\) +([\d.]+) ", shown.stdout, re.MULTILINE)
     assert float(final) == pytest.approx(frame["loss"].tail(20).median(), rel=0.01)
-    assert "Final loss: median of the last 20 steps; in the diagnosis below, of up to 40." in said
-    (last,) = re.findall(r"Recovered: .*?; loss fell from [\d.]+ to (\d+\.\d+)", said)
-    ((rolled_back, target),) = re.findall(r"step \d+ Rolled back from step (\d+) to step (\d+)", said)
+    assert "Final loss: median of the last 20 steps; in the diagnosis below, of up to 40." in result
+    (last,) = re.findall(r"Recovered: .*?; loss fell from [\d.]+ to (\d+\.\d+)", result)
+    ((rolled_back, target),) = re.findall(r"step \d+ Rolled back from step (\d+) to step (\d+)", result)
     undone = frame["step"].between(int(target) + 1, int(rolled_back))
     finite = frame["loss"][~undone].replace([float("inf")], float("nan")).dropna()
     medians = [finite.tail(len(finite) // 10 // shorter).median() for shorter in (1, 2, 4)]
@@ -153,8 +153,8 @@ def test_without_torch_what_needs_it_says_so_in_a_sentence(name: str) -> None:
     if name == "RollbackPolicy":  # numbers, without a tensor
         assert refused.returncode == 0
         return
-    (said,) = [line for line in refused.stderr.splitlines() if line.startswith("ModuleNotFoundError: ")]
-    assert said.startswith(f"ModuleNotFoundError: mlflow_stability.{name} needs PyTorch, which is not installed here.")
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("ModuleNotFoundError: ")]
+    assert line.startswith(f"ModuleNotFoundError: mlflow_stability.{name} needs PyTorch, which is not installed here.")
 
 
 @pytest.mark.slow

@@ -43,9 +43,9 @@ def stored_run(uri: str, values: list[float], name: str = "train_loss") -> str:
 
 
 def document(capsys: pytest.CaptureFixture[str]) -> dict:
-    said = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema("diagnosis")).validate(said)
-    return said
+    result = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema("diagnosis")).validate(result)
+    return result
 
 
 def by_itself(*arguments: str, after: str = "") -> subprocess.CompletedProcess[str]:
@@ -66,24 +66,24 @@ def test_the_exit_code_says_whether_something_was_found(log: str, code: int) -> 
 
 def test_a_person_reads_verdict_curve_and_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     run(["diagnose", "logs/bad.jsonl"])
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     for part in ("Diverged: train_loss", "CRITICAL divergence", "What to do", "┤"):
-        assert part in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
-    assert said.err == ""
+        assert part in printed.out
+    assert max(map(len, printed.out.splitlines())) <= 80
+    assert printed.err == ""
 
 
 def test_several_inputs_give_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "./logs/nan.jsonl", "logs", "--output-format", "json"]) == 1
-    said = document(capsys)
-    assert [row["source"] for row in said["runs"]] == [
+    result = document(capsys)
+    assert [row["source"] for row in result["runs"]] == [
         "logs/bad.jsonl",
         "./logs/nan.jsonl",
         "logs/bad.jsonl",
         "logs/good.jsonl",
         "logs/nan.jsonl",
     ]
-    assert {issue["source"] for issue in said["issues"]} == {"logs/bad.jsonl", "./logs/nan.jsonl", "logs/nan.jsonl"}
+    assert {issue["source"] for issue in result["issues"]} == {"logs/bad.jsonl", "./logs/nan.jsonl", "logs/nan.jsonl"}
 
 
 def test_only_the_kinds_asked_for_are_shown_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,11 +110,11 @@ def test_a_higher_sensitivity_finds_what_a_lower_one_misses(tmp_path: Path) -> N
 
 def test_text_that_depends_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--issue-type", "plateau"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Not found: no plateau in 600 steps. Other findings: a divergence." in said
-    assert "Cannot tell" not in said
-    assert "Diverged" not in said
-    assert "What to do" not in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Not found: no plateau in 600 steps. Other findings: a divergence." in text
+    assert "Cannot tell" not in text
+    assert "Diverged" not in text
+    assert "What to do" not in text
 
 
 def test_the_error_for_an_unknown_kind_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,10 +136,10 @@ def test_norms_below_the_users_own_threshold_are_not_an_explosion(capsys: pytest
     rows = [{"step": step, "loss": 2.0 - step / 1000, "grad_norm": norm} for step, norm in enumerate(norms)]
     Path("norms.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     typed = ["diagnose", "norms.jsonl", "--issue-type", "gradient_explosion", "--output-format", "json"]
-    for limit, found in (("5", 1), ("500", 0)):
+    for limit, result in (("5", 1), ("500", 0)):
         own = f"GradientExplosion(threshold={limit}, threshold_alone=True)"
         run([*typed, "--detectors", "default", "--detectors", own])
-        assert document(capsys)["summary"]["total_issues"] == found
+        assert document(capsys)["summary"]["total_issues"] == result
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.csv", "out.md", "out.html", "out.txt"])
@@ -172,9 +172,9 @@ def test_a_log_that_is_diagnosed_is_never_overwritten(
 
 def test_an_unknown_file_ending_is_refused_with_a_list_of_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert ".pdf" in said
-    assert ".html" in said
+    text = " ".join(capsys.readouterr().err.split())
+    assert ".pdf" in text
+    assert ".html" in text
     assert not Path("out.pdf").exists()
     assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf", "--output-format", "html"]) == 1
 
@@ -191,26 +191,26 @@ def test_unreadable_inputs_are_reported_beside_the_diagnoses_of_the_others(capsy
     Path("empty.csv").touch()
     Path("model.pt").write_bytes(bytes(range(256)) * 10)
     assert run(["diagnose", "logs/good.jsonl", "empty.csv", "model.pt", "gone.csv", "--output-format", "json"]) == 2
-    said = capsys.readouterr()
-    errors = said.err.splitlines()
+    printed = capsys.readouterr()
+    errors = printed.err.splitlines()
     assert [line.startswith("mlflow-stability: ") for line in errors] == [True] * 3
-    told = json.loads(said.out)
-    assert [error["source"] for error in told["errors"]] == ["empty.csv", "model.pt", "gone.csv"]
-    assert [row["outcome"] for row in told["runs"]] == ["healthy"]
+    values = json.loads(printed.out)
+    assert [error["source"] for error in values["errors"]] == ["empty.csv", "model.pt", "gone.csv"]
+    assert [row["outcome"] for row in values["runs"]] == ["healthy"]
 
 
 def test_when_nothing_can_be_read_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "gone.csv"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
 
 
 def test_a_hostile_name_reaches_neither_terminal_nor_page(capsys: pytest.CaptureFixture[str]) -> None:
     write_log(Path("evil.jsonl"), diverging(), "train_loss\x1b[2J<script>alert(1)</script>[red]")
     run(["diagnose", "evil.jsonl", "evil\x1b[2J.csv"])
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
     run(["diagnose", "evil.jsonl", "--output-format", "html"])
     assert "<script" not in capsys.readouterr().out
 
@@ -219,10 +219,10 @@ def test_a_hostile_name_reaches_neither_terminal_nor_page(capsys: pytest.Capture
 def test_a_run_of_a_store_is_diagnosed(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_id = stored_run(sqlite_uri, [float(value) for value in diverging()])
     assert run(["diagnose", run_id, "--tracking-uri", sqlite_uri, "--output-format", "json"]) == 1
-    said = document(capsys)
-    assert said["summary"]["total_runs"] == 1
-    assert "total_files" not in said["summary"]
-    assert {issue["source"] for issue in said["issues"]} == {run_id}
+    result = document(capsys)
+    assert result["summary"]["total_runs"] == 1
+    assert "total_files" not in result["summary"]
+    assert {issue["source"] for issue in result["issues"]} == {run_id}
 
 
 def test_a_report_is_added_to_the_run(sqlite_uri: str) -> None:
@@ -246,9 +246,9 @@ def test_a_missing_run_and_an_unreachable_server_are_each_reported_in_one_line(
 ) -> None:
     for uri in (sqlite_uri, CLOSED):
         assert run(["diagnose", NO_RUN, "--tracking-uri", uri]) == 2
-        said = capsys.readouterr()
-        assert (said.out, said.err.count("\n")) == ("", 1)
-        assert "Traceback" not in said.err
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        assert "Traceback" not in printed.err
 
 
 def test_a_folder_named_like_a_run_id_is_read_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,10 +312,10 @@ def test_a_shell_completes_kinds_and_options() -> None:
 
 def test_brief_is_the_verdict_the_cause_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--brief"]) == 1
-    said = capsys.readouterr().out
-    assert "Diverged: train_loss" in said
-    assert "What to do" in said
-    assert "Findings" not in said
+    printed = capsys.readouterr().out
+    assert "Diverged: train_loss" in printed
+    assert "What to do" in printed
+    assert "Findings" not in printed
     assert run(["diagnose", "logs", "--brief", "--output-format", "json", "--output", "brief.json"]) == 1
     assert len(json.loads(Path("brief.json").read_text("utf-8"))["runs"]) == 3
     for wrong in (["--output-format", "csv"], ["--verbose"]):

@@ -33,9 +33,9 @@ def silent_address() -> Iterator[str]:
 
 def test_a_place_where_all_is_well_gives_code_0(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--tracking-uri", sqlite_uri]) == 0
-    said = capsys.readouterr().out
-    assert "All checks passed." in said
-    assert torch.__version__ in said
+    printed = capsys.readouterr().out
+    assert "All checks passed." in printed
+    assert torch.__version__ in printed
     assert not HERE.exists()
 
 
@@ -54,10 +54,10 @@ def test_a_store_that_mlflow_has_not_made_yet_is_fine_and_is_not_made(tmp_path: 
 
 def test_a_store_that_is_away_gives_code_2_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--tracking-uri", "http://me:hunter2@127.0.0.1:9"]) == 2
-    said = " ".join(capsys.readouterr().out.split())
-    assert "tracking server http://127.0.0.1:9 does not answer: Connection refused" in said
-    assert "the journal keeps the data" in said
-    assert "hunter2" not in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "tracking server http://127.0.0.1:9 does not answer: Connection refused" in text
+    assert "the journal keeps the data" in text
+    assert "hunter2" not in text
 
 
 @pytest.mark.slow
@@ -75,9 +75,9 @@ def test_a_journal_that_was_left_behind_gives_code_1_and_names_sync(
     training.train(1, 20)
     training.end()
     assert run(["doctor", "--tracking-uri", sqlite_uri]) == 1
-    said = capsys.readouterr().out
-    assert f"{training.folder.name} was left behind" in said
-    assert "mlflow-stability sync" in said
+    printed = capsys.readouterr().out
+    assert f"{training.folder.name} was left behind" in printed
+    assert "mlflow-stability sync" in printed
 
 
 def test_a_training_in_progress_is_nothing_to_worry_about(
@@ -123,9 +123,9 @@ def test_doctor_says_what_is_off_without_a_symbol(
         assert run(["doctor", "--tracking-uri", sqlite_uri]) == 2
     finally:
         torch_api.forget()
-    said = " ".join(capsys.readouterr().out.split())
-    assert "lacks torch.nn.utils.clip_grad:_gone" in said
-    assert "Off without it: the gradient norm before clipping." in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "lacks torch.nn.utils.clip_grad:_gone" in text
+    assert "Off without it: the gradient norm before clipping." in text
 
 
 def test_alerts_are_tried_with_a_message_to_every_channel(
@@ -139,9 +139,9 @@ def test_alerts_are_tried_with_a_message_to_every_channel(
         assert "JSON: a test message was sent" in capsys.readouterr().out
         server.answers = [500]
         assert run(["doctor", "--tracking-uri", sqlite_uri, "--alerts"]) == 2
-    said = " ".join(capsys.readouterr().out.split())
-    assert "error=500" in said
-    assert "hunter2" not in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "error=500" in text
+    assert "hunter2" not in text
 
 
 def test_alerts_without_a_channel_say_what_to_set(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,10 +31,10 @@ def test_without_a_kind_all_kinds_are_listed_with_a_sentence_each(capsys: pytest
 def test_everything_about_a_kind_is_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", kind]) == 0
     text = capsys.readouterr().out
-    said = words(text).lower()
+    result = words(text).lower()
     about = documentation(kind)
     for part in (about.sentence, about.sees, about.why, about.try_, about.wrong):
-        assert words(part).lower() in said
+        assert words(part).lower() in result
     for threshold in about.thresholds:
         assert threshold.name in text
     assert max(len(line) for line in text.splitlines() if line.strip() != about.reference) <= 80
@@ -59,17 +59,17 @@ def test_the_error_for_an_unknown_kind_suggests_the_nearest(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["explain", typed]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Did you mean" in said.err
-    assert meant in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Did you mean" in printed.err
+    assert meant in printed.err
 
 
 def test_the_error_for_a_kind_unlike_any_other_says_how_to_list_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "\x1b[2Jxyzzy"]) == 2
-    said = capsys.readouterr().err
-    assert "lists them all" in words(said)
-    assert "\x1b" not in said
+    errors = capsys.readouterr().err
+    assert "lists them all" in words(errors)
+    assert "\x1b" not in errors
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,6 +94,6 @@ def test_a_kind_is_listed_and_suggested_once(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("kind", [detector.kind for detector in (*DETECTORS, *ON_REQUEST) if detector.experimental])
 def test_an_experimental_kind_is_not_called_not_measured(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(["explain", kind])
-    said = words(capsys.readouterr().out)
-    assert "experimental: it changes no verdict and no exit code" in said
-    assert "not measured yet" not in said
+    result = words(capsys.readouterr().out)
+    assert "experimental: it changes no verdict and no exit code" in result
+    assert "not measured yet" not in result

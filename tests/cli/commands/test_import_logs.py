@@ -60,6 +60,6 @@ def test_an_unreachable_server_is_reported_without_a_traceback(
 ) -> None:
     (tmp_path / "train.log").write_text(LOG)
     assert run(["import", "train.log", "--experiment", "logs", "--tracking-uri", "http://127.0.0.1:9"]) == 2
-    said = capsys.readouterr().err
-    assert "does not answer" in said
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert "does not answer" in errors
+    assert "Traceback" not in errors

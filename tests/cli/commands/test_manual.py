@@ -26,9 +26,9 @@ def test_in_a_pipe_a_page_is_plain_markdown(capfdbinary: pytest.CaptureFixture[b
 
 def test_a_page_that_is_not_there_is_refused_with_the_nearest(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert run(["manual", "recovry"]) == 2
-    said = capfdbinary.readouterr().err.decode()
-    assert "No such page: 'recovry'" in said
-    assert "recovery" in said
+    text = capfdbinary.readouterr().err.decode()
+    assert "No such page: 'recovry'" in text
+    assert "recovery" in text
 
 
 @pytest.mark.slow

@@ -24,11 +24,11 @@ def test_the_page_of_a_run_is_kept_and_its_path_printed_where_there_is_no_browse
 ) -> None:
     run_id = store_run(sqlite_uri, diverging(), name="lost")
     assert run(["open", "lost", "--tracking-uri", sqlite_uri]) == 0
-    said = capsys.readouterr()
-    page = Path(said.out.strip())
+    printed = capsys.readouterr()
+    page = Path(printed.out.strip())
     assert page.name == f"{run_id}.html"
     assert ">Diverged:<" in page.read_text("utf-8")
-    assert "No browser here" in said.err
+    assert "No browser here" in printed.err
     before = page.stat().st_ino
     assert run(["open", "--last", "--no-browser", "--tracking-uri", sqlite_uri]) == 0
     assert capsys.readouterr() == (f"{page}\n", "")

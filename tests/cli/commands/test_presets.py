@@ -12,9 +12,9 @@ def test_the_table_has_every_option_of_every_preset_in_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["presets"]) == 0
-    said = capsys.readouterr().out
-    lines = [line.split() for line in said.splitlines()]
-    assert all(len(line) <= 80 for line in said.splitlines())
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    assert all(len(line) <= 80 for line in printed.splitlines())
     for _, name, values in preset_rows():
         if name.islower():
             assert [name, *values] in lines

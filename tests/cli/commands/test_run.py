@@ -132,7 +132,7 @@ def test_ctrl_c_prints_the_same_traceback_as_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         (["gone.py"], "The script 'gone.py' cannot be read: No such file or directory."),
         (["-m", "gone.deeper"], "The module 'gone.deeper' cannot be loaded: No module named 'gone'."),
@@ -148,12 +148,12 @@ def test_ctrl_c_prints_the_same_traceback_as_python(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_call_ends_with_code_2_and_a_sentence_instead_of_a_traceback(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    typed: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code = "import sys\nfrom mlflow_stability.cli.main import run\nsys.exit(run(['run', *sys.argv[1:]]))"
     ended = done(sys.executable, "-c", code, *typed, cwd=tmp_path)
     assert ended.returncode == 2
-    assert said in " ".join(ended.stderr.split())
+    assert expected in " ".join(ended.stderr.split())
     assert "Traceback" not in ended.stderr
 
 
@@ -164,11 +164,11 @@ def test_a_training_is_recorded_with_the_options_and_its_error_is_its_own(sqlite
     plain = done(sys.executable, "train.py", "design", cwd=tmp_path)
     ours = done(*OURS, *options, "train.py", "design", cwd=tmp_path, MLFLOW_TRACKING_URI=sqlite_uri)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    (found,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
-    assert found.info.status == "FAILED"
-    assert found.data.tags["team"] == "speech"
-    assert "broken by design" in " ".join(found.data.tags.values())
-    assert metric_key(Signal("loss")) in found.data.metrics
+    (result,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
+    assert result.info.status == "FAILED"
+    assert result.data.tags["team"] == "speech"
+    assert "broken by design" in " ".join(result.data.tags.values())
+    assert metric_key(Signal("loss")) in result.data.metrics
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ def test_torchrun_starts_the_command_in_every_process(way: list[str], sqlite_uri
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = done(*torchrun, *way, "--silent", "train.py", cwd=tmp_path, MLFLOW_TRACKING_URI=sqlite_uri)
     assert ended.returncode == 0, ended.stderr
-    (found,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
-    assert found.info.status == "FINISHED"
+    (result,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
+    assert result.info.status == "FINISHED"
 
 
 @pytest.mark.slow
@@ -189,14 +189,14 @@ def test_processes_that_a_script_spawns_are_recorded_as_one_training(sqlite_uri:
     ended = done(*OURS, "--silent", "train.py", cwd=tmp_path, MLFLOW_TRACKING_URI=sqlite_uri)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["7", "7"], "the arguments are the script's own"
-    (found,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
-    assert found.info.status == "FINISHED"
-    assert metric_key(Signal("loss")) in found.data.metrics
+    (result,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
+    assert result.info.status == "FINISHED"
+    assert metric_key(Signal("loss")) in result.data.metrics
 
 
 def test_the_help_has_an_option_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--rollback Restore a good state inside your loop when the training diverges" in said
-    assert "True, or" not in said
-    assert "--stop-on TEXT" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--rollback Restore a good state inside your loop when the training diverges" in text
+    assert "True, or" not in text
+    assert "--stop-on TEXT" in text

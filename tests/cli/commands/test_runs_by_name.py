@@ -20,22 +20,22 @@ def test_a_run_is_diagnosed_by_name_beginning_and_as_the_last(
     named: list[str], runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["diagnose", *(item.format(first=runs[0]) for item in named), "--output-format", "markdown"]) == 0
-    said = capsys.readouterr().out
-    assert runs[0] in said
-    assert (runs[3] in said) is ("--last" in named)
+    printed = capsys.readouterr().out
+    assert runs[0] in printed
+    assert (runs[3] in printed) is ("--last" in named)
 
 
 def test_several_runs_of_one_name_are_listed(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "twin"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("mlflow-stability: 'twin' may mean 2 runs. Give more of the id of one:\n")
-    assert {line.split()[0] for line in said.splitlines()[1:]} == {row[:12] for row in runs[1:3]}
+    errors = capsys.readouterr().err
+    assert errors.startswith("mlflow-stability: 'twin' may mean 2 runs. Give more of the id of one:\n")
+    assert {line.split()[0] for line in errors.splitlines()[1:]} == {row[:12] for row in runs[1:3]}
 
 
 def test_the_last_runs_are_compared(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "--last", "2", "--output-format", "csv", "--no-cache"]) == 0
-    said = capsys.readouterr().out
-    assert [value in said for value in runs] == [False, False, True, True]
+    printed = capsys.readouterr().out
+    assert [value in printed for value in runs] == [False, False, True, True]
 
 
 def test_a_comparison_is_logged_to_a_run_by_its_name(runs: list[str], tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def killed_training(root: Path, uri: str, steps: int = 50, **opening: str) -> Tr
     return training
 
 
-def run_ids_in(said: str) -> list[str]:
-    return [line.rpartition(" to ")[2].rstrip(".") for line in said.splitlines() if ": delivered" in line]
+def run_ids_in(text: str) -> list[str]:
+    return [line.rpartition(" to ")[2].rstrip(".") for line in text.splitlines() if ": delivered" in line]
 
 
 def test_nothing_to_deliver_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,10 +70,10 @@ def test_a_server_that_is_away_gives_code_2_and_keeps_the_journal(
 ) -> None:
     training = killed_training(tmp_path / ROOT, "http://127.0.0.1:9")
     assert run(["sync", "--wait", "0.5"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("mlflow-stability: Not everything could be delivered.")
-    assert "run `mlflow-stability sync` again" in said
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("mlflow-stability: Not everything could be delivered.")
+    assert "run `mlflow-stability sync` again" in errors
+    assert "Traceback" not in errors
     assert training.folder.is_dir()
 
 
@@ -82,8 +82,8 @@ def test_credentials_come_by_the_option_and_another_store_is_refused(
 ) -> None:
     killed_training(tmp_path / ROOT, "http://127.0.0.1:9")
     assert run(["sync", "--tracking-uri", "http://me:hunter2@127.0.0.1:9", "--wait", "0.5"]) == 2
-    said = capsys.readouterr()
-    assert "hunter2" not in said.out + said.err
+    printed = capsys.readouterr()
+    assert "hunter2" not in printed.out + printed.err
     assert run(["sync", "--tracking-uri", sqlite_uri]) == 2
     assert "another store" in capsys.readouterr().err
 

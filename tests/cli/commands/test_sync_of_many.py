@@ -56,9 +56,11 @@ def test_all_journals_below_a_folder_are_delivered_several_at_once(
 ) -> None:
     cluster(tmp_path / "shared", rest_server, experiment)
     assert run(["sync", str(tmp_path / "shared"), "--jobs", "3"]) == 0
-    said = capsys.readouterr().out
-    assert sorted(line.partition(":")[0] for line in said.splitlines()[:-1]) == [f"node-{n}/job" for n in range(NODES)]
-    assert re.fullmatch(r"Delivered 4 of 4 sessions \(\d+ kB\) in \d+ s\.", said.splitlines()[-1])
+    printed = capsys.readouterr().out
+    assert sorted(line.partition(":")[0] for line in printed.splitlines()[:-1]) == [
+        f"node-{n}/job" for n in range(NODES)
+    ]
+    assert re.fullmatch(r"Delivered 4 of 4 sessions \(\d+ kB\) in \d+ s\.", printed.splitlines()[-1])
     must_be_there_once(rest_server, experiment)
     assert journal_roots_below(tmp_path / "shared") == []
 
@@ -98,11 +100,11 @@ def test_no_process_outlives_the_command(how: signal.Signals, troubled_server: T
     started = psutil.Process(command.pid).children(recursive=True)
     assert len(started) >= 2
     command.send_signal(how)
-    said, _ = command.communicate(timeout=60)
+    text, _ = command.communicate(timeout=60)
     assert command.returncode == (INTERRUPTED if how is signal.SIGINT else -how)
     assert psutil.wait_procs(started, 60)[1] == []
     if how is signal.SIGINT:
-        assert b"Interrupted: delivered 0 of 3. The same command delivers the rest." in said
+        assert b"Interrupted: delivered 0 of 3. The same command delivers the rest." in text
     assert len(journal_roots_below(tmp_path / "shared")) == 3
 
 
@@ -116,9 +118,9 @@ def left_by_another_machine(root: Path, uri: str) -> Training:
     training = Training(root, uri, host="node-9")
     training.train(1, STEPS)
     link = training.folder / TRAINING
-    said = {**json.loads(str(link.readlink())), "host": "node-9", "machine": "another", "boot": "another"}
+    values = {**json.loads(str(link.readlink())), "host": "node-9", "machine": "another", "boot": "another"}
     link.unlink()
-    link.symlink_to(json.dumps(said))
+    link.symlink_to(json.dumps(values))
     training.end()
     make_old(training.folder)
     return training

@@ -18,23 +18,23 @@ def test_every_threshold_of_every_detector_and_rule_is_printed_with_its_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    said = said_by(capsys)
+    text = said_by(capsys)
     for detector in (*DETECTORS, *ON_REQUEST):
-        assert name_of(detector) in said or not fields(detector)
+        assert name_of(detector) in text or not fields(detector)
         for field in fields(detector):
             default = getattr(detector(), field.name)
             shown = str(default) if isinstance(default, bool) else f"{default:g}"
-            assert f"{field.name} = {shown}" in said
+            assert f"{field.name} = {shown}" in text
     for rule in RULES:
-        assert rule.__name__ in said
-        assert all(f"{field.name} = " in said for field in fields(rule))
+        assert rule.__name__ in text
+        assert all(f"{field.name} = " in text for field in fields(rule))
 
 
 def test_those_of_one_type_are_its_rules_too_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    said = said_by(capsys, "divergence")
+    text = said_by(capsys, "divergence")
     for title in ("divergence:classic", "divergence:start", "FinalRiseRule"):
-        assert title in said
-    assert "loss_spike" not in said
+        assert title in text
+    assert "loss_spike" not in text
 
 
 def test_what_is_decided_by_no_number_says_so(capsys: pytest.CaptureFixture[str]) -> None:

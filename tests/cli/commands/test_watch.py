@@ -54,19 +54,19 @@ def test_the_newest_training_in_this_directory_is_read_from_its_journal(
     journal: JournalWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["watch", "--once", "--tracking-uri", "http://127.0.0.1:9"]) == 0
-    said = capsys.readouterr().out
-    assert "training  step 100" in said
-    assert "4 steps/s" in said or "last step" in said
-    assert "1 WARNING loss_spike  step 60  loss 7.47 at step 60." in said
+    printed = capsys.readouterr().out
+    assert "training  step 100" in printed
+    assert "4 steps/s" in printed or "last step" in printed
+    assert "1 WARNING loss_spike  step 60  loss 7.47 at step 60." in printed
 
 
 def test_a_run_with_a_local_journal_is_read_from_it(journal: JournalWriter, capsys: pytest.CaptureFixture[str]) -> None:
     run_id = "0123456789abcdef" * 2
     Delivered(journal.folder, "a", run_id, offset=1000).save()
     assert run(["watch", run_id, "--once", "--tracking-uri", "http://127.0.0.1:9"]) == 0
-    said = capsys.readouterr().out
-    assert "run 0123456789ab  training  step 1,100" in said
-    assert "step 1,060" in said
+    printed = capsys.readouterr().out
+    assert "run 0123456789ab  training  step 1,100" in printed
+    assert "step 1,060" in printed
 
 
 def test_the_command_ends_with_the_training_and_prints_each_finding_once(
@@ -83,9 +83,9 @@ def test_the_command_ends_with_the_training_and_prints_each_finding_once(
 def test_any_other_run_is_read_from_the_store(named: str, sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     stored(sqlite_uri, "twin")
     assert run(["watch", named, "--once", "--tracking-uri", sqlite_uri]) == 0
-    said = capsys.readouterr().out
-    assert "twin  finished  step 200  4 steps/s" in said
-    assert "No warnings so far." in said
+    printed = capsys.readouterr().out
+    assert "twin  finished  step 200  4 steps/s" in printed
+    assert "No warnings so far." in printed
 
 
 def test_watching_a_run_without_our_metrics_ends_with_code_2_and_advice(
@@ -93,10 +93,10 @@ def test_watching_a_run_without_our_metrics_ends_with_code_2_and_advice(
 ) -> None:
     run_id = MlflowClient(tracking_uri=sqlite_uri).create_run("0").info.run_id
     assert run(["watch", run_id, "--once", "--tracking-uri", sqlite_uri]) == 2
-    said = capsys.readouterr().err
-    assert "has no metrics of mlflow-stability yet; the first arrive a few seconds after the first steps" in said
-    assert "call mlflow_stability.autolog() in its script" in said
-    assert f"`mlflow-stability diagnose {run_id[:8]}`" in said
+    errors = capsys.readouterr().err
+    assert "has no metrics of mlflow-stability yet; the first arrive a few seconds after the first steps" in errors
+    assert "call mlflow_stability.autolog() in its script" in errors
+    assert f"`mlflow-stability diagnose {run_id[:8]}`" in errors
     MlflowClient(tracking_uri=sqlite_uri).set_terminated(run_id)
     assert run(["watch", run_id, "--once", "--tracking-uri", sqlite_uri]) == 2
     assert "has no metrics of mlflow-stability. To record" in capsys.readouterr().err

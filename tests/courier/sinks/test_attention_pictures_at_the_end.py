@@ -212,8 +212,8 @@ def test_delivery_is_reported_complete_while_pictures_are_still_being_drawn(
     folder, client, seen = training.journal.folder, MlflowClient(tracking_uri=sqlite_uri), []
 
     def drawn(*_: object) -> bytes:
-        found = client.search_runs(["0"])[0]
-        seen.append((Delivered.read(folder).complete, found.info.status, attention_sinks.TAG in found.data.tags))
+        runs = client.search_runs(["0"])[0]
+        seen.append((Delivered.read(folder).complete, runs.info.status, attention_sinks.TAG in runs.data.tags))
         return sharp_png(Figure((1, 1)))
 
     monkeypatch.setattr(attention_sinks, "png_of", drawn)

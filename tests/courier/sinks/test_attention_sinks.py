@@ -106,8 +106,8 @@ def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Pa
     maps, shelf = keep(tmp_path, [10, 500], layers=2), Shelf()
     drive(both(tmp_path, shelf))
     assert list(shelf.maps) == [f"stability/data/attention/part-000-0000-{step:012d}.npz" for step in (10, 500)]
-    found = [item for part in shelf.maps.values() for item in part]
-    assert all(same(one, other) for one, other in zip(found, maps, strict=True))
+    items = [item for part in shelf.maps.values() for item in part]
+    assert all(same(first, other) for first, other in zip(items, maps, strict=True))
     assert shelf.pictures == [
         f"stability/attention/step_{step:06d}_layer{layer}.png" for step in (500, 10) for layer in (0, 1)
     ]

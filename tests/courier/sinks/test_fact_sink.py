@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / ".mlflow-stability"
 
 
-def told(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
+def run_with_facts(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
     """The run of a training that tells these facts at its first step."""
     training = Training(root, uri, **opening)
     for key, value in facts.items():
@@ -44,16 +44,16 @@ def told(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
 
 @pytest.mark.slow
 def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri: str) -> None:
-    run = told(root, sqlite_uri, {"learning_rate": "0.1", "model": "GPT"})
+    run = run_with_facts(root, sqlite_uri, {"learning_rate": "0.1", "model": "GPT"})
     assert run.data.params == {"stability.learning_rate": "0.1", "stability.model": "GPT"}
-    said = [item for _, item in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(item, Fact)]
-    assert [(point.key, point.value) for point in said] == [("learning_rate", "0.1"), ("model", "GPT")]
+    items = [item for _, item in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(item, Fact)]
+    assert [(point.key, point.value) for point in items] == [("learning_rate", "0.1"), ("model", "GPT")]
 
 
 @pytest.mark.slow
 def test_facts_that_users_do_not_choose_are_not_parameters_but_can_be_read_back(root: Path, sqlite_uri: str) -> None:
     facts = {"argv": "train.py " + "x" * 20_000, "seed": "1", "eps": "1e-08", "group_1.weight_decay": "0"}
-    run = told(root, sqlite_uri, facts)
+    run = run_with_facts(root, sqlite_uri, facts)
     assert run.data.params == {"stability.seed": "1", "stability.group_1.weight_decay": "0"}
     reader = RunReader(run.info.run_id, sqlite_uri)
     assert reader.fetched("stability/data/environment.json", lambda file: json.loads(file.read_text())) == facts
@@ -63,8 +63,10 @@ def test_facts_that_users_do_not_choose_are_not_parameters_but_can_be_read_back(
 
 @pytest.mark.slow
 def test_a_second_recording_of_a_run_adds_only_new_and_changed_settings(root: Path, sqlite_uri: str) -> None:
-    first = told(root, sqlite_uri, {"seed": "1", "betas": "(0.9, 0.95)"})
-    run = told(root, sqlite_uri, {"seed": "2", "betas": "(0.9, 0.95)", "model": "x"}, run_id=first.info.run_id)
+    first = run_with_facts(root, sqlite_uri, {"seed": "1", "betas": "(0.9, 0.95)"})
+    run = run_with_facts(
+        root, sqlite_uri, {"seed": "2", "betas": "(0.9, 0.95)", "model": "x"}, run_id=first.info.run_id
+    )
     assert run.data.params == {
         "stability.seed": "1",
         "stability.betas": "(0.9, 0.95)",
@@ -124,9 +126,9 @@ def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: s
     old = training.begin("of-last-week", directory=str(code))
     old.close()
     journal = next(training.folder.glob("*-of-last-week/journal"))
-    said = journal.read_bytes()
+    content = journal.read_bytes()
     journal.unlink()
-    (training.folder / journal.parent.name).joinpath("journal").write_bytes(_older(said, 3600.0))
+    (training.folder / journal.parent.name).joinpath("journal").write_bytes(_older(content, 3600.0))
     training.end(Closing("finished", "", 3, time.time()))
     report = deliver_session(training.folder)
     asked = [

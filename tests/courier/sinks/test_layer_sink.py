@@ -58,8 +58,8 @@ def test_every_table_arrives_and_stays_where_it_is(tmp_path: Path) -> None:
     tables, shelf = keep(tmp_path, range(100, 1000, 100)), Shelf()
     drive(stream_of(tmp_path, shelf))
     assert list(shelf.parts) == ["stability/data/layers/part-000-000000000100.parquet"]
-    (found,) = shelf.parts.values()
-    assert all(equal(one, other) for one, other in zip(found, tables, strict=True))
+    (result,) = shelf.parts.values()
+    assert all(equal(first, other) for first, other in zip(result, tables, strict=True))
     assert len(layer_table_files(tmp_path)) == len(tables)
 
 
@@ -150,14 +150,14 @@ def test_steps_are_those_that_the_run_counts(tmp_path: Path) -> None:
 
 
 def test_tables_arrive_in_a_real_run(tmp_path: Path, sqlite_uri: str) -> None:
-    told = table(1000, gpt_layers(12), [normal()])
-    write_layer_table(tmp_path, told)
+    values = table(1000, gpt_layers(12), [normal()])
+    write_layer_table(tmp_path, values)
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = str(client.create_run("0").info.run_id)
     drive(LayerSink(Delivered(tmp_path), RunWriter(client, run_id), time.time()))
     (part,) = client.list_artifacts(run_id, "stability/data/layers")
     (back,) = read_layer_part(Path(client.download_artifacts(run_id, part.path, str(tmp_path))))
-    assert equal(back, told)
+    assert equal(back, values)
 
 
 def test_statistics_are_metrics_where_they_were_asked_for(tmp_path: Path, sqlite_uri: str) -> None:

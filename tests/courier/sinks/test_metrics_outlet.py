@@ -69,12 +69,12 @@ def scraped(port: int) -> dict[str, dict[tuple[str, ...], float]]:
     """The samples by name and by the values of their labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    found: dict[str, dict[tuple[str, ...], float]] = {}
+    by_name: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = tuple(sample.labels[name] for name in LABELS if name in sample.labels)
-            found.setdefault(sample.name, {})[labels] = sample.value
-    return found
+            by_name.setdefault(sample.name, {})[labels] = sample.value
+    return by_name
 
 
 def is_open(port: int) -> bool:
@@ -98,20 +98,20 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     # Its last line is the spike: then all before it was read, too.
     spikes = {(*labels, "info"): 0.0, (*labels, "warning"): 1.0, (*labels, "critical"): 0.0}
     wait_until(lambda: scraped(port).get("llm_loss_spikes_total") == spikes)
-    found = scraped(port)
-    assert found["llm_training_loss"] == {labels: 30.0}
-    assert found["llm_gradient_norm"] == {labels: 1.0}
-    assert found["llm_training_steps_total"] == {labels: 30.0}
-    assert found["llm_tokens_processed_total"] == {labels: 3000.0}
-    assert sum(found["llm_gradient_spikes_total"].values()) == 0
+    result = scraped(port)
+    assert result["llm_training_loss"] == {labels: 30.0}
+    assert result["llm_gradient_norm"] == {labels: 1.0}
+    assert result["llm_training_steps_total"] == {labels: 30.0}
+    assert result["llm_tokens_processed_total"] == {labels: 3000.0}
+    assert sum(result["llm_gradient_spikes_total"].values()) == 0
     memory = {("0", "allocated"): 3.0, ("1", "allocated"): 4.0, ("1", "peak"): 5.0}
-    assert found["llm_gpu_memory_bytes"] == {(*labels, *more): value for more, value in memory.items()}
-    assert found["llm_training_events_total"] == {(*labels, "loss_spike", "warning"): 1.0}
-    assert found["llm_step_duration_seconds_count"] == {labels: 30.0}
-    assert found["llm_step_duration_seconds_bucket"][(*labels, "0.025")] == 30.0
-    assert found["llm_step_duration_seconds_bucket"][(*labels, "0.01")] == 0.0
-    known = {item.prometheus for item in EVERYTHING}
-    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found} <= known
+    assert result["llm_gpu_memory_bytes"] == {(*labels, *more): value for more, value in memory.items()}
+    assert result["llm_training_events_total"] == {(*labels, "loss_spike", "warning"): 1.0}
+    assert result["llm_step_duration_seconds_count"] == {labels: 30.0}
+    assert result["llm_step_duration_seconds_bucket"][(*labels, "0.025")] == 30.0
+    assert result["llm_step_duration_seconds_bucket"][(*labels, "0.01")] == 0.0
+    prometheus = {item.prometheus for item in EVERYTHING}
+    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in result} <= prometheus
     training.end(Closing("finished", "", 30, time.time()))
     assert courier.wait(60) == 0
     assert not is_open(port)
@@ -200,21 +200,21 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     settings = OutletSettings(mirrors=(Mirror("otel", endpoint),))
     courier = training.start_courier(**{OUTLETS_VARIABLE: settings.text()})
     assert courier.wait(60) == 0
-    found = collector.last()
-    (loss,) = found["llm.training.loss"].gauge.data_points
+    result = collector.last()
+    (loss,) = result["llm.training.loss"].gauge.data_points
     assert loss.as_double == 30.0
     assert {attribute.key: attribute.value.string_value for attribute in loss.attributes}["model_name"] == "GPT"
-    (steps,) = found["llm.training.steps"].sum.data_points
+    (steps,) = result["llm.training.steps"].sum.data_points
     assert steps.as_int or steps.as_double == 30
-    assert found["llm.training.steps"].sum.is_monotonic
-    (times,) = found["llm.step_duration_seconds"].histogram.data_points
+    assert result["llm.training.steps"].sum.is_monotonic
+    (times,) = result["llm.step_duration_seconds"].histogram.data_points
     assert times.count == 30
-    points = found["llm.gpu.memory_bytes"].gauge.data_points
+    points = result["llm.gpu.memory_bytes"].gauge.data_points
     memory = [{attribute.key: attribute.value.string_value for attribute in point.attributes} for point in points]
     assert [(labels["gpu_id"], labels["type"]) for labels in memory] == [
         *(("0", "allocated"), ("1", "allocated"), ("1", "peak")),
     ]
-    assert set(found) <= {item.otel for item in EVERYTHING}
+    assert set(result) <= {item.otel for item in EVERYTHING}
 
 
 @pytest.mark.slow

@@ -49,12 +49,12 @@ def advance(session: SessionDelivery, until: Callable[[], object], seconds: floa
 
 def on_the_board(folder: Path) -> Points:
     """The points of all event files, by key; each point as often as it is there."""
-    found: Points = {}
+    result: Points = {}
     for step, value in values_in(folder):
         if value.metadata.plugin_data.plugin_name != "histograms":
             (number,) = value.tensor.float_val
-            found.setdefault(value.tag, []).append((step, number))
-    return {key: sorted(points) for key, points in found.items()}
+            result.setdefault(value.tag, []).append((step, number))
+    return {key: sorted(points) for key, points in result.items()}
 
 
 def values_in(folder: Path) -> Iterator[tuple[int, Any]]:
@@ -66,12 +66,12 @@ def values_in(folder: Path) -> Iterator[tuple[int, Any]]:
 
 def histograms_in(folder: Path) -> list[tuple[int, str, float]]:
     """The step, the key and the number of values of each histogram."""
-    found = [
+    result = [
         (step, value.tag, float(make_ndarray(value.tensor)[:, 2].sum()))
         for step, value in values_in(folder)
         if value.metadata.plugin_data.plugin_name == "histograms"
     ]
-    return sorted(found)
+    return sorted(result)
 
 
 def in_mlflow(uri: str, run_id: str) -> Points:
@@ -97,11 +97,11 @@ def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sq
     (run_id,) = session.report().run_ids
     (folder,) = (tmp_path / "board").iterdir()
     assert folder.name.endswith(run_id[:8])
-    found = on_the_board(folder)
-    assert found == in_single_precision(in_mlflow(sqlite_uri, run_id))
-    assert len(found) > 4
+    result = on_the_board(folder)
+    assert result == in_single_precision(in_mlflow(sqlite_uri, run_id))
+    assert len(result) > 4
     (imported,) = read(folder)
-    assert {metric.name for metric in imported.metrics} == set(found)
+    assert {metric.name for metric in imported.metrics} == set(result)
 
 
 @pytest.mark.slow
@@ -193,15 +193,15 @@ def test_wandb_has_the_points_of_mlflow_in_an_offline_run(root: Path, sqlite_uri
     (history,) = read(file)
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     assert history.name == run.info.run_name
-    found = {
+    by_name = {
         metric.name: list(zip(metric.series.steps.tolist(), metric.series.values.tolist(), strict=True))
         for metric in history.metrics
     }
-    assert found == in_mlflow(sqlite_uri, run.info.run_id)
+    assert by_name == in_mlflow(sqlite_uri, run.info.run_id)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ("tensorbord:runs", "Did you mean 'tensorboard'?"),
         (3, "mirrors must be texts"),
@@ -209,10 +209,10 @@ def test_wandb_has_the_points_of_mlflow_in_an_offline_run(root: Path, sqlite_uri
         (["tensorboard", "tensorboard:other"], "'tensorboard' twice"),
     ],
 )
-def test_a_mirror_that_there_is_not_is_refused(given: object, said: str) -> None:
+def test_a_mirror_that_there_is_not_is_refused(given: object, expected: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_mirrors(given)
-    assert said in str(refused.value)
+    assert expected in str(refused.value)
 
 
 def test_a_tool_that_is_not_installed_is_asked_for_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def training(tmp_path, sqlite_uri, monkeypatch):
 def delivered(training, sqlite_uri):
     """A run whose store was locked for a while."""
 
-    def said(key):
+    def delivered_page(key):
         return json.loads((training.journal.folder / "delivered.json").read_text())[key]
 
     began = time.time()
@@ -76,14 +76,14 @@ def delivered(training, sqlite_uri):
     session = SessionDelivery(training.folder, None, lambda: False)
     session.claim.take()
     session.advance()
-    follow(session, until=lambda: said("metrics_until"))
+    follow(session, until=lambda: delivered_page("metrics_until"))
     locked = Locked(sqlite_uri)
     train(training, STEPS // 4 + 1, 3 * STEPS // 4, began)
     follow(session, until=lambda: "locked" in session.report().error)
     locked.end()
     train(training, 3 * STEPS // 4 + 1, STEPS, began)
     follow(session, until=lambda: "locked" not in session.report().error and newest(sqlite_uri) >= STEPS - 100)
-    assert said("metrics_until") < training.journal.bytes_written / 2, "nothing was put off"
+    assert delivered_page("metrics_until") < training.journal.bytes_written / 2, "nothing was put off"
     session.claim.release()
     training.end(Closing("finished", "", STEPS, began + STEPS / 1000))
     report = deliver_session(training.folder)

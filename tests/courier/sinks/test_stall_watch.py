@@ -67,17 +67,17 @@ def test_an_end_soon_after_a_step_is_not_a_pause_whatever_the_clocks_show(wall: 
 
 def test_a_pause_for_evaluation_in_every_epoch_is_reported_once() -> None:
     watch, now = after_steps()
-    said: list[Finding] = []
+    findings: list[Finding] = []
     step = 20
     for _ in range(10):
         now += 90
         for _ in range(50):
             step += 1
             event = heard(watch, step, now)
-            said += [event] if event else []
+            findings += [event] if event else []
             now += 0.5
         now -= 0.5
-    assert len(said) == 1
+    assert len(findings) == 1
     assert watch.look(now + 120) is None
     assert watch.look(now + 300) is not None
 
@@ -121,7 +121,7 @@ def test_a_journal_that_is_read_late_is_not_a_stall() -> None:
 
 @given(st.lists(st.floats(0.001, 500), min_size=1, max_size=60))
 def test_reading_a_journal_again_gives_the_same_pauses(waits: list[float]) -> None:
-    def told() -> list[Finding | None]:
+    def events_of_watch() -> list[Finding | None]:
         watch, now = StallWatch(), 0.0
         events = []
         for step, wait in enumerate(waits):
@@ -129,4 +129,4 @@ def test_reading_a_journal_again_gives_the_same_pauses(waits: list[float]) -> No
             events.append(heard(watch, step, now))
         return events
 
-    assert told() == told()
+    assert events_of_watch() == events_of_watch()

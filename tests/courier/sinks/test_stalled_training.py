@@ -25,8 +25,8 @@ def train_until(training: Training, ended: float, first: int = 1) -> None:
 
 
 def stalls(run_id: str, uri: str) -> list[Finding]:
-    said = [item for _, item in RunReader(run_id, uri).event_lines()]
-    return [finding for finding in said if isinstance(finding, Finding) and finding.kind == "stall"]
+    items = [item for _, item in RunReader(run_id, uri).event_lines()]
+    return [finding for finding in items if isinstance(finding, Finding) and finding.kind == "stall"]
 
 
 @pytest.mark.fault

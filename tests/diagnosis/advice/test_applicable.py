@@ -45,8 +45,8 @@ NAN = at_step(
 )
 
 
-def sentences(found: Diagnosis | Finding) -> list[str]:
-    return [str(remedy) for remedy in found.remedies]
+def sentences(diagnosis: Diagnosis | Finding) -> list[str]:
+    return [str(remedy) for remedy in diagnosis.remedies]
 
 
 def broken(*events: Finding, params: dict[str, str] | None = None, scale: float | None = None) -> RunHistory:
@@ -85,9 +85,9 @@ def test_half_precision_is_read_from_the_parameters_and_the_loss_scale(
 ) -> None:
     history = broken(NAN, params=params, scale=scale)
     assert in_half_precision(history) is half
-    said = [sentence for sentence in sentences(diagnosis_of(history)) if "bf16" in sentence]
+    result = [sentence for sentence in sentences(diagnosis_of(history)) if "bf16" in sentence]
     assert (
-        said
+        result
         == {
             True: ["Train in bf16 instead of fp16."],
             False: [],
@@ -104,9 +104,9 @@ def test_no_episode_says_to_leave_fp16_in_a_run_that_never_used_it() -> None:
         "Skipped.",
         remedies=read_remedies(["Train in bf16 instead of fp16.", "Look."]),
     )
-    found = diagnosis_of(broken(NAN, skipped, params=FLOAT32))
-    assert not any("fp16" in sentence for episode in found.findings for sentence in sentences(episode))
-    assert any("Look." in sentences(episode) for episode in found.findings)
+    diagnosis = diagnosis_of(broken(NAN, skipped, params=FLOAT32))
+    assert not any("fp16" in sentence for episode in diagnosis.findings for sentence in sentences(episode))
+    assert any("Look." in sentences(episode) for episode in diagnosis.findings)
 
 
 def test_only_the_remedy_for_a_known_operation_is_given() -> None:
@@ -118,8 +118,8 @@ def test_only_the_remedy_for_a_known_operation_is_given() -> None:
         "head puts out values that are not finite.",
         remedies=(Remedy(Action.LOOK_FOR_MASKED_ROW),),
     )
-    found = diagnosis_of(broken(NAN, outputs, exact, params=FLOAT32))
-    assert sentences(found) == ["Keep the divisor away from zero."]
+    diagnosis = diagnosis_of(broken(NAN, outputs, exact, params=FLOAT32))
+    assert sentences(diagnosis) == ["Keep the divisor away from zero."]
 
 
 def test_smaller_numbers_are_advised_against_an_overflow_too() -> None:
@@ -147,10 +147,10 @@ def test_a_lower_learning_rate_is_not_advised_against_a_batch_without_targets(ki
     seen = at_step(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
     exact = born("loss", "Skip batches without targets: the mean over none is 0/0.")
     for params in (FLOAT32, {**FLOAT32, "stability.autocast": "cuda float16"}, {}):
-        found = diagnosis_of(broken(NAN, seen, exact, params=params))
-        assert found.cause is not None
-        assert found.cause.name == "loss_function"
-        for finding in found.findings:
+        diagnosis = diagnosis_of(broken(NAN, seen, exact, params=params))
+        assert diagnosis.cause is not None
+        assert diagnosis.cause.name == "loss_function"
+        for finding in diagnosis.findings:
             assert not any(
                 re.search("learning rate|lip gradients|fp16", sentence) for sentence in sentences(finding)
             ), finding
@@ -167,8 +167,8 @@ def diverged(*events: Finding, params: dict[str, str] | None = None, tags: dict[
     return diagnosis_of(replace(history, tags=tags or {}))
 
 
-def of_going_back(found: Diagnosis) -> list[str]:
-    every = [sentence for episode in found.findings for sentence in sentences(episode)] + sentences(found)
+def of_going_back(diagnosis: Diagnosis) -> list[str]:
+    every = [sentence for episode in diagnosis.findings for sentence in sentences(episode)] + sentences(diagnosis)
     return [sentence for sentence in every if "checkpoint" in sentence]
 
 
@@ -191,28 +191,28 @@ def test_going_back_to_a_state_before_the_training_is_not_advised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "expected"),
     [
         ({}, "Clip gradients."),
         ({"stability.clipping.max_norm": "1.0"}, "Clip gradients at less than 1."),
     ],
 )
-def test_no_clipping_norm_is_advised_where_no_gradient_norm_is_known(params: dict[str, str], said: str) -> None:
-    assert said in sentences(diverged(params=params))
+def test_no_clipping_norm_is_advised_where_no_gradient_norm_is_known(params: dict[str, str], expected: str) -> None:
+    assert expected in sentences(diverged(params=params))
 
 
 def test_remedies_of_a_cause_that_do_not_fit_the_run_are_left_out() -> None:
     why = Cause("fp16_scale", "")
     skipped = over_steps("step_skipped", Severity.WARNING, 9, 9, 9, "", cause=why)
-    (found,) = with_fitting_remedies([skipped], run_of(params=FLOAT32), NO_CURVES)
-    assert found.cause is not None
-    assert not any("fp16" in str(remedy) for remedy in remedies_of([found], found.cause, "unstable"))
+    (finding,) = with_fitting_remedies([skipped], run_of(params=FLOAT32), NO_CURVES)
+    assert finding.cause is not None
+    assert not any("fp16" in str(remedy) for remedy in remedies_of([finding], finding.cause, "unstable"))
 
 
 def test_advice_on_fp16_is_conditional_where_the_precision_is_unknown() -> None:
     collapsed = over_steps("loss_scale_collapse", Severity.CRITICAL, 9, 9, 9, "", remedies=LossScaleCollapse.remedies)
-    (found,) = with_fitting_remedies([collapsed], run_of(), NO_CURVES)
-    assert sentences(found)[:2] == [
+    (finding,) = with_fitting_remedies([collapsed], run_of(), NO_CURVES)
+    assert sentences(finding)[:2] == [
         "If it trains in fp16: train in bf16 instead.",
         "If it trains in fp16: start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
     ]
@@ -242,22 +242,22 @@ def leaping(*events: Finding) -> RunHistory:
     losses, gradients = falling(400), np.exp(np.random.default_rng(7).normal(0, 0.1, 400))
     losses[AT:], gradients[AT:] = math.nan, math.nan
     losses[AT : AT + 3], gradients[AT : AT + 2] = (1e8, 1e11, math.inf), (1e4, 1e6)
-    found = [
+    findings = [
         at_step(AT, "loss_spike", Severity.CRITICAL, "loss 1e+08.", remedies=LossSpike.remedies),
         at_step(AT + 2, "inf_detected", Severity.CRITICAL, "loss is infinite.", remedies=InfDetected.remedies),
         at_step(AT + 3, "nan_detected", Severity.CRITICAL, "loss is NaN.", remedies=NanDetected.remedies),
     ]
     curves = {"loss": losses, "grad_norm": gradients, "learning_rate": np.full(400, 3e-4)}
-    return run_of(*(metric_of(name, values) for name, values in curves.items()), events=[*found, *events])
+    return run_of(*(metric_of(name, values) for name, values in curves.items()), events=[*findings, *events])
 
 
 def test_the_batch_to_inspect_is_that_of_the_cause_and_no_operation_is_to_be_looked_for() -> None:
-    found = diagnosis_of(leaping())
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.since, found.cause.step) == ("bad_batch", AT, AT + 2)
-    assert str(found.remedies[0]) == f"Inspect the batch at step {AT}."
-    assert f"Restart from a checkpoint before step {AT}, if there is one." in sentences(found)
-    assert not any(remedy.action.looks_for_origin or remedy.step == AT + 2 for remedy in found.remedies)
+    diagnosis = diagnosis_of(leaping())
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.since, diagnosis.cause.step) == ("bad_batch", AT, AT + 2)
+    assert str(diagnosis.remedies[0]) == f"Inspect the batch at step {AT}."
+    assert f"Restart from a checkpoint before step {AT}, if there is one." in sentences(diagnosis)
+    assert not any(remedy.action.looks_for_origin or remedy.step == AT + 2 for remedy in diagnosis.remedies)
 
 
 @pytest.mark.parametrize("also", ["", ", and in the run under stability/batches/"])
@@ -267,17 +267,17 @@ def test_the_file_of_the_saved_batch_and_the_result_of_running_it_again_are_repo
         f"Batch of step {AT}: args[0] float32 64x10 from -2 to 2. {again} Its tensors are saved in /a b/x.pt{also}."
     )
     elsewhere = at_step(AT + 2, "broken_batch", Severity.INFO, message.replace("x.pt", "y.pt"))
-    found = diagnosis_of(leaping(at_step(AT, "broken_batch", Severity.INFO, message), elsewhere))
-    assert found.cause is not None
-    assert found.cause.evidence[0] == again
-    assert str(found.remedies[0]) == f"Inspect the batch at step {AT} (saved as /a b/x.pt)."
+    diagnosis = diagnosis_of(leaping(at_step(AT, "broken_batch", Severity.INFO, message), elsewhere))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.evidence[0] == again
+    assert str(diagnosis.remedies[0]) == f"Inspect the batch at step {AT} (saved as /a b/x.pt)."
 
 
 def test_the_saved_batch_of_a_traced_nan_is_named_by_its_file() -> None:
     saved = f"Batch of step {AT}: args[0] float32 64x10 (3 NaN). Its tensors are saved in /tmp/batch-000250.pt."
     traced = born("input", "Inspect the saved batch and the code that makes it.")
-    found = diagnosis_of(broken(NAN, traced, at_step(AT, "broken_batch", Severity.INFO, saved)))
-    (remedy, *_) = found.remedies
+    diagnosis = diagnosis_of(broken(NAN, traced, at_step(AT, "broken_batch", Severity.INFO, saved)))
+    (remedy, *_) = diagnosis.remedies
     assert remedy.path == "/tmp/batch-000250.pt"
     assert str(remedy) == "Inspect the saved batch and the code that makes it (saved as /tmp/batch-000250.pt)."
 

@@ -92,10 +92,10 @@ def test_a_learning_rate_that_replaced_the_weights_comes_before_what_cannot_rais
     losses = np.r_[0.7, 5.0, 300.0, np.full(COUNT - 3, 4e6)]
     ratios = metric_of("update_ratio", [43.0], meaning=Meaning("update_ratio", "", is_known=True), steps=[1])
     curves = metric_of("loss", losses), metric_of("learning_rate", np.full(COUNT, 30.0)), ratios
-    found = diagnosis_of(run_of(*curves, events=[diverged(3), FORGOTTEN]))
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_too_high"
-    first = [remedy.action for remedy in found.remedies]
+    diagnosis = diagnosis_of(run_of(*curves, events=[diverged(3), FORGOTTEN]))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    first = [remedy.action for remedy in diagnosis.remedies]
     assert first.index(Action.LOWER_LEARNING_RATE) < first.index(FORGOTTEN.remedies[0].action)
 
 
@@ -128,6 +128,6 @@ def test_where_rows_become_equal_is_not_looked_for_once_it_was_found(origin: Fin
 def test_a_mistake_that_was_seen_late_comes_before_a_loss_at_chance_level() -> None:
     variance = metric_of("target_variance", np.full(COUNT, 0.5), meaning=Meaning("target_variance", "", is_known=True))
     metrics = metric_of("loss", falling(COUNT, first=0.52, last=0.5)), variance
-    found = diagnosis_of(run_of(*metrics, events=(SAME_INPUT_LATE,)))
-    assert [finding.kind for finding in found.findings] == ["above_chance", "same_input"]
-    assert found.remedies[0].action is SAME_INPUT.remedies[0].action
+    diagnosis = diagnosis_of(run_of(*metrics, events=(SAME_INPUT_LATE,)))
+    assert [finding.kind for finding in diagnosis.findings] == ["above_chance", "same_input"]
+    assert diagnosis.remedies[0].action is SAME_INPUT.remedies[0].action

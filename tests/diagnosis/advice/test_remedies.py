@@ -80,10 +80,10 @@ def test_raising_a_temperature_that_was_not_measured_is_not_advised() -> None:
     why = Cause("sdr_collapse", "")
     collapsed = over_steps("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
     assert any(remedy.topic is Topic.TEMPERATURE for remedy in collapsed.remedies)
-    (found,) = with_fitting_remedies([collapsed], run_of(), RunCurves((), (), (), ()))
-    assert found.cause is not None
-    assert not any(remedy.topic is Topic.TEMPERATURE for remedy in (*found.remedies, *found.cause.remedies))
-    assert len(found.remedies) == len(SdrCollapse.remedies) - 1
+    (finding,) = with_fitting_remedies([collapsed], run_of(), RunCurves((), (), (), ()))
+    assert finding.cause is not None
+    assert not any(remedy.topic is Topic.TEMPERATURE for remedy in (*finding.remedies, *finding.cause.remedies))
+    assert len(finding.remedies) == len(SdrCollapse.remedies) - 1
 
 
 @pytest.mark.slow

@@ -57,10 +57,10 @@ def test_the_spread_of_the_baselines_own_seeds_is_noise() -> None:
 @pytest.mark.slow
 def test_many_more_spikes_fail_and_one_more_does_not() -> None:
     losses = falling(4000)
-    one, many = losses.copy(), losses.copy()
-    one[2000] *= 2
+    first, many = losses.copy(), losses.copy()
+    first[2000] *= 2
     many[1000::150] *= 2
-    assert against(card_of_loss(one, "b"), card_of_loss(losses)).passed
+    assert against(card_of_loss(first, "b"), card_of_loss(losses)).passed
     verdict = against(card_of_loss(many, "b"), card_of_loss(losses))
     assert "Loss spikes: " in verdict.reasons[0]
 
@@ -85,5 +85,5 @@ def test_two_runs_of_different_noise_and_the_same_level_pass() -> None:
 
 
 def test_a_lost_run_passes_against_a_lost_baseline_when_the_steps_of_divergence_are_unknown() -> None:
-    one, other = (replace(card_of_loss(diverging(), name), divergence=None) for name in "ab")
-    assert against(one, other).passed
+    first, other = (replace(card_of_loss(diverging(), name), divergence=None) for name in "ab")
+    assert against(first, other).passed

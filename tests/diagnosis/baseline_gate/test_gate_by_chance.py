@@ -30,15 +30,15 @@ def test_a_longer_or_shorter_run_with_the_same_loss_curve_passes() -> None:
 @pytest.mark.slow
 def test_two_loss_curves_that_wander_slowly_are_not_found_to_differ() -> None:
     """A loss is as uncertain as its slow ups and downs, which no noise of single points shows."""
-    told = 0
+    count = 0
     for number in range(40):
         cards = []
         for half in range(2):
             dice = np.random.default_rng(2 * number + half)
             wander = np.convolve(dice.standard_normal(1100), np.ones(60) / 60**0.5, "valid")[:1000]
             cards.append(card_of_loss(falling(1000, seed=number) * np.exp(0.04 * wander), f"{half}"))
-        told += len(failed(gate_of(cards, cards[0])))
-    assert told <= 2
+        count += len(failed(gate_of(cards, cards[0])))
+    assert count <= 2
 
 
 def test_the_run_with_the_most_spikes_among_many_equal_runs_does_not_fail() -> None:

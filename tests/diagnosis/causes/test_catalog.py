@@ -31,12 +31,12 @@ def texts_in(node: ast.AST) -> set[str]:
 
 def named_in_code() -> set[str]:
     """What the calls of `cause_found` name outright."""
-    found: set[str] = set()
+    result: set[str] = set()
     for file in (PACKAGE / "diagnosis").rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
         firsts = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "cause_found"]
-        found |= {str(first.value) for first in firsts if isinstance(first, ast.Constant)}
-    return found
+        result |= {str(first.value) for first in firsts if isinstance(first, ast.Constant)}
+    return result
 
 
 def test_every_cause_that_is_named_in_the_code_is_in_the_catalog() -> None:
@@ -65,10 +65,10 @@ def test_a_cause_is_documented_in_full_and_can_be_explained(
     monkeypatch.setenv("COLUMNS", "80")
     assert cause.remedies
     assert run(["explain", cause.name]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
     for part in (cause.meaning, cause.evidence, cause.wrong, *map(str, cause.remedies)):
         assert part.endswith(".")
-        assert part in said
+        assert part in text
 
 
 def test_every_name_of_a_finding_or_a_rule_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:

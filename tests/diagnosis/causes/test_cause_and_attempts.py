@@ -31,7 +31,7 @@ def measured(quantity: str, values: list[float], steps: list[int], attempts: lis
     return metric_of(quantity, values, meaning=Meaning(quantity, is_known=True), steps=steps, attempts=attempts)
 
 
-def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> RunHistory:
+def rolled_back(*, params: dict[str, str] | None = None, is_told: bool = True) -> RunHistory:
     """The weights run away from step 90 on; at 104 they are rolled back, and at 106 there is a spike."""
     losses, steps = falling(COUNT), np.arange(COUNT)
     losses[96 : ROLLED_BACK + 1] *= np.linspace(2, 30, ROLLED_BACK - 95)
@@ -48,21 +48,21 @@ def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> R
     return run_of(
         metric_of("loss", losses, attempts=attempts),
         measured("param_norm", norms, looks, [int(value > ROLLED_BACK) for value in looks]),
-        events=events if told else events[:1],
+        events=events if is_told else events[:1],
         params=params,
     )
 
 
 def test_a_rollback_of_our_own_is_not_blamed_on_weight_decay() -> None:
-    for told in (True, False):
-        history = rolled_back(told=told)
+    for values in (True, False):
+        history = rolled_back(is_told=values)
         for finding in diagnosis_of(history).findings:
             assert finding.cause is None or finding.cause.name != "weight_decay", finding
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_curves_that_a_cause_is_looked_for_in_end_with_the_attempt(told: bool) -> None:
-    history = rolled_back(told=told)
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_curves_that_a_cause_is_looked_for_in_end_with_the_attempt(is_told: bool) -> None:
+    history = rolled_back(is_told=is_told)
     for start, first, last in ((96, 0, ROLLED_BACK), (106, ROLLED_BACK + 1, COUNT - 1)):
         episode = over_steps("loss_spike", Severity.WARNING, start, start, start, "", metric="loss")
         context = episode_context(episode, history, run_curves(history))
@@ -187,24 +187,24 @@ def test_whatever_a_run_holds_causes_keep_to_the_attempt_the_order_of_time_and_t
             continue
         assert not excluded(cause.name, settings), cause
         assert cause.since is None or span.first - 10 <= cause.since <= episode_context(episode, history, curves).latest
-        said = " ".join((cause.statement, *cause.evidence))
-        for step in map(int, re.findall(r"steps? (\d+)", said)):
+        text = " ".join((cause.statement, *cause.evidence))
+        for step in map(int, re.findall(r"steps? (\d+)", text)):
             assert step in span, (cause, span)
 
 
 def test_each_exclusion_has_a_setting_that_does_not_exclude_it() -> None:
-    known = settings_of(run_of(params={"stability.parameter_types": "float16", "optimizer": "Adam", "wd": "0.1"}))
+    settings = settings_of(run_of(params={"stability.parameter_types": "float16", "optimizer": "Adam", "wd": "0.1"}))
     none = settings_of(run_of(params=NO_DECAY))
     excludable = [cause.name for cause in causes().values() if cause.excluded_by is not None]
     assert len(excludable) >= 3
     for name in excludable:
         assert excluded(name, none), name
-        assert not excluded(name, known), name
+        assert not excluded(name, settings), name
         assert not excluded(name, settings_of(run_of())), name
 
 
 def test_the_checklist_counts_the_points_of_all_attempts() -> None:
     history = rolled_back()
     items = checklist_of("loss_spike", history, diagnosis_of(history)).items
-    said = " ".join(item.finding for item in items)
-    assert f"All {COUNT} points of loss are finite." in said
+    text = " ".join(item.finding for item in items)
+    assert f"All {COUNT} points of loss are finite." in text

@@ -47,10 +47,10 @@ def looked(history: RunHistory, start: int, kind: str = "divergence") -> CheckRe
 def test_lbfgs_that_diverges_needs_a_line_search_and_no_warm_up(optimizer: str, named: bool) -> None:
     losses = np.r_[10.0, 8.0, 7.0, np.geomspace(7, 1e6, 37)]
     curves = metric_of("loss", losses), metric_of("learning_rate", np.ones(40))
-    found = diagnosis_of(run_of(*curves, params={"stability.optimizer": optimizer}))
-    assert found.cause is not None
-    assert (found.remedies[0].action is Action.SEARCH_ALONG_LINE) is named
-    assert ("LBFGS made the loss rise" in found.cause.statement) is named
+    diagnosis = diagnosis_of(run_of(*curves, params={"stability.optimizer": optimizer}))
+    assert diagnosis.cause is not None
+    assert (diagnosis.remedies[0].action is Action.SEARCH_ALONG_LINE) is named
+    assert ("LBFGS made the loss rise" in diagnosis.cause.statement) is named
 
 
 def test_a_step_of_lbfgs_that_broke_after_its_first_loss_was_no_bad_start() -> None:
@@ -70,10 +70,10 @@ def test_a_step_of_lbfgs_that_broke_after_its_first_loss_was_no_bad_start() -> N
 
 def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:
     rising = np.linspace(0.02, 0.034, COUNT)
-    found = diagnosis_of(run_named(loss=diverging_from(390), learning_rate=rising))
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_too_high"
-    assert not any("learning rate" in text for text in found.cause.ruled_out)
+    diagnosis = diagnosis_of(run_named(loss=diverging_from(390), learning_rate=rising))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    assert not any("learning rate" in text for text in diagnosis.cause.ruled_out)
 
 
 @pytest.mark.parametrize(("back", "named"), [(True, True), (False, False)])
@@ -102,21 +102,21 @@ def test_a_rate_is_ruled_out_by_a_higher_one_that_was_tolerated_later() -> None:
 
 def test_a_constant_rate_from_which_nothing_is_learned_is_not_ruled_out_and_is_lowered_first() -> None:
     flat = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
-    found = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 0.3)))
-    assert found.outcome == "stuck"
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_too_high"
-    assert str(found.remedies[0]).startswith("Lower the learning rate from 0.3 to about 0.03")
-    assert not any("0.3" in text and "too high" in text for text in found.cause.ruled_out)
-    assert not any(remedy.topic is Topic.RAISE_RATE for remedy in found.remedies)
+    diagnosis = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 0.3)))
+    assert diagnosis.outcome == "stuck"
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    assert str(diagnosis.remedies[0]).startswith("Lower the learning rate from 0.3 to about 0.03")
+    assert not any("0.3" in text and "too high" in text for text in diagnosis.cause.ruled_out)
+    assert not any(remedy.topic is Topic.RAISE_RATE for remedy in diagnosis.remedies)
 
 
 def test_a_usual_rate_from_which_nothing_is_learned_is_not_checked() -> None:
     flat = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
-    found = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 3e-4)))
-    assert found.cause is not None
-    assert found.cause.name == "guessing"
-    assert any("a rate below 0.0003 was not tried" in text for text in found.cause.not_checked)
+    diagnosis = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 3e-4)))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "guessing"
+    assert any("a rate below 0.0003 was not tried" in text for text in diagnosis.cause.not_checked)
 
 
 def test_a_constant_rate_at_which_the_loss_had_fallen_is_ruled_out_with_that_evidence() -> None:
@@ -281,6 +281,6 @@ def test_no_data_are_named_where_an_optimizer_took_over_at_a_far_higher_rate(rat
     ]
     event = over_steps("divergence", Severity.CRITICAL, 302, 302, COUNT - 1, "", recovered=False, metric="loss")
     metrics = metric_of("loss", losses), metric_of("grad_norm", norms)
-    found = diagnosis_of(run_of(*metrics, *rates, events=[event], params={"optimizer": "Adam"})).cause
-    assert found is not None
-    assert found.statement.startswith(statement)
+    cause = diagnosis_of(run_of(*metrics, *rates, events=[event], params={"optimizer": "Adam"})).cause
+    assert cause is not None
+    assert cause.statement.startswith(statement)

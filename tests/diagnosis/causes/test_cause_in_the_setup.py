@@ -158,9 +158,9 @@ def test_gradients_that_are_thrown_away_are_the_cause_of_a_plateau() -> None:
 def test_inputs_that_were_not_scaled_are_the_cause_of_dead_units() -> None:
     dead = at_step(200, "dead_units", Severity.WARNING, remedies=DeadUnits.remedies)
     diagnosis = diagnosis_of(run_of(metric_of("loss", FLAT), events=[BYTES, dead]))
-    found = next(finding for finding in diagnosis.findings if finding.kind == "dead_units")
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.statement) == ("setup", BYTES.message)
+    finding = next(finding for finding in diagnosis.findings if finding.kind == "dead_units")
+    assert finding.cause is not None
+    assert (finding.cause.name, finding.cause.statement) == ("setup", BYTES.message)
 
 
 def measured(**curves: np.ndarray) -> RunHistory:
@@ -216,8 +216,8 @@ def test_gradients_that_explode_beside_targets_of_another_scale_are_put_down_to_
         metric_of("target_variance", [2.0, 2.0], steps=[2, 3], meaning=Meaning("target_variance", is_known=True))
     ]
     loss = metric_of("loss", losses, meaning=Meaning("loss", is_known=True))
-    found = diagnosis_of(run_of(loss, metric_of("grad_norm", norms), *variances))
-    (far,) = [finding for finding in found.findings if finding.kind == "above_chance"]
-    named = found.cause is not None and (found.cause.name, found.cause.statement) == ("setup", far.message)
+    diagnosis = diagnosis_of(run_of(loss, metric_of("grad_norm", norms), *variances))
+    (far,) = [finding for finding in diagnosis.findings if finding.kind == "above_chance"]
+    named = diagnosis.cause is not None and (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", far.message)
     assert named is (very_first > 2.0)
-    assert not named or found.remedies[0].action is Action.STANDARDISE_TARGETS
+    assert not named or diagnosis.remedies[0].action is Action.STANDARDISE_TARGETS

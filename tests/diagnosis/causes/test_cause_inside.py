@@ -32,9 +32,9 @@ def with_signals(*more: Metric, events: list[Finding] | None = None, losses: np.
 
 
 def named(history: RunHistory) -> Cause:
-    found = diagnosis_of(history)
-    assert found.cause is not None, found.cannot_tell
-    return found.cause
+    diagnosis = diagnosis_of(history)
+    assert diagnosis.cause is not None, diagnosis.cannot_tell
+    return diagnosis.cause
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_weights_that_shrink_slowly_under_too_strong_a_decay_are_attributed_to_i
         steps=np.arange(40) * 10,
     )
     facts = [] if decay is None else [StrongDecayFacts(decay, rate)]
-    events = [Finding.at(found, 10, Severity.WARNING, remedies=StrongWeightDecay.remedies) for found in facts]
+    events = [Finding.at(fact, 10, Severity.WARNING, remedies=StrongWeightDecay.remedies) for fact in facts]
     diagnosis = diagnosis_of(with_signals(norms, events=events))
     assert ("" if diagnosis.cause is None else diagnosis.cause.name) == cause
     if diagnosis.cause is not None:
@@ -143,8 +143,8 @@ def test_gradients_that_grow_like_a_sum_are_not_blamed_on_an_undetected_missing_
     norms[AT + 1 :] = norms[AT] * 1.3 ** np.minimum(40, np.arange(1, COUNT - AT))
     losses = falling(COUNT, noise=0.1, last=1.0)
     losses[AT + 1 :] *= 1.2 ** np.minimum(30, np.arange(1, COUNT - AT))
-    said = at_step(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
-    cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[said]))
+    finding = at_step(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
+    cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[finding]))
     assert cause.name == "gradient_explosion"
 
 
@@ -152,12 +152,12 @@ def test_gradients_that_grow_like_a_sum_are_not_blamed_on_an_undetected_missing_
 def test_a_detected_missing_zero_grad_is_the_certain_cause_of_later_findings(since: int, cause: str) -> None:
     message = f"Gradients are not cleared since step {since}: each step used those of the step before as well, 3 steps."
     seen = at_step(since, "missing_zero_grad", Severity.WARNING, message)
-    found = diagnosis_of(with_signals(events=[seen])).cause
-    assert ("" if found is None else found.name) == cause
-    if found is not None:
-        assert (found.certainty, found.since) == ("certain", since)
+    result = diagnosis_of(with_signals(events=[seen])).cause
+    assert ("" if result is None else result.name) == cause
+    if result is not None:
+        assert (result.certainty, result.since) == ("certain", since)
         assert (
-            f"not cleared from step {since} on; each step used those of the steps before it as well" in found.statement
+            f"not cleared from step {since} on; each step used those of the steps before it as well" in result.statement
         )
 
 
@@ -165,9 +165,9 @@ def test_gradients_that_multiply_are_not_taken_for_a_sum() -> None:
     norms = 0.3 * np.exp(np.random.default_rng(3).normal(0, 0.1, COUNT))
     norms[AT - 12 :] = 0.25 * 1.4 ** np.minimum(40, np.arange(COUNT - AT + 12))
     losses = falling(COUNT)
-    said = at_step(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
-    found = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[said])).cause
-    assert found is None or found.name != "gradients_not_cleared"
+    finding = at_step(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
+    cause = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[finding])).cause
+    assert cause is None or cause.name != "gradients_not_cleared"
 
 
 def test_the_layer_that_exploded_most_is_named() -> None:
@@ -198,8 +198,8 @@ def test_the_end_of_a_process_is_not_the_cause_of_its_divergence() -> None:
     jumped[345:] *= 30
     losses = falling(COUNT)
     losses[350:] *= 1 + (np.arange(350, COUNT) - 350)
-    found = run_of(metric_of("loss", losses), metric_of("learning_rate", jumped), outcome="killed")
-    assert named(found).name == "learning_rate_jump"
+    run = run_of(metric_of("loss", losses), metric_of("learning_rate", jumped), outcome="killed")
+    assert named(run).name == "learning_rate_jump"
 
 
 def test_few_codes_for_few_inputs_are_not_a_cause() -> None:

@@ -33,24 +33,24 @@ def narrow(values: list[float], heads: int = 2) -> list[Metric]:
 
 
 def test_a_collapse_measured_soon_after_a_plateau_began_is_its_cause() -> None:
-    found = diagnosis_of(run_of(standing(), *narrow([0.16, 0.05, 0.02, 0.02, 0.02]), events=[]))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.place) == ("attention_collapse", "blocks.0.head_0")
+    diagnosis = diagnosis_of(run_of(standing(), *narrow([0.16, 0.05, 0.02, 0.02, 0.02]), events=[]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.place) == ("attention_collapse", "blocks.0.head_0")
 
 
 def test_a_collapse_measured_only_late_in_a_plateau_is_not_its_cause() -> None:
-    found = diagnosis_of(run_of(standing(), *narrow([0.9, 0.9, 0.9, 0.9, 0.9, 0.01]), events=[]))
-    assert found.outcome == "stuck"
-    assert found.cause is None
+    diagnosis = diagnosis_of(run_of(standing(), *narrow([0.9, 0.9, 0.9, 0.9, 0.9, 0.01]), events=[]))
+    assert diagnosis.outcome == "stuck"
+    assert diagnosis.cause is None
 
 
 @pytest.mark.parametrize(("other", "name"), [(0.0, "attention_collapse"), (0.6, None)])
 def test_a_layer_with_all_heads_collapsed_from_the_start_is_a_possible_cause(other: float, name: str | None) -> None:
     beside = measured("attention_entropy", "blocks.0.head_2", [other] * 5, [10, 25, 50, 75, 100])
-    found = diagnosis_of(run_of(standing(), *narrow([1e-10, 0, 0, 7e-5, 0]), beside, events=[]))
-    assert (found.cause.name if found.cause else None) == name
-    if found.cause is not None:
-        assert (found.cause.certainty, found.cause.place) == ("possible", "blocks.0")
+    diagnosis = diagnosis_of(run_of(standing(), *narrow([1e-10, 0, 0, 7e-5, 0]), beside, events=[]))
+    assert (diagnosis.cause.name if diagnosis.cause else None) == name
+    if diagnosis.cause is not None:
+        assert (diagnosis.cause.certainty, diagnosis.cause.place) == ("possible", "blocks.0")
 
 
 def bits(at: int, *, after: float = 0.2) -> Metric:
@@ -67,8 +67,8 @@ def test_a_layer_is_not_explained_by_what_came_long_after_its_gradient_was_gone(
     def named(first_step: int) -> str | None:
         facts = replace(later, first_step=first_step)
         event = at_step(400, "dead_layer", Severity.WARNING, place="blocks.0", facts=facts)
-        found = diagnosis_of(run_of(metric_of("loss", falling(COUNT + 1)), units, events=[event]))
-        (finding,) = [item for item in found.findings if item.kind == "dead_layer"]
+        diagnosis = diagnosis_of(run_of(metric_of("loss", falling(COUNT + 1)), units, events=[event]))
+        (finding,) = [item for item in diagnosis.findings if item.kind == "dead_layer"]
         return finding.cause.name if finding.cause is not None else None
 
     assert named(first_step=400) == "dead_units"
@@ -82,13 +82,17 @@ def creeping() -> Metric:
 
 
 def test_codes_that_had_narrowed_when_they_were_next_looked_at_are_a_possible_cause() -> None:
-    found = diagnosis_of(run_of(creeping(), bits(232), events=[]))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.certainty, found.cause.place) == ("sdr_collapse", "possible", "encoder")
-    assert "0.2 of their bits were ever on, 0.95 at the start" in found.cause.statement
+    diagnosis = diagnosis_of(run_of(creeping(), bits(232), events=[]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty, diagnosis.cause.place) == (
+        "sdr_collapse",
+        "possible",
+        "encoder",
+    )
+    assert "0.2 of their bits were ever on, 0.95 at the start" in diagnosis.cause.statement
     assert any(
         value == "normal at step 200, changed at step 232; the loss rose from step 228 on"
-        for value in found.cause.evidence
+        for value in diagnosis.cause.evidence
     )
 
 
@@ -105,11 +109,11 @@ def alike(at: int, norm: float) -> list[Metric]:
 
 @pytest.mark.parametrize(("norm", "name"), [(42.0, "sdr_collapse"), (60.0, None), (np.nan, None)])
 def test_codes_that_became_alike_on_the_same_weights_are_a_possible_cause(norm: float, name: str | None) -> None:
-    found = diagnosis_of(run_of(creeping(), *alike(290, norm), events=[]))
-    assert (found.cause.name if found.cause else None) == name
-    if found.cause is not None:
-        assert found.cause.certainty == "possible"
-        assert "0.02 of them were unique, 1 at the start" in found.cause.statement
+    diagnosis = diagnosis_of(run_of(creeping(), *alike(290, norm), events=[]))
+    assert (diagnosis.cause.name if diagnosis.cause else None) == name
+    if diagnosis.cause is not None:
+        assert diagnosis.cause.certainty == "possible"
+        assert "0.02 of them were unique, 1 at the start" in diagnosis.cause.statement
 
 
 def test_inputs_that_became_alike_are_not_a_collapse_of_codes() -> None:
@@ -120,15 +124,19 @@ def test_inputs_that_became_alike_are_not_a_collapse_of_codes() -> None:
 
 def test_a_changed_setting_takes_precedence_over_a_signal_that_changed_later() -> None:
     changed = at_step(220, "configuration_changed", Severity.INFO, "betas of AdamW went from a to b, seen at step 220.")
-    found = diagnosis_of(run_of(creeping(), bits(232), events=[changed]))
-    assert found.cause is not None
-    assert found.cause.name == "configuration_changed"
+    diagnosis = diagnosis_of(run_of(creeping(), bits(232), events=[changed]))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "configuration_changed"
 
 
 def test_vanishing_gradients_that_were_reported_are_the_cause_of_the_plateau() -> None:
     norms = metric_of("grad_norm", np.full(COUNT, 0.6))
-    said = at_step(100, "gradient_vanishing", Severity.WARNING, "grad_norm of stem is 1e-9 at step 100.", "stem")
-    found = diagnosis_of(run_of(standing(), norms, events=[said]))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.kind, found.cause.place) == ("vanishing_gradients", "plateau", "stem")
+    finding = at_step(100, "gradient_vanishing", Severity.WARNING, "grad_norm of stem is 1e-9 at step 100.", "stem")
+    diagnosis = diagnosis_of(run_of(standing(), norms, events=[finding]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.kind, diagnosis.cause.place) == (
+        "vanishing_gradients",
+        "plateau",
+        "stem",
+    )
     assert diagnosis_of(run_of(standing(), norms, events=[])).cause is None

@@ -22,9 +22,9 @@ def norms() -> np.ndarray:
 
 
 def named(history: RunHistory) -> Cause:
-    found = diagnosis_of(history)
-    assert found.cause is not None, found.cannot_tell
-    return found.cause
+    diagnosis = diagnosis_of(history)
+    assert diagnosis.cause is not None, diagnosis.cannot_tell
+    return diagnosis.cause
 
 
 def skipped(*steps: int) -> list[Finding]:
@@ -98,9 +98,9 @@ def test_a_jump_to_one_number_in_every_step_is_a_constant_output() -> None:
 def test_a_step_with_a_usual_gradient_norm_did_not_spoil_the_rest() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = np.r_[1e6, 3000 * np.exp(np.random.default_rng(0).normal(0, 0.3, COUNT - AT - 1))]
-    found = diagnosis_of(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
-    assert found.cause is None
-    assert "bad batch: the jump did not recover" in str(found.cannot_tell)
+    diagnosis = diagnosis_of(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
+    assert diagnosis.cause is None
+    assert "bad batch: the jump did not recover" in str(diagnosis.cannot_tell)
 
 
 def test_a_loss_jump_after_high_gradients_is_not_attributed_to_the_batch() -> None:
@@ -127,10 +127,10 @@ def test_batches_with_a_low_loss_or_large_gradients_do_not_rule_out_damaged_weig
     losses[AT + 1 :] *= losses_times
     gradients[AT + 1 :] *= norms_times
     losses[AT] = math.nan
-    found = diagnosis_of(watched(broken(AT), *skipped(AT), losses=losses, gradients=gradients))
-    assert found.cause is None or found.cause.name != "bad_batch"
-    said = [finding.cause.statement for finding in found.findings if finding.cause is not None]
-    assert not any("the next batches were normal" in text for text in said)
+    diagnosis = diagnosis_of(watched(broken(AT), *skipped(AT), losses=losses, gradients=gradients))
+    assert diagnosis.cause is None or diagnosis.cause.name != "bad_batch"
+    statements = [finding.cause.statement for finding in diagnosis.findings if finding.cause is not None]
+    assert not any("the next batches were normal" in text for text in statements)
 
 
 def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> None:
@@ -197,7 +197,7 @@ def test_repeated_data_is_dated_to_its_beginning_even_if_it_was_found_much_later
     losses = falling(COUNT) * noise
     losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)
     history = run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4))
-    found = at_step(AT + 90, "repeated_data", Severity.WARNING, "No noise.", facts=NoNoiseFacts(1.0, 0.2, 16, 0.05))
-    cause = named(replace(history, format="recorded", events=(found,)))
+    finding = at_step(AT + 90, "repeated_data", Severity.WARNING, "No noise.", facts=NoNoiseFacts(1.0, 0.2, 16, 0.05))
+    cause = named(replace(history, format="recorded", events=(finding,)))
     assert cause.name == "repeated_data"
     assert any(f"from about step {step} on" in cause.statement for step in range(AT - 3, AT + 2))

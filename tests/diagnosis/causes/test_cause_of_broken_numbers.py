@@ -23,9 +23,9 @@ COUNT, AT = 400, 250
 
 
 def named(history: RunHistory) -> Cause:
-    found = diagnosis_of(history)
-    assert found.cause is not None, found.cannot_tell
-    return found.cause
+    diagnosis = diagnosis_of(history)
+    assert diagnosis.cause is not None, diagnosis.cannot_tell
+    return diagnosis.cause
 
 
 def nan_from(at: int = AT) -> Finding:
@@ -90,11 +90,11 @@ def test_one_step_with_a_finite_loss_and_infinite_gradients_has_an_infinite_slop
     norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     norms[AT] = norm
     skipped = at_step(AT, "step_skipped", Severity.WARNING, f"Step {AT} was skipped.")
-    found = diagnosis_of(run_of(metric_of("loss", falling(COUNT)), metric_of("grad_norm", norms), events=[skipped]))
-    assert found.cause is not None
-    assert found.cause.name == "bad_batch"
-    assert ("its loss was finite, and its gradients were not" in found.cause.statement) is slope
-    assert (found.remedies[0].action is Action.CHECK_INFINITE_SLOPES) is slope
+    diagnosis = diagnosis_of(run_of(metric_of("loss", falling(COUNT)), metric_of("grad_norm", norms), events=[skipped]))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "bad_batch"
+    assert ("its loss was finite, and its gradients were not" in diagnosis.cause.statement) is slope
+    assert (diagnosis.remedies[0].action is Action.CHECK_INFINITE_SLOPES) is slope
 
 
 def one_skipped(*events: Finding) -> RunHistory:
@@ -163,9 +163,9 @@ def test_ruled_out_causes_do_not_contradict_the_named_cause(event: Finding, name
 
 def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -> None:
     cause = named(broken(origin("forward", output_inf=544.0, output_nan=0.0, input_least=0.0, input_greatest=1.0)))
-    (said,) = [text for text in cause.ruled_out if text.startswith("overflow")]
-    assert "range from 0 to 1" in said
-    assert "infinite" not in said
+    (text,) = [text for text in cause.ruled_out if text.startswith("overflow")]
+    assert "range from 0 to 1" in text
+    assert "infinite" not in text
 
 
 def test_the_origin_of_a_nan_is_evidence_for_the_finding_that_came_first() -> None:
@@ -176,19 +176,19 @@ def test_the_origin_of_a_nan_is_evidence_for_the_finding_that_came_first() -> No
         origin("forward", output_inf=9.0, overflow=1.0), remedies=read_remedies(("Train in bf16 instead of fp16.",))
     )
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
-    found = diagnosis_of(run_of(*metrics, events=[spike, torn], params={"stability.autocast": "cuda float16"}))
-    assert found.cause is not None
-    assert found.cause.kind == "loss_spike"
-    assert any(f"At step {AT} the first non-finite value comes from log" in e for e in found.cause.evidence)
-    assert Remedy(Action.TRAIN_IN_BF16) in found.remedies
+    diagnosis = diagnosis_of(run_of(*metrics, events=[spike, torn], params={"stability.autocast": "cuda float16"}))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.kind == "loss_spike"
+    assert any(f"At step {AT} the first non-finite value comes from log" in e for e in diagnosis.cause.evidence)
+    assert Remedy(Action.TRAIN_IN_BF16) in diagnosis.remedies
 
 
 def test_the_origin_of_a_much_later_nan_is_not_evidence() -> None:
     losses = falling(COUNT)
     losses[100] = 9.0
     spike = at_step(100, "loss_spike", Severity.WARNING, "loss is 9.")
-    found = diagnosis_of(run_of(metric_of("loss", losses), events=[spike, origin("forward", output_inf=9.0)]))
-    assert found.cause is None or not any("not finite" in text for text in found.cause.evidence)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=[spike, origin("forward", output_inf=9.0)]))
+    assert diagnosis.cause is None or not any("not finite" in text for text in diagnosis.cause.evidence)
 
 
 def test_huge_values_inside_a_healthy_model_after_a_normal_batch_mean_damaged_weights() -> None:

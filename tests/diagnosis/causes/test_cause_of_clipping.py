@@ -52,8 +52,8 @@ def test_a_first_step_that_is_not_finite_was_broken_from_the_start_whatever_the_
     losses = np.full(60, math.nan)
     event = at_step(0, "nan_detected", Severity.CRITICAL, "loss is NaN at step 0; no finite value before.")
     metrics = metric_of("loss", losses), metric_of("grad_norm", np.full(60, math.nan))
-    found = diagnosis_of(run_of(*metrics, metric_of("learning_rate", np.full(60, 100.0)), events=[event]))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.since) == ("broken_from_start", 0)
-    assert "learning rate: no optimizer step was taken before step 0" in found.cause.ruled_out
-    assert not any(remedy.topic in RATE_TOPICS for remedy in found.remedies)
+    diagnosis = diagnosis_of(run_of(*metrics, metric_of("learning_rate", np.full(60, 100.0)), events=[event]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.since) == ("broken_from_start", 0)
+    assert "learning rate: no optimizer step was taken before step 0" in diagnosis.cause.ruled_out
+    assert not any(remedy.topic in RATE_TOPICS for remedy in diagnosis.remedies)

@@ -27,7 +27,7 @@ def cause_of(*, first_rate: float = 0.01, first_update: float = 0.06, second_los
     losses[:2] = 2.17, second_loss
     rates = np.full(COUNT, 0.01)
     rates[:50] = np.linspace(first_rate, 0.01, 50)
-    found = diagnosis_of(
+    diagnosis = diagnosis_of(
         run_of(
             metric_of("loss", losses),
             metric_of("grad_norm", np.full(COUNT, 0.3)),
@@ -37,8 +37,8 @@ def cause_of(*, first_rate: float = 0.01, first_update: float = 0.06, second_los
             events=[LOST],
         )
     )
-    assert found.cause is not None, found.cannot_tell
-    return found.cause
+    assert diagnosis.cause is not None, diagnosis.cannot_tell
+    return diagnosis.cause
 
 
 def test_weights_that_the_first_updates_hurt_at_the_highest_rate_had_no_warm_up() -> None:

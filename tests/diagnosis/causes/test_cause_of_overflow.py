@@ -23,9 +23,9 @@ SINGLE = {"stability.parameter_types": "float32"}
 
 
 def named(history: RunHistory) -> Cause:
-    found = diagnosis_of(history)
-    assert found.cause is not None, found.cannot_tell
-    return found.cause
+    diagnosis = diagnosis_of(history)
+    assert diagnosis.cause is not None, diagnosis.cannot_tell
+    return diagnosis.cause
 
 
 def nan_from(at: int) -> Finding:

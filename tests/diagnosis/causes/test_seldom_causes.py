@@ -30,10 +30,10 @@ def test_a_plateau_at_no_learning_rate_to_speak_of_is_put_down_to_it(rate: float
     assert (look.cause and look.cause.name) == name
     assert bool(look.ruled_out) == (name is None)
     if name is not None:
-        found = diagnosis_of(history)
-        assert found.cause is not None
-        assert found.cause.name == name
-        assert not any(remedy.topic is Topic.LOWER_RATE for remedy in found.remedies)
+        diagnosis = diagnosis_of(history)
+        assert diagnosis.cause is not None
+        assert diagnosis.cause.name == name
+        assert not any(remedy.topic is Topic.LOWER_RATE for remedy in diagnosis.remedies)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,19 @@ def test_a_loss_that_loses_its_noise_without_falling_may_not_depend_on_the_input
 CHANGED = "The weights of step 51 give a loss of 5 where they gave 1: the data or the loss function changed at about"
 
 
-@pytest.mark.parametrize(("onset", "known"), [(195, True), (100, False), (300, False)])
-def test_changed_data_is_the_cause_of_the_divergence_that_restored_weights_did_not_end(onset: int, known: bool) -> None:
+@pytest.mark.parametrize(("onset", "is_known"), [(195, True), (100, False), (300, False)])
+def test_changed_data_is_the_cause_of_the_divergence_that_restored_weights_did_not_end(
+    onset: int, is_known: bool
+) -> None:
     losses = falling(COUNT)
     losses[200:] = 4 * np.exp(np.random.default_rng(1).normal(0, 0.1, COUNT - 200))
     message = f"{CHANGED} step {onset}. The training continues from the restored weights."
     seen = at_step(onset + 20, "data_changed", Severity.WARNING, message, evidence={"onset": float(onset)})
-    found = diagnosis_of(run_of(metric_of("loss", losses), events=[seen]))
-    assert (found.cause is not None and found.cause.name == "data_changed") == known
-    if known:
-        assert found.cause is not None
-        assert found.cause.certain
-        assert found.cause.statement == f"{CHANGED} step {onset}."
-        assert str(found.remedies[0]).startswith("Check what changed at that step")
-        assert not any("learning rate" in str(remedy) for remedy in found.remedies)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=[seen]))
+    assert (diagnosis.cause is not None and diagnosis.cause.name == "data_changed") == is_known
+    if is_known:
+        assert diagnosis.cause is not None
+        assert diagnosis.cause.certain
+        assert diagnosis.cause.statement == f"{CHANGED} step {onset}."
+        assert str(diagnosis.remedies[0]).startswith("Check what changed at that step")
+        assert not any("learning rate" in str(remedy) for remedy in diagnosis.remedies)

@@ -44,53 +44,53 @@ def leaving_at_once() -> np.ndarray:
 
 
 def test_a_loss_that_explodes_on_huge_updates_has_too_high_a_rate_and_not_a_missing_warm_up() -> None:
-    found = diagnosis_of(run_with(exploding(), updates([0.25, 0.36, 0.617, 8e5], [0, 1, 3, 9])))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.certainty) == ("learning_rate_too_high", "likely")
-    assert "rate of 8 is far too high: the update at step 3 changed the weights by 62% of" in found.cause.statement
-    assert str(found.remedies[0]) == "Lower the learning rate from 8 to about 0.1, 62 times less."
-    assert [remedy for remedy in found.remedies if remedy.topic is Topic.LOWER_RATE] == [found.remedies[0]]
+    diagnosis = diagnosis_of(run_with(exploding(), updates([0.25, 0.36, 0.617, 8e5], [0, 1, 3, 9])))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty) == ("learning_rate_too_high", "likely")
+    assert "rate of 8 is far too high: the update at step 3 changed the weights by 62% of" in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]) == "Lower the learning rate from 8 to about 0.1, 62 times less."
+    assert [remedy for remedy in diagnosis.remedies if remedy.topic is Topic.LOWER_RATE] == [diagnosis.remedies[0]]
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_an_update_after_the_loss_has_left_its_start_is_not_the_one_that_is_named(named: bool) -> None:
-    found = diagnosis_of(run_with(leaving_at_once(), updates([4.43, 70.0], [0, 9]), rate=1.0, named=named))
-    assert found.cause is not None
-    assert "changed the weights by 4.4 times their norm" in found.cause.statement
+    diagnosis = diagnosis_of(run_with(leaving_at_once(), updates([4.43, 70.0], [0, 9]), rate=1.0, named=named))
+    assert diagnosis.cause is not None
+    assert "changed the weights by 4.4 times their norm" in diagnosis.cause.statement
     less = "from 1 to about 0.002, 440 times less" if named else "by a factor of about 440"
-    assert str(found.remedies[0]) == f"Lower the learning rate {less}."
+    assert str(diagnosis.remedies[0]) == f"Lower the learning rate {less}."
 
 
 def test_without_measured_updates_the_usual_limit_of_the_optimizer_sets_the_advised_rate() -> None:
-    found = diagnosis_of(run_with(leaving_at_once(), rate=1.0, optimizer="AdamW"))
-    assert found.cause is not None
-    assert "rarely tolerates learning rates above 0.01" in found.cause.statement
-    assert str(found.remedies[0]) == "Lower the learning rate from 1 to about 0.01, 100 times less."
+    diagnosis = diagnosis_of(run_with(leaving_at_once(), rate=1.0, optimizer="AdamW"))
+    assert diagnosis.cause is not None
+    assert "rarely tolerates learning rates above 0.01" in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]) == "Lower the learning rate from 1 to about 0.01, 100 times less."
 
 
 def test_normal_first_updates_do_not_change_the_cause_from_a_missing_warm_up() -> None:
-    found = diagnosis_of(run_with(exploding(), updates([0.02, 0.03], [0, 1])))
-    assert found.cause is not None
-    assert found.cause.name == "no_warm_up"
+    diagnosis = diagnosis_of(run_with(exploding(), updates([0.02, 0.03], [0, 1])))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "no_warm_up"
 
 
 def test_a_huge_first_update_that_training_recovered_from_is_not_the_cause() -> None:
     losses = falling(COUNT, first=2.3, last=0.3)
     losses[28:] = 9.0
-    found = diagnosis_of(run_with(losses, updates([5.0, 0.01, 0.01], [0, 1, 3]), rate=0.1))
-    assert found.cause is None or "changed the weights" not in found.cause.statement
+    diagnosis = diagnosis_of(run_with(losses, updates([5.0, 0.01, 0.01], [0, 1, 3]), rate=0.1))
+    assert diagnosis.cause is None or "changed the weights" not in diagnosis.cause.statement
 
 
 def test_huge_updates_at_the_start_are_not_the_cause_of_what_comes_much_later() -> None:
     losses = falling(COUNT)
     losses[120:] *= 1 + np.minimum(4, np.arange(COUNT - 120) / 10)
-    found = diagnosis_of(run_with(losses, updates([0.5, 0.001], [0, 100]), rate=3e-4))
-    assert found.outcome == "diverged"
-    assert found.cause is None
+    diagnosis = diagnosis_of(run_with(losses, updates([0.5, 0.001], [0, 100]), rate=3e-4))
+    assert diagnosis.outcome == "diverged"
+    assert diagnosis.cause is None
 
 
 @pytest.mark.parametrize(
-    ("rate", "factor", "said"),
+    ("rate", "factor", "expected"),
     [
         (8.0, 61.7, "from 8 to about 0.1, 62 times less."),
         (1.0, 443.2, "from 1 to about 0.002, 440 times less."),
@@ -98,8 +98,8 @@ def test_huge_updates_at_the_start_are_not_the_cause_of_what_comes_much_later() 
         (None, 7.75e7, "by a factor of about 78,000,000."),
     ],
 )
-def test_the_advised_reduction_is_given_in_round_numbers(rate: float | None, factor: float, said: str) -> None:
-    assert str(lower_by(rate, factor)) == f"Lower the learning rate {said}"
+def test_the_advised_reduction_is_given_in_round_numbers(rate: float | None, factor: float, expected: str) -> None:
+    assert str(lower_by(rate, factor)) == f"Lower the learning rate {expected}"
 
 
 def test_a_training_that_was_rolled_back_at_once_has_too_high_a_rate_and_the_rate_that_was_stable() -> None:
@@ -111,11 +111,11 @@ def test_a_training_that_was_rolled_back_at_once_has_too_high_a_rate_and_the_rat
         run_with(losses, updates([75.0, 33.0, 0.01], [0, 3, 9]), rate=1.0),
         events=(diverged, Finding.at(back, 3, Severity.INFO)),
     )
-    found = diagnosis_of(history)
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_too_high"
-    assert "the update at step 0 changed the weights by 75 times their norm" in found.cause.statement
-    assert str(found.remedies[0]) == "Lower the learning rate from 1 to 0.062, which was stable."
+    diagnosis = diagnosis_of(history)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    assert "the update at step 0 changed the weights by 75 times their norm" in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]) == "Lower the learning rate from 1 to 0.062, which was stable."
 
 
 def test_a_rate_that_was_lowered_for_good_is_too_high_and_needs_no_warm_up() -> None:
@@ -125,10 +125,10 @@ def test_a_rate_that_was_lowered_for_good_is_too_high_and_needs_no_warm_up() -> 
         diverged = at_step(7, "divergence", Severity.CRITICAL, "loss 70.", facts=StartFacts(70.0, 4.0, 0.05, 5, 3, 3.0))
         back = RollbackFacts("loss 70.", 0, 5, 8, 0.1, 1, learning_rate=0.05, learning_rate_share=share)
         events = (changed(diverged, metric="loss"), Finding.at(back, 7, Severity.INFO))
-        found = diagnosis_of(replace(run_with(losses, updates([0.03, 0.05], [0, 3]), rate=1.0), events=events))
-        assert found.cause is not None
-        first = str(found.remedies[0]) if found.remedies else ""
-        return f"{found.cause.name}: {first}"
+        diagnosis = diagnosis_of(replace(run_with(losses, updates([0.03, 0.05], [0, 3]), rate=1.0), events=events))
+        assert diagnosis.cause is not None
+        first = str(diagnosis.remedies[0]) if diagnosis.remedies else ""
+        return f"{diagnosis.cause.name}: {first}"
 
     assert cause_after(0.1) == "learning_rate_too_high: Lower the learning rate from 1 to 0.1, which was stable."
     assert cause_after(None).startswith("no_warm_up: Warm up the learning rate")
@@ -139,11 +139,11 @@ def test_first_updates_after_which_there_are_no_gradients_show_too_high_a_rate()
     losses[:4] = [2.301, 2.325, 2.295, 2.332]
     norms = np.r_[np.full(12, 0.1), np.zeros(COUNT - 12)]
     ended = run_with(losses, updates([0.17, 0.02, 0.0], [0, 10, 20]), metric_of("grad_norm", norms), rate=3.0)
-    found = diagnosis_of(ended)
-    assert found.cause is not None
-    assert found.cause.name == "learning_rate_too_high"
-    assert "From step 12 on there are no gradients" in found.cause.statement
-    assert str(found.remedies[0]) == "Lower the learning rate from 3 to about 0.2, 17 times less."
+    diagnosis = diagnosis_of(ended)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    assert "From step 12 on there are no gradients" in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]) == "Lower the learning rate from 3 to about 0.2, 17 times less."
 
 
 def test_a_rate_that_killed_the_gradients_of_a_sum_is_answered_by_a_mean_as_well() -> None:
@@ -152,10 +152,10 @@ def test_a_rate_that_killed_the_gradients_of_a_sum_is_answered_by_a_mean_as_well
     norms = np.r_[np.full(12, 0.1), np.zeros(COUNT - 12)]
     ended = run_with(losses, updates([0.17, 0.02, 0.0], [0, 10, 20]), metric_of("grad_norm", norms), rate=3.0)
     summed = Finding.at(LossSumFacts(64), 1, Severity.INFO, remedies=LossSum.remedies)
-    found = diagnosis_of(replace(ended, events=[summed]))
-    assert found.cause is not None
-    assert found.cause.statement.endswith(summed.message)
-    assert [remedy.action for remedy in found.remedies[:2]] == [Action.LOWER_LEARNING_RATE, Action.AVERAGE_LOSS]
+    diagnosis = diagnosis_of(replace(ended, events=[summed]))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.statement.endswith(summed.message)
+    assert [remedy.action for remedy in diagnosis.remedies[:2]] == [Action.LOWER_LEARNING_RATE, Action.AVERAGE_LOSS]
 
 
 def test_steps_that_were_too_small_are_answered_by_a_higher_rate_alone() -> None:
@@ -163,8 +163,8 @@ def test_steps_that_were_too_small_are_answered_by_a_higher_rate_alone() -> None
     small = run_with(
         losses, updates([1e-6] * 20, list(range(0, COUNT, 10))), metric_of("grad_norm", np.ones(COUNT)), rate=1e-5
     )
-    found = diagnosis_of(small)
-    assert found.cause is not None
-    assert "moved the weights by at most 0.02% of their norm" in found.cause.statement
-    assert str(found.remedies[0]) == "Raise the learning rate from 1e-05 to about 0.01, 1,000 times more."
-    assert [remedy for remedy in found.remedies if "ower" in str(remedy)] == []
+    diagnosis = diagnosis_of(small)
+    assert diagnosis.cause is not None
+    assert "moved the weights by at most 0.02% of their norm" in diagnosis.cause.statement
+    assert str(diagnosis.remedies[0]) == "Raise the learning rate from 1e-05 to about 0.01, 1,000 times more."
+    assert [remedy for remedy in diagnosis.remedies if "ower" in str(remedy)] == []

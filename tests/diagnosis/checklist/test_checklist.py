@@ -56,12 +56,12 @@ def test_a_run_that_broke_fills_in_where_and_what_it_cannot_know() -> None:
 def looked_into(source: str, *, holds: dict[str, float]) -> RunHistory:
     losses = falling(300)
     losses[200:] = math.nan
-    said = "Step 200: the first non-finite value comes from log in head."
+    text = "Step 200: the first non-finite value comes from log in head."
     numbers = {f"from.{source}": 1.0, "output.inf": 7.0, "input.least": 0.0, "input.greatest": 1.0}
     events = [
         at_step(200, "nan_detected", Severity.CRITICAL, "loss is NaN at step 200.", evidence={"loss": math.nan}),
         at_step(200, "broken_batch", Severity.INFO, "The batch of step 200: ...", evidence=holds),
-        at_step(200, "nan_origin", Severity.INFO, said, "head", numbers),
+        at_step(200, "nan_origin", Severity.INFO, text, "head", numbers),
     ]
     return run_of(metric_of("loss", losses), events=events)
 

@@ -77,11 +77,11 @@ def test_an_effect_in_every_setting_is_named_even_if_settings_were_repeated() ->
 
 
 def test_with_too_few_settings_counts_are_reported_instead_of_an_association() -> None:
-    found = associations_of(grid(3, 10, bad=2))
-    assert found.associations == ()
-    (said,) = found.cannot_tell
-    assert "Association of lr with instability: lr > " in said
-    assert "only 6 different settings, too few" in said
+    associations = associations_of(grid(3, 10, bad=2))
+    assert associations.associations == ()
+    (result,) = associations.cannot_tell
+    assert "Association of lr with instability: lr > " in result
+    assert "only 6 different settings, too few" in result
 
 
 def test_a_second_effect_seen_in_only_two_settings_is_reported_but_not_named() -> None:
@@ -92,9 +92,9 @@ def test_a_second_effect_seen_in_only_two_settings_is_reported_but_not_named() -
         )
         for lr, warmup, seed in itertools.product(range(1, 11), (0, 1), range(4))
     ]
-    found = associations_of(cards)
-    assert [association.params for association in found.associations] == [("lr",)]
-    assert any("Association of warmup with instability beside lr" in text for text in found.cannot_tell)
+    associations = associations_of(cards)
+    assert [association.params for association in associations.associations] == [("lr",)]
+    assert any("Association of warmup with instability beside lr" in text for text in associations.cannot_tell)
 
 
 def test_repetitions_are_evidence_where_only_one_parameter_was_changed() -> None:
@@ -108,9 +108,9 @@ def test_a_run_that_was_stopped_early_does_not_count_as_stable() -> None:
     cards += [made(f"high{n}", {"lr": 2, "x": n / 7}, lost=500) for n in range(12)]
     cards += [made(f"short{n}", {"lr": 2, "x": n / 7}, last=20) for n in range(24)]
     feature = Feature("lr", np.array([float(card.params["lr"]) for card in cards]) - 1, ("1", "2"))
-    found = p_value_of(feature, exposure_of(cards))
-    assert found is not None
-    assert found < 0.001
+    p_value = p_value_of(feature, exposure_of(cards))
+    assert p_value is not None
+    assert p_value < 0.001
     assert [association.params for association in associations_of(cards).associations] == [("lr",)]
 
 
@@ -121,17 +121,17 @@ def test_the_statement_gives_the_median_start_where_almost_all_runs_are_lost() -
         for n in range(60)
     ]
     cards += [made(f"well{n}", {"lr": n % 2, "x": dice.uniform()}, last=700) for n in range(6)]
-    (found,) = associations_of(cards).associations
-    assert found.params == ("lr",)
-    assert "median start at step" in found.statement
+    (association,) = associations_of(cards).associations
+    assert association.params == ("lr",)
+    assert "median start at step" in association.statement
 
 
 def test_without_information_from_time_the_p_value_is_that_of_the_exact_test() -> None:
     """Five of twelve, all on one side of six: Fisher's test gives 2 * 6 / 792."""
     ill = np.array([True] * 5 + [False] * 7)
     feature = Feature("x", np.array([1.0] * 6 + [0.0] * 6), ("a", "b"))
-    found = p_value_of(feature, Exposure(np.ones(12), ill, np.arange(12)), tests=50)
-    assert found == pytest.approx(2 * 6 / 792, rel=0.2)
+    p_value = p_value_of(feature, Exposure(np.ones(12), ill, np.arange(12)), tests=50)
+    assert p_value == pytest.approx(2 * 6 / 792, rel=0.2)
 
 
 def test_the_best_split_of_very_many_values_is_found_with_a_few_hundred_limits() -> None:

@@ -17,36 +17,36 @@ def test_nineteen_of_twenty_intervals_hold_the_true_value_however_few_seeds(seed
     dice = np.random.default_rng(seeds)
     held = 0
     for _ in range(300):
-        found = estimate(list(2 + 0.05 * dice.standard_normal(seeds)))
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        held += found.low <= 2 <= found.high
+        estimated = estimate(list(2 + 0.05 * dice.standard_normal(seeds)))
+        assert estimated is not None
+        assert estimated.low is not None
+        assert estimated.high is not None
+        held += estimated.low <= 2 <= estimated.high
     assert 0.90 <= held / 300 <= 0.99
 
 
 def test_an_interval_of_positive_values_is_positive() -> None:
-    found = estimate([0.01, 0.5, 3.0])
-    assert found is not None
-    assert found.low is not None
-    assert found.low > 0
+    estimated = estimate([0.01, 0.5, 3.0])
+    assert estimated is not None
+    assert estimated.low is not None
+    assert estimated.low > 0
 
 
 @pytest.mark.parametrize(("values", "low_is_zero"), [([0.0, 0.02, 0.1], True), ([-0.01, 0.02, 0.1], False)])
 def test_an_interval_goes_below_zero_only_where_a_value_does(values: list[float], low_is_zero: bool) -> None:
-    found = estimate(values)
-    assert found is not None
-    assert found.low is not None
-    assert found.low <= 0
-    assert (found.low == 0) is low_is_zero
+    estimated = estimate(values)
+    assert estimated is not None
+    assert estimated.low is not None
+    assert estimated.low <= 0
+    assert (estimated.low == 0) is low_is_zero
 
 
 def test_an_interval_that_reaches_a_lost_run_is_open() -> None:
-    found = estimate([1.0, 1.1, 1.2, 1.3, np.inf])
-    assert found is not None
-    assert (found.value, found.high) == (pytest.approx(1.2), np.inf)
-    assert found.low is not None
-    assert 0 < found.low < 1.2
+    estimated = estimate([1.0, 1.1, 1.2, 1.3, np.inf])
+    assert estimated is not None
+    assert (estimated.value, estimated.high) == (pytest.approx(1.2), np.inf)
+    assert estimated.low is not None
+    assert 0 < estimated.low < 1.2
 
 
 def groups(count: int, seeds: int, number: int, worse: float = 0.0) -> list[RunCard]:
@@ -66,14 +66,14 @@ def groups(count: int, seeds: int, number: int, worse: float = 0.0) -> list[RunC
 @pytest.mark.parametrize("count", [2, 6])
 def test_choosing_the_best_of_equal_groups_does_not_make_the_others_look_worse(count: int) -> None:
     """The best one is chosen by its losses, and that has to be reckoned with."""
-    told = [
+    values = [
         any(
             group.p_value is not None and group.p_value < 0.05
             for group in seed_groups_of(groups_of_seeds(groups(count, 5, number)))
         )
         for number in range(100)
     ]
-    assert sum(told) <= 11
+    assert sum(values) <= 11
 
 
 def test_three_seeds_against_three_are_never_worse_beyond_chance() -> None:

@@ -44,14 +44,14 @@ def test_a_parameter_that_is_mostly_at_its_highest_value_is_split_below_it() -> 
 
 
 def test_three_runs_lost_by_chance_rarely_differ_significantly_from_the_others() -> None:
-    told = 0
+    count = 0
     for number in range(150):
         dice = np.random.default_rng(number)
         times = [int(dice.exponential(700)) + 1 for _ in range(12)]
         cards = [made(f"{n}", {}, lost=time if time < 1000 else None) for n, time in enumerate(times)]
         _, part, _ = survival_of(cards, {"three": cards[:3], "others": cards[3:]})
-        told += part.p_value is not None and part.p_value < 0.01
-    assert told <= 3
+        count += part.p_value is not None and part.p_value < 0.01
+    assert count <= 3
 
 
 def test_the_band_does_not_rise_again_where_all_are_lost() -> None:

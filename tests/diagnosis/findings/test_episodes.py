@@ -55,10 +55,10 @@ def test_an_infinity_that_turned_into_nan_is_one_episode() -> None:
 
 def test_the_spikes_at_the_onset_of_a_divergence_belong_to_it() -> None:
     losses = np.r_[falling(200), np.linspace(1.6, 9, 200)]
-    found = episodes_of(losses, event_at(203), event_at(230), event_at(215, "divergence", Severity.CRITICAL))
-    assert [finding.kind for finding in found] == ["divergence"]
-    assert not found[0].recovered
-    assert found[0].spikes == (203,)  # the one that neighbouring events are
+    episodes = episodes_of(losses, event_at(203), event_at(230), event_at(215, "divergence", Severity.CRITICAL))
+    assert [finding.kind for finding in episodes] == ["divergence"]
+    assert not episodes[0].recovered
+    assert episodes[0].spikes == (203,)  # the one that neighbouring events are
 
 
 def test_a_recorded_divergence_that_passed_has_recovered() -> None:

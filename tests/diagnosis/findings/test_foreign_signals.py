@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.result import Finding
 STEPS = range(0, 2000, 5)
 
 
-def found(path: Path, text: str, name: str = "train.log") -> dict[str, Finding]:
+def findings_by_kind(path: Path, text: str, name: str = "train.log") -> dict[str, Finding]:
     log = path / name
     log.write_text(text)
     (run,) = read(log)
@@ -57,7 +57,7 @@ def test_metrics_of_other_tools_are_judged_like_ours(
 ) -> None:
     rng = np.random.default_rng(1)
     noisy = [value * float(1 + rng.normal(0, 0.002)) if kind == "throughput_drop" else value for value in values]
-    episodes = found(tmp_path, table(**{column: noisy}), "metrics.csv")
+    episodes = findings_by_kind(tmp_path, table(**{column: noisy}), "metrics.csv")
     assert episodes[kind].start == step
 
 
@@ -71,7 +71,7 @@ def test_metrics_of_other_tools_are_judged_like_ours(
     ],
 )
 def test_ambiguous_or_implausible_columns_give_no_finding(tmp_path: Path, column: str, values: list[float]) -> None:
-    assert found(tmp_path, table(**{column: values}), "metrics.csv") == {}
+    assert findings_by_kind(tmp_path, table(**{column: values}), "metrics.csv") == {}
 
 
 def test_a_layer_that_explodes_is_named_as_in_the_log(tmp_path: Path) -> None:
@@ -82,18 +82,18 @@ def test_a_layer_that_explodes_is_named_as_in_the_log(tmp_path: Path) -> None:
         ]
         for layer in range(4)
     }
-    episode = found(tmp_path, table(**layers), "metrics.csv")["layer_explosion"]
+    episode = findings_by_kind(tmp_path, table(**layers), "metrics.csv")["layer_explosion"]
     assert (episode.start, episode.place) == (1500, "h.2.attn")
 
 
-def log(*said: tuple[int, str]) -> str:
-    words = dict(said)
+def log(*result: tuple[int, str]) -> str:
+    words = dict(result)
     lines = [f"Batch {n} | Loss: {loss:.4f}\n" + words.get(n, "") for n, loss in zip(STEPS, losses(), strict=True)]
     return "rollback_triggered: False\n" + "".join(lines)
 
 
 def test_words_of_a_log_are_findings_at_their_batch_and_line(tmp_path: Path) -> None:
-    episodes = found(
+    episodes = findings_by_kind(
         tmp_path,
         log(
             (500, "NaN loss detected at batch 503! Skipping\n"),
@@ -114,11 +114,11 @@ def test_words_of_a_log_are_findings_at_their_batch_and_line(tmp_path: Path) -> 
 
 
 def test_a_message_repeated_in_a_log_is_one_finding(tmp_path: Path) -> None:
-    said = [(n, f"SDR COLLAPSE DETECTED: {18 + n % 3} % unique\n") for n in range(1200, 1300, 5)]
-    episode = found(tmp_path, log(*said))["sdr_collapse"]
+    result = [(n, f"SDR COLLAPSE DETECTED: {18 + n % 3} % unique\n") for n in range(1200, 1300, 5)]
+    episode = findings_by_kind(tmp_path, log(*result))["sdr_collapse"]
     assert (episode.start, episode.end, episode.count) == (1200, 1295, 20)
     assert "Logged 20 times until step 1295." in episode.message
 
 
 def test_source_code_in_front_of_a_log_says_nothing(tmp_path: Path) -> None:
-    assert found(tmp_path, "NaN loss detected\nROLLBACK TRIGGERED\nSDR COLLAPSE DETECTED\n" + log()) == {}
+    assert findings_by_kind(tmp_path, "NaN loss detected\nROLLBACK TRIGGERED\nSDR COLLAPSE DETECTED\n" + log()) == {}

@@ -39,8 +39,8 @@ def test_a_divergence_began_where_the_loss_left_its_level_if_its_curve_is_known(
     losses = falling(600)
     losses[395:] = 6.0
     facts = DivergenceFacts(6.0, 1.5, 30.0, 4.0, 12, 16)
-    found = over_steps("divergence", Severity.CRITICAL, 400, 405, 599, recovered=False, metric=metric, facts=facts)
-    assert [finding.start for finding in in_hindsight([found], [], curves_of(losses))] == [start]
+    curve = over_steps("divergence", Severity.CRITICAL, 400, 405, 599, recovered=False, metric=metric, facts=facts)
+    assert [finding.start for finding in in_hindsight([curve], [], curves_of(losses))] == [start]
 
 
 @pytest.mark.parametrize(
@@ -56,29 +56,29 @@ def test_a_jump_of_the_gradient_without_an_answer_of_the_loss_is_information_unl
 ) -> None:
     losses = falling(600)
     losses[400:404] *= times
-    (found,) = in_hindsight([warning("gradient_explosion", 400)], [], curves_of(losses), asked)
-    assert found.severity is severity
+    (result,) = in_hindsight([warning("gradient_explosion", 400)], [], curves_of(losses), asked)
+    assert result.severity is severity
 
 
 def test_only_what_a_learning_rate_range_test_brings_about_is_information_and_only_during_it() -> None:
     curves = curves_of(falling(600))
     tested = replace(curves, losses=tuple(replace(curve, tested=(0, 300)) for curve in curves.losses))
-    found = [warning("gradient_explosion", 200), warning("loss_spike", 200), warning("gradient_explosion", 400)]
-    severities = [finding.severity for finding in without_harm(found, tested)]
+    result = [warning("gradient_explosion", 200), warning("loss_spike", 200), warning("gradient_explosion", 400)]
+    severities = [finding.severity for finding in without_harm(result, tested)]
     assert severities == [Severity.INFO, Severity.WARNING, Severity.WARNING]
 
 
 def test_parameters_without_a_gradient_did_no_harm_where_the_loss_of_their_training_fell_to_zero() -> None:
     learnt = curves_of(falling(600, first=2.0, last=1e-4))
-    found = [warning("no_gradient", 100), warning("no_gradient", 700)]
-    assert [finding.severity for finding in without_harm(found, learnt)] == [Severity.INFO, Severity.WARNING]
+    result = [warning("no_gradient", 100), warning("no_gradient", 700)]
+    assert [finding.severity for finding in without_harm(result, learnt)] == [Severity.INFO, Severity.WARNING]
 
 
 def test_a_finding_of_an_ordinary_detector_is_not_experimental() -> None:
     losses = falling(600)
     losses[400:404] *= 4
-    (found,) = [finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "loss_spike"]
-    assert not found.experimental
+    (finding,) = [finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "loss_spike"]
+    assert not finding.experimental
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ def line_of(lines: list[str], step: int) -> int:
 def test_a_finding_names_the_line_of_the_value_at_which_it_begins(tmp_path: Path, every: int) -> None:
     lines = printed(every=every)
     text = "\n".join(lines) + "\n"
-    found = {finding.kind: finding for finding in diagnosis_of(history(tmp_path, text, "train.log")).findings}
+    by_kind = {finding.kind: finding for finding in diagnosis_of(history(tmp_path, text, "train.log")).findings}
     for kind, step in (("loss_spike", 200), ("nan_detected", 290)):
-        assert found[kind].metrics["line"] == line_of(lines, step)
-        assert found[kind].message.endswith(f"(line {line_of(lines, step)}).")
+        assert by_kind[kind].metrics["line"] == line_of(lines, step)
+        assert by_kind[kind].message.endswith(f"(line {line_of(lines, step)}).")
 
 
 def test_every_value_of_a_log_knows_its_line_also_where_the_step_starts_again(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_findings_in_tables_and_json_name_their_line(
     tmp_path: Path, name: str, written: Callable[[list[dict[str, float]]], list[str]], holds: str
 ) -> None:
     lines = written(logged())
-    found = {finding.kind: finding for finding in diagnosis_of(history(tmp_path, "\n".join(lines), name)).findings}
+    by_kind = {finding.kind: finding for finding in diagnosis_of(history(tmp_path, "\n".join(lines), name)).findings}
     for kind, step in (("loss_spike", 200), ("nan_detected", 290)):
-        at = int(found[kind].metrics["line"])
+        at = int(by_kind[kind].metrics["line"])
         row = " ".join(lines[at - 1 : at + 3]) if name == "trainer_state.json" else lines[at - 1]
         assert holds.format(step=step) in row
-        assert found[kind].message.endswith(f"(line {at:,}).")
+        assert by_kind[kind].message.endswith(f"(line {at:,}).")
 
 
 def test_the_rows_of_a_document_that_is_cut_off_know_their_lines(tmp_path: Path) -> None:
@@ -121,6 +121,6 @@ def test_what_has_no_lines_names_none(tmp_path: Path) -> None:
     cell = {"cell_type": "code", "source": ["fit()"], "metadata": {}, "execution_count": 1}
     output = {"output_type": "stream", "name": "stdout", "text": text.splitlines(keepends=True)}
     notebook = {"cells": [{**cell, "outputs": [output]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    found = diagnosis_of(history(tmp_path, json.dumps(notebook), "train.ipynb")).findings
-    assert found
-    assert all("line" not in item.metrics for item in found)
+    findings = diagnosis_of(history(tmp_path, json.dumps(notebook), "train.ipynb")).findings
+    assert findings
+    assert all("line" not in item.metrics for item in findings)

@@ -67,11 +67,11 @@ def test_steps_that_are_skipped_without_a_bad_number_are_one_finding_of_their_ow
 
 def test_the_finding_and_the_verdict_name_the_operation_with_the_first_non_finite_value() -> None:
     diagnosis = diagnosis_of(history(broken(100), skipped(100), origin(100), bad=(100,)))
-    said = BORN[:1].upper() + BORN[1:]
+    result = BORN[:1].upper() + BORN[1:]
     assert diagnosis.outcome == "unstable"
-    assert said in diagnosis.verdict
+    assert result in diagnosis.verdict
     (episode,) = [finding for finding in diagnosis.findings if finding.severity > Severity.INFO]
-    assert episode.message.endswith(said)
+    assert episode.message.endswith(result)
     assert str(episode.remedies[0]) == "Keep what goes into sqrt above zero."
 
 
@@ -99,17 +99,19 @@ def test_an_infinity_that_turned_into_nan_has_the_last_finite_value_once() -> No
         ),
         at_step(251, "nan_detected", Severity.CRITICAL, f"loss is NaN at step 251; {before}.", "", {"loss": math.nan}),
     )
-    (found,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).findings
-    assert found.message == f"loss is infinite at step 250; {before}. loss is NaN at step 251."
+    (finding,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).findings
+    assert finding.message == f"loss is infinite at step 250; {before}. loss is NaN at step 251."
 
 
 def test_spikes_within_the_swing_of_a_periodic_loss_belong_to_it() -> None:
     losses = np.where(np.arange(2000) % 40 < 20, 1.7, 3.3)
     losses[1500] = 9.0
     bad = [
-        one for one in diagnosis_of(run_of(metric_of("loss", losses.tolist()))).findings if one.severity > Severity.INFO
+        finding
+        for finding in diagnosis_of(run_of(metric_of("loss", losses.tolist()))).findings
+        if finding.severity > Severity.INFO
     ]
-    assert [(one.kind, one.start) for one in bad] == [("periodic_loss", 0), ("loss_spike", 1500)]
+    assert [(first.kind, first.start) for first in bad] == [("periodic_loss", 0), ("loss_spike", 1500)]
 
 
 @pytest.mark.parametrize(("heights", "peak"), [((5.0, 9.0), 112), ((9.0, 5.0), 101)])
@@ -125,8 +127,8 @@ def test_findings_that_touch_are_one_whose_peak_is_the_higher_one(heights: tuple
         )
         for span, height in zip(spans, heights, strict=True)
     ]
-    (found,) = merged(spikes, 1000)
-    assert (found.start, found.peak, found.end, found.recovered) == (100, peak, 120, True)
+    (result,) = merged(spikes, 1000)
+    assert (result.start, result.peak, result.end, result.recovered) == (100, peak, 120, True)
 
 
 @pytest.mark.parametrize(("highest", "is_part"), [(3.9, True), (4.2, False)])

@@ -39,14 +39,14 @@ def back_to(target: int, step: int = 210, times: int = 1, **more: Any) -> Findin
 BACK = back_to(190)
 
 
-def outcome(found: list[Finding]) -> str:
-    return outcome_of(found, [READING], "", measured=True)
+def outcome(findings: list[Finding]) -> str:
+    return outcome_of(findings, [READING], "", measured=True)
 
 
 def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
-    found = [DIVERGED, BACK]
-    assert outcome(found) == "recovered"
-    assert verdict_of("recovered", found, [READING], 500) == (
+    findings = [DIVERGED, BACK]
+    assert outcome(findings) == "recovered"
+    assert verdict_of("recovered", findings, [READING], 500) == (
         "Recovered: rolled back to step 190 after a divergence at step 200; loss fell from 2 to 1 in 500 steps."
     )
 
@@ -104,8 +104,8 @@ def test_a_loss_that_was_negative_and_whose_earlier_level_is_not_known_recovers_
 
 def test_the_last_value_of_a_noisy_loss_is_given_beside_its_trend() -> None:
     noisy = replace(READING, volatility=0.2, change=-0.5, first_level=1.96, last_level=1.04)
-    said = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)
-    assert said.endswith("; loss (noisy) fell from about 1.96 to 1.04 in 500 steps; last value 1.")
+    verdict = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)
+    assert verdict.endswith("; loss (noisy) fell from about 1.96 to 1.04 in 500 steps; last value 1.")
 
 
 def test_a_noisy_loss_that_did_not_move_stayed_where_it_was() -> None:
@@ -136,18 +136,18 @@ def test_a_run_ended_by_stop_on_is_called_stopped_whatever_its_outcome_is() -> N
 def test_the_verdict_counts_the_rollbacks() -> None:
     again = back_to(300, 320, attempt=1)
     nan = episode("nan_detected", 319, Severity.CRITICAL, attempt=1)
-    said = verdict_of("recovered", [DIVERGED, BACK, nan, again], [], 500)
-    assert "rolled back 2 times, last to step 300 after NaN at step 319 (1 more finding)" in said
+    verdict = verdict_of("recovered", [DIVERGED, BACK, nan, again], [], 500)
+    assert "rolled back 2 times, last to step 300 after NaN at step 319 (1 more finding)" in verdict
     facts = RollbackFacts("No lower loss.", 320, 319, 10, 0.1, 3, steps_regained=20)
     reverted = episode("rollback", 330, Severity.INFO, facts=facts, attempt=2)
-    said = verdict_of("recovered", [DIVERGED, BACK, nan, again, reverted], [], 500)
-    assert "rolled back to step 190 after a divergence at step 200" in said, "the second one was reverted"
+    verdict = verdict_of("recovered", [DIVERGED, BACK, nan, again, reverted], [], 500)
+    assert "rolled back to step 190 after a divergence at step 200" in verdict, "the second one was reverted"
     assert outcome([DIVERGED, BACK, again, reverted]) == "recovered"
     assert outcome([DIVERGED, again, reverted]) == "unstable", "no rollback is in effect"
-    said = verdict_of("diverged", [DIVERGED, again, reverted], [READING], 500)
-    assert "The training was rolled back once (reverted);" in said
-    said = verdict_of("interrupted", [DIVERGED.with_span(recovered=True), BACK], [READING], 500)
-    assert said.endswith("The training was rolled back to step 190 after a divergence at step 200."), "it came down"
+    verdict = verdict_of("diverged", [DIVERGED, again, reverted], [READING], 500)
+    assert "The training was rolled back once (reverted);" in verdict
+    verdict = verdict_of("interrupted", [DIVERGED.with_span(recovered=True), BACK], [READING], 500)
+    assert verdict.endswith("The training was rolled back to step 190 after a divergence at step 200."), "it came down"
     merged = back_to(190, times=3)
     assert "rolled back 3 times after" in verdict_of("recovered", [DIVERGED, merged], [READING], 500)
 
@@ -168,8 +168,8 @@ def test_a_rollback_that_did_not_help_is_not_a_recovery(later: Finding, expected
 def test_a_divergence_that_lasted_until_a_rollback_does_not_remain_after_it() -> None:
     lasted = changed(DIVERGED, recovered=False, end=210)
     later = episode("loss_spike", 400, Severity.WARNING, attempt=1)
-    found = [lasted, BACK, later]
-    assert outcome_of(found, [READING], "", measured=True, last_attempt=1) == "recovered"
+    lasteds = [lasted, BACK, later]
+    assert outcome_of(lasteds, [READING], "", measured=True, last_attempt=1) == "recovered"
     left = changed(later, severity=Severity.CRITICAL, kind="gradient_explosion", recovered=False)
     assert outcome_of([lasted, BACK, left], [READING], "", measured=True, last_attempt=1) == "unstable"
 
@@ -179,11 +179,11 @@ def test_a_rollback_is_reported_with_its_own_reason_and_not_with_an_earlier_find
     nan = episode("nan_detected", 801, Severity.CRITICAL)
     facts = RollbackFacts("Non-finite weights after step 801.", 673, 800, 128, 0.1, 1)
     back = changed(BACK, facts=facts, start=801, peak=801, end=801)
-    said = verdict_of("recovered", [spike, nan, back], [READING], 500)
-    assert said.startswith("Recovered: rolled back to step 673 after NaN at step 801 (1 more finding); loss fell")
+    verdict = verdict_of("recovered", [spike, nan, back], [READING], 500)
+    assert verdict.startswith("Recovered: rolled back to step 673 after NaN at step 801 (1 more finding); loss fell")
     by_hand = changed(back, facts=replace(facts, reason="The script called rollback()."))
-    said = verdict_of("recovered", [spike, by_hand], [READING], 500)
-    assert said.startswith("Recovered: rolled back to step 673 (the script called rollback()); loss fell")
+    verdict = verdict_of("recovered", [spike, by_hand], [READING], 500)
+    assert verdict.startswith("Recovered: rolled back to step 673 (the script called rollback()); loss fell")
 
 
 def test_a_warning_of_overfitting_is_not_the_outcome_over_something_critical() -> None:
@@ -231,16 +231,18 @@ RATIO = LastingRiseFacts("loss", 0.03, 9.0, True, True, best=0.01, best_step=180
 
 
 def test_a_loss_that_has_not_come_down_since_the_rollback_is_reported_with_the_rollback() -> None:
-    found = [replace(NOT_BACK, facts=RATIO), BACK]
-    assert outcome(found) == "diverged"
-    assert verdict_of("diverged", found, [READING], 500) == (
+    changeds = [replace(NOT_BACK, facts=RATIO), BACK]
+    assert outcome(changeds) == "diverged"
+    assert verdict_of("diverged", changeds, [READING], 500) == (
         "Diverged: rolled back to step 190 after a divergence at step 200, but loss has not come down again: it ended "
         "at 0.03, 3 times its best level of 0.01."
     )
     again = back_to(300, 320, attempt=1)
     later = episode("divergence", 318, Severity.CRITICAL, attempt=1)
-    said = verdict_of("diverged", [*found, later, again], [READING], 500)
-    assert said.startswith("Diverged: rolled back 2 times, last to step 300 after a divergence at step 318, but loss ")
+    verdict = verdict_of("diverged", [*changeds, later, again], [READING], 500)
+    assert verdict.startswith(
+        "Diverged: rolled back 2 times, last to step 300 after a divergence at step 318, but loss "
+    )
 
 
 def test_a_second_divergence_after_a_recovered_one_is_reported_from_its_own_first_step() -> None:
@@ -262,10 +264,10 @@ def test_a_second_divergence_after_a_recovered_one_is_reported_from_its_own_firs
 
 @pytest.mark.parametrize("facts", [Text("divergence at step 200."), replace(RATIO, best=-1.0)])
 def test_the_rollback_is_reported_where_no_ratio_of_the_loss_to_its_best_level_is_known(facts: Facts) -> None:
-    said = verdict_of(
+    verdict = verdict_of(
         "diverged", [changed(NOT_BACK, facts=facts, message="divergence at step 200."), BACK], [READING], 500
     )
-    assert said == (
+    assert verdict == (
         "Diverged: divergence at step 200. The training was rolled back to step 190 after a divergence at step 200; "
         "the loss has not come down again."
     )
@@ -291,24 +293,24 @@ def test_a_loss_that_has_only_begun_to_fall_again_is_not_reported_as_recovered(s
         at_step(312, "divergence", Severity.CRITICAL, "loss 1e9 at step 312."),
         at_step(312, "rollback", Severity.INFO, "Rolled back from step 312 to step 1.", evidence={"target": 1.0}),
     )
-    said = diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
-    assert said.startswith(expected)
-    assert "rolled back to step 1 after a divergence at step 3" in said
+    verdict = diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
+    assert verdict.startswith(expected)
+    assert "rolled back to step 1 after a divergence at step 3" in verdict
 
 
 @pytest.mark.parametrize("since", [36, 6])
 @pytest.mark.parametrize("height", [1.6, 15.0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_loss_that_continues_from_the_restored_state_has_recovered(since: int, height: float, seed: int) -> None:
-    said = verdict_after_rollback(since, height, lambda losses: losses[101 : 101 + since], seed=seed)
-    assert said.startswith("Recovered: rolled back to step 101 after a divergence at step ")
-    assert "loss fell from 1." in said, "the undone rise is not its end"
+    verdict = verdict_after_rollback(since, height, lambda losses: losses[101 : 101 + since], seed=seed)
+    assert verdict.startswith("Recovered: rolled back to step 101 after a divergence at step ")
+    assert "loss fell from 1." in verdict, "the undone rise is not its end"
 
 
 @pytest.mark.parametrize("height", [1.6, 15.0])
 def test_a_loss_that_stays_high_after_a_rollback_has_not_recovered(height: float) -> None:
-    said = verdict_after_rollback(36, height, lambda losses: losses[:36] * height)
-    assert said.startswith("Diverged: ")
+    verdict = verdict_after_rollback(36, height, lambda losses: losses[:36] * height)
+    assert verdict.startswith("Diverged: ")
 
 
 def verdict_after_rollback(since: int, height: float, course: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> str:
@@ -337,4 +339,4 @@ def test_a_higher_learning_rate_is_not_advised_where_the_loss_overflowed() -> No
     rates = metric_of("learning_rate", np.full(300, 1e-3))
     advised = [str(remedy) for remedy in diagnosis_of(run_of(metric_of("loss", losses), rates)).remedies]
     assert advised
-    assert [one for one in advised if one.startswith("Raise the learning rate")] == []
+    assert [first for first in advised if first.startswith("Raise the learning rate")] == []

@@ -24,10 +24,10 @@ def diagnosed(path: Path, text: str, asked: str = "") -> Diagnosis:
     return diagnosis_of(run, detectors=detectors_named(asked.split()) if asked else None)
 
 
-def serious(found: Diagnosis) -> list[tuple[str, Severity, int, int]]:
+def serious(diagnosis: Diagnosis) -> list[tuple[str, Severity, int, int]]:
     return [
         (finding.kind, finding.severity, finding.start, finding.end)
-        for finding in found.findings
+        for finding in diagnosis.findings
         if finding.severity > Severity.INFO
     ]
 
@@ -38,10 +38,10 @@ def guard(first: int, last: int, norms: str) -> str:
 
 @pytest.mark.parametrize(("norms", "kind"), [("inf,inf", "inf_detected"), ("nan,nan", "nan_detected")])
 def test_steps_skipped_for_numbers_up_to_the_end_break_the_run(tmp_path: Path, norms: str, kind: str) -> None:
-    found = diagnosed(tmp_path, lines(1, 60) + guard(61, 70, norms))
-    assert serious(found) == [(kind, Severity.CRITICAL, 61, 70)]
-    assert found.outcome == "broken"
-    assert "10 steps skipped from step 61 to the end of the run at step 70" in found.findings[0].message
+    diagnosis = diagnosed(tmp_path, lines(1, 60) + guard(61, 70, norms))
+    assert serious(diagnosis) == [(kind, Severity.CRITICAL, 61, 70)]
+    assert diagnosis.outcome == "broken"
+    assert "10 steps skipped from step 61 to the end of the run at step 70" in diagnosis.findings[0].message
 
 
 @pytest.mark.parametrize("words", ["OVERFLOW! Skipping step", "skipping batch", "Gradient overflow.  Skipping step"])
@@ -69,20 +69,20 @@ def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_not_a_findi
 
 
 def test_a_nan_loss_in_the_last_lines_of_a_log_breaks_the_run(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, lines(1, 60) + "Loss is nan, stopping training\n")
-    assert serious(found) == [("nan_detected", Severity.CRITICAL, 60, 60)]
-    assert "Line 61 of the log" in found.findings[0].message
+    diagnosis = diagnosed(tmp_path, lines(1, 60) + "Loss is nan, stopping training\n")
+    assert serious(diagnosis) == [("nan_detected", Severity.CRITICAL, 60, 60)]
+    assert "Line 61 of the log" in diagnosis.findings[0].message
 
 
 def test_a_crash_of_one_attempt_is_not_the_verdict_on_the_next_attempt(tmp_path: Path) -> None:
     text = lines(1, 60) + "Loss is nan, stopping training\nRuntimeError: no\n" + lines(1, 90)
-    found = diagnosed(tmp_path, text)
-    assert serious(found) == []
-    assert {(finding.kind, finding.attempt, finding.start) for finding in found.findings} == {
+    diagnosis = diagnosed(tmp_path, text)
+    assert serious(diagnosis) == []
+    assert {(finding.kind, finding.attempt, finding.start) for finding in diagnosis.findings} == {
         ("nan_detected", 0, 60),
         ("crashed", 0, 60),
     }
-    assert found.outcome == "healthy"
+    assert diagnosis.outcome == "healthy"
 
 
 def test_skipped_steps_are_not_reported_when_only_spikes_are_requested(tmp_path: Path) -> None:

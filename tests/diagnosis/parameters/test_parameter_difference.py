@@ -73,32 +73,32 @@ SGD = {"optimizer": "SGD", "learning_rate": 0.1, "momentum": 0.9, "dampening": 0
 
 
 def test_defaults_of_an_optimizer_are_not_differences() -> None:
-    found = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW)])
-    assert [entry.name for entry in found] == ["learning_rate", "optimizer", "momentum"]
+    differences = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW)])
+    assert [entry.name for entry in differences] == ["learning_rate", "optimizer", "momentum"]
     assert not any(entry.name == "amsgrad" for entry in features_of([made("a", ADAMW), made("b", SGD)])[0])
 
 
 def test_an_option_that_the_user_set_is_a_difference() -> None:
-    found = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW | {"amsgrad": True})])
-    assert "amsgrad" in [entry.name for entry in found]
-    found = differences_of([made("a", SGD), made("b", SGD | {"nesterov": True})])
-    assert [entry.name for entry in found] == ["nesterov"]
+    differences = differences_of([made("a", ADAMW), made("b", SGD), made("c", ADAMW | {"amsgrad": True})])
+    assert "amsgrad" in [entry.name for entry in differences]
+    differences = differences_of([made("a", SGD), made("b", SGD | {"nesterov": True})])
+    assert [entry.name for entry in differences] == ["nesterov"]
     some = {name: value for name, value in ADAMW.items() if name != "eps"}
     assert [difference.name for difference in differences_of([made("a", ADAMW), made("b", some)])] == ["eps"]
 
 
 def test_arguments_of_a_schedule_are_listed_only_where_they_differ() -> None:
     linear = {"scheduler": "LinearLR", "scheduler.end_factor": 1.0, "scheduler.total_iters": 20}
-    found = differences_of([made("a", linear), made("b", {}), made("c", linear)])
-    assert [entry.name for entry in found] == ["scheduler"]
-    found = differences_of([made("a", linear), made("b", linear | {"scheduler.total_iters": 50})])
-    assert [entry.name for entry in found] == ["scheduler.total_iters"]
+    differences = differences_of([made("a", linear), made("b", {}), made("c", linear)])
+    assert [entry.name for entry in differences] == ["scheduler"]
+    differences = differences_of([made("a", linear), made("b", linear | {"scheduler.total_iters": 50})])
+    assert [entry.name for entry in differences] == ["scheduler.total_iters"]
 
 
 def test_of_the_settings_that_a_schedule_gives_the_optimizer_only_the_peak_is_listed() -> None:
     cycle = {"scheduler": "OneCycleLR", "max_lr": 0.003, "min_lr": 1.2e-8, "base_momentum": 0.85, "max_momentum": 0.95}
-    found = differences_of([made("a", {"learning_rate": 0.00012, **cycle}), made("b", {"learning_rate": 0.001})])
-    assert [entry.name for entry in found] == ["learning_rate", "max_lr", "scheduler"]
+    differences = differences_of([made("a", {"learning_rate": 0.00012, **cycle}), made("b", {"learning_rate": 0.001})])
+    assert [entry.name for entry in differences] == ["learning_rate", "max_lr", "scheduler"]
 
 
 def test_trained_parameters_are_listed_beside_the_total_where_some_are_frozen() -> None:

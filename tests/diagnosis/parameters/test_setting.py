@@ -10,7 +10,7 @@ from mlflow_stability.diagnosis.parameters import setting_of
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("expected", "other"),
     [
         ("1e-3", "0.001"),
         ("1E-3", "0.0010"),
@@ -21,16 +21,16 @@ from mlflow_stability.diagnosis.parameters import setting_of
         ("a ", "a"),
     ],
 )
-def test_two_spellings_of_a_value_are_one(one: str, other: str) -> None:
-    cards = [made("a", {"x": one, "lr": 1, "seed": 1}), made("b", {"x": other, "lr": 1, "seed": 2})]
+def test_two_spellings_of_a_value_are_one(expected: str, other: str) -> None:
+    cards = [made("a", {"x": expected, "lr": 1, "seed": 1}), made("b", {"x": other, "lr": 1, "seed": 2})]
     assert [len(group) for group in groups_of_seeds(cards)] == [2]
     assert features_of(cards) == ([], [])
 
 
 def test_a_value_of_none_counts_as_not_set_and_keeps_the_parameter_numeric() -> None:
     cards = [made(f"r{n}", {"clip": "None" if n % 3 else 0.1 * n}) for n in range(30)]
-    ((clip,), said) = features_of(cards)
-    assert (clip.numeric, said) == (True, [])
+    ((clip,), text) = features_of(cards)
+    assert (clip.numeric, text) == (True, [])
     assert int(clip.absent.sum()) == 21  # the twenty, and the one that is 0
 
 
@@ -53,9 +53,9 @@ def test_numbers_and_dates_of_runs_do_not_separate_repetitions_and_are_never_nam
         for n in range(60)
     ]
     assert [len(group) for group in groups_of_seeds(cards)] == [30, 30]
-    found = associations_of(cards)
-    assert found.associations == ()
-    assert [feature.name for feature in found.features] == ["lr"]
+    associations = associations_of(cards)
+    assert associations.associations == ()
+    assert [feature.name for feature in associations.features] == ["lr"]
 
 
 def test_parameters_that_people_vary_are_part_of_the_setting() -> None:

@@ -36,48 +36,48 @@ def history_of(layers: Layers, quantity: str = "grad_norm", every: int = 1) -> R
 
 
 def beside(
-    one: Layers,
+    layers: Layers,
     other: Layers,
     onsets: tuple[int | None, int | None] = (None, None),
     quantity: str = "grad_norm",
     every: int = 1,
     lasts: int | None = None,
 ) -> LayerComparison:
-    last = every * (max(len(layer) for layers in (one, other) for layer in layers.values()) - 1)
+    last = every * (max(len(layer) for layers in (layers, other) for layer in layers.values()) - 1)
     cards = (made("a", {}, lost=onsets[0], last=last), made("b", {}, lost=onsets[1], last=lasts or last))
     rulers = step_columns_of(*cards)
     assert rulers is not None
     courses = [
         layer_courses(history_of(layers, quantity, every), ruler)
-        for layers, ruler in zip((one, other), rulers, strict=True)
+        for layers, ruler in zip((layers, other), rulers, strict=True)
     ]
-    (found,) = layers_beside(*courses, rulers, cards)
-    return found
+    (layer,) = layers_beside(*courses, rulers, cards)
+    return layer
 
 
 def test_both_runs_have_the_same_layers_in_the_order_of_the_model() -> None:
-    found = beside({"in": [1.0], "a": [2.0], "out": [3.0]}, {"in": [1.0], "b": [5.0], "out": [4.0]})
-    assert found.layers == ("in", "b", "a", "out")
-    assert np.isnan(found.first[1]).all()
-    assert found.second[1, 0] == 5.0
-    assert np.isnan(found.second[2]).all()
-    assert (found.first[3, 0], found.second[3, 0]) == (3.0, 4.0)
+    compared = beside({"in": [1.0], "a": [2.0], "out": [3.0]}, {"in": [1.0], "b": [5.0], "out": [4.0]})
+    assert compared.layers == ("in", "b", "a", "out")
+    assert np.isnan(compared.first[1]).all()
+    assert compared.second[1, 0] == 5.0
+    assert np.isnan(compared.second[2]).all()
+    assert (compared.first[3, 0], compared.second[3, 0]) == (3.0, 4.0)
 
 
 @pytest.mark.parametrize(("onsets", "places"), [((40, 70), (40, 70)), ((None, 70), (70, 70)), ((40, None), (40, 40))])
 def test_columns_are_counted_from_the_onset(onsets: tuple[int | None, int | None], places: tuple[int, int]) -> None:
-    one, other = np.ones(100), np.ones(100)
-    one[places[0]], other[places[1]] = 50.0, 70.0
-    found = beside({"a": one.tolist()}, {"a": other.tolist()}, onsets)
-    zero = -found.begin // found.width
-    assert (found.zeros, found.aligned) == (places, True)
-    assert (found.first[0, zero], found.second[0, zero]) == (50.0, 70.0)
+    first, other = np.ones(100), np.ones(100)
+    first[places[0]], other[places[1]] = 50.0, 70.0
+    compared = beside({"a": first.tolist()}, {"a": other.tolist()}, onsets)
+    zero = -compared.begin // compared.width
+    assert (compared.zeros, compared.aligned) == (places, True)
+    assert (compared.first[0, zero], compared.second[0, zero]) == (50.0, 70.0)
 
 
 def test_without_an_onset_columns_are_steps() -> None:
-    found = beside({"a": [1.0, 2.0, 3.0]}, {"a": [4.0, 5.0, 6.0]})
-    assert (found.begin, found.width, found.aligned) == (0, 1, False)
-    assert found.first.tolist() == [[1.0, 2.0, 3.0]]
+    compared = beside({"a": [1.0, 2.0, 3.0]}, {"a": [4.0, 5.0, 6.0]})
+    assert (compared.begin, compared.width, compared.aligned) == (0, 1, False)
+    assert compared.first.tolist() == [[1.0, 2.0, 3.0]]
 
 
 def test_a_column_keeps_the_smallest_entropy_and_the_largest_norm() -> None:
@@ -93,9 +93,9 @@ def test_a_column_keeps_the_smallest_entropy_and_the_largest_norm() -> None:
 @pytest.mark.parametrize("count", [3, 200, 1_000])
 def test_columns_between_two_measurements_are_filled(every: int, count: int) -> None:
     layers = {"a": [1.0] * count, "b": [2.0] * count}
-    found = beside(layers, layers, (every * count // 2, None), every=every)
-    assert np.isnan(found.first).any(axis=0).sum() <= 2  # the columns at either end
-    assert found.columns <= 400
+    compared = beside(layers, layers, (every * count // 2, None), every=every)
+    assert np.isnan(compared.first).any(axis=0).sum() <= 2  # the columns at either end
+    assert compared.columns <= 400
 
 
 @given(
@@ -119,11 +119,11 @@ def test_no_extreme_and_nothing_that_was_not_finite_is_lost(values: list[float],
 @pytest.mark.parametrize("onset", [2, 50, 148])
 def test_every_step_of_both_runs_is_shown_wherever_the_onset_is(onset: int) -> None:
     values = np.linspace(1.0, 15.0, 150).tolist()
-    found = beside({"a": values}, {"a": values}, (onset, None))
-    steps = found.begin + found.zeros[0] + np.arange(found.columns) * found.width
+    compared = beside({"a": values}, {"a": values}, (onset, None))
+    steps = compared.begin + compared.zeros[0] + np.arange(compared.columns) * compared.width
     assert (steps[0], steps[-1]) == (0, 149)
-    assert found.first[0].tolist() == pytest.approx(values)
-    assert not any(where.any() for number in (0, 1) for where in found.without_colour(number).values())
+    assert compared.first[0].tolist() == pytest.approx(values)
+    assert not any(where.any() for number in (0, 1) for where in compared.without_colour(number).values())
 
 
 def test_missing_measurements_are_distinguished_from_layers_and_steps_that_a_run_lacks() -> None:
@@ -136,11 +136,11 @@ def test_missing_measurements_are_distinguished_from_layers_and_steps_that_a_run
         LayerCourse("grad_norm", ("a", "b"), np.ones((2, 120), np.float32)),
         LayerCourse("grad_norm", ("a",), gap),
     ]
-    (found,) = layers_beside(*({"grad_norm": course} for course in courses), rulers, cards)  # type: ignore[misc]
-    whole, lacking_one = (found.without_colour(number) for number in (0, 1))
+    (layer,) = layers_beside(*({"grad_norm": course} for course in courses), rulers, cards)  # type: ignore[misc]
+    whole, lacking_one = (layer.without_colour(number) for number in (0, 1))
     assert not any(where.any() for where in whole.values())
     assert lacking_one["absent layer"].any(axis=1).tolist() == [False, True]
-    hole = [[0, column] for column in range(60 // found.width, 80 // found.width)]
+    hole = [[0, column] for column in range(60 // layer.width, 80 // layer.width)]
     assert np.argwhere(lacking_one["not measured"]).tolist() == hole
     assert not lacking_one["outside of the run"].any()
 
@@ -151,29 +151,29 @@ def test_steps_behind_the_end_of_the_shorter_run_are_outside_of_it() -> None:
     courses = [
         layer_courses(history_of({"a": [1.0] * count}), ruler) for count, ruler in zip((60, 120), rulers, strict=True)
     ]
-    (found,) = layers_beside(*courses, rulers, (short, long))
-    assert found.columns_of == ((0, 60), (0, 120))
-    assert np.flatnonzero(found.without_colour(0)["outside of the run"][0]).tolist() == list(range(60, 120))
-    assert not found.without_colour(0)["not measured"].any()
+    (layer,) = layers_beside(*courses, rulers, (short, long))
+    assert layer.columns_of == ((0, 60), (0, 120))
+    assert np.flatnonzero(layer.without_colour(0)["outside of the run"][0]).tolist() == list(range(60, 120))
+    assert not layer.without_colour(0)["not measured"].any()
 
 
 def test_columns_at_the_ends_without_a_due_measurement_are_not_called_missing() -> None:
-    one = {"a": [1.0] * 15}  # at steps 0, 10, ..., 140
-    found = beside(one, one, (3, None), every=10, lasts=147)
-    assert found.width == 10
-    assert not found.without_colour(1)["not measured"].any()
+    values = {"a": [1.0] * 15}  # at steps 0, 10, ..., 140
+    compared = beside(values, values, (3, None), every=10, lasts=147)
+    assert compared.width == 10
+    assert not compared.without_colour(1)["not measured"].any()
 
 
 def test_the_largest_difference_and_the_first_non_finite_value_are_located() -> None:
-    one = {"a": [1.0, 1.0, 1.0, 1.0], "b": [5.0, 5.0, 5.0, 5.0]}
+    values = {"a": [1.0, 1.0, 1.0, 1.0], "b": [5.0, 5.0, 5.0, 5.0]}
     other = {"a": [1.0, 1.0, 30.0, np.nan], "b": [5.0, 5.0, 6.0, np.inf]}
-    found = beside(one, other, (None, 2))
-    assert found.farthest is not None
-    assert (found.farthest.layer, found.farthest.offset) == ("a", 0)
-    assert (found.farthest.first, found.farthest.second) == (1.0, 30.0)
-    assert found.broken[0] is None
-    assert found.broken[1] is not None
-    assert (found.broken[1].layers, found.broken[1].layer, found.broken[1].offset) == (2, "a", 1)
+    compared = beside(values, other, (None, 2))
+    assert compared.farthest is not None
+    assert (compared.farthest.layer, compared.farthest.offset) == ("a", 0)
+    assert (compared.farthest.first, compared.farthest.second) == (1.0, 30.0)
+    assert compared.broken[0] is None
+    assert compared.broken[1] is not None
+    assert (compared.broken[1].layers, compared.broken[1].layer, compared.broken[1].offset) == (2, "a", 1)
 
 
 def test_notes_name_the_measurements_that_a_run_lacks() -> None:
@@ -184,9 +184,9 @@ def test_notes_name_the_measurements_that_a_run_lacks() -> None:
     assert lacking({"grad_norm": course}, {"grad_norm": course}, names) == [
         "Neither run has attention entropy by head."
     ]
-    said = lacking({"grad_norm": course}, {"grad_norm": course, "attention_entropy": heads}, names)
-    assert said[0].startswith("calm has no attention entropy by head")
-    assert said[1].startswith("7 rows")
+    result = lacking({"grad_norm": course}, {"grad_norm": course, "attention_entropy": heads}, names)
+    assert result[0].startswith("calm has no attention entropy by head")
+    assert result[1].startswith("7 rows")
 
 
 def test_names_of_stored_metrics_are_put_into_the_order_in_which_people_count() -> None:
@@ -195,8 +195,8 @@ def test_names_of_stored_metrics_are_put_into_the_order_in_which_people_count() 
 
 
 def test_both_share_one_scale_of_colours() -> None:
-    found = beside({"a": [1.0, 1.0]}, {"a": [1.0, 1000.0]})
-    low, high = found.colour_limits
+    compared = beside({"a": [1.0, 1.0]}, {"a": [1.0, 1000.0]})
+    low, high = compared.colour_limits
     assert low < 2.0
     assert high > 500.0
 

@@ -21,8 +21,8 @@ def changed(after: np.ndarray, evidence: dict[str, float]) -> tuple[str, str]:
     losses = falling(COUNT)
     losses[CHANGED_AT:] = after * np.exp(np.random.default_rng(1).normal(0, 0.02, COUNT - CHANGED_AT))
     event = at_step(CHANGED_AT + 20, "data_changed", Severity.WARNING, f"{SAID} step {CHANGED_AT}.", evidence=evidence)
-    found = diagnosis_of(run_of(metric_of("loss", losses), events=[event]))
-    return found.outcome, found.verdict
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=[event]))
+    return diagnosis.outcome, diagnosis.verdict
 
 
 def test_a_loss_that_falls_on_the_changed_data_did_not_diverge() -> None:

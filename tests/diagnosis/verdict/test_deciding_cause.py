@@ -27,18 +27,20 @@ def a_spike_and_a_jump() -> RunHistory:
 
 
 def test_the_cause_is_that_of_the_divergence_and_not_of_a_spike_that_recovered_before() -> None:
-    found = diagnosis_of(a_spike_and_a_jump())
-    assert found.outcome == "diverged"
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.kind) == ("learning_rate_jump", "divergence")
-    assert "at step 395" in found.cause.statement
-    assert "schedule" in str(found.remedies[0])
+    diagnosis = diagnosis_of(a_spike_and_a_jump())
+    assert diagnosis.outcome == "diverged"
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.kind) == ("learning_rate_jump", "divergence")
+    assert "at step 395" in diagnosis.cause.statement
+    assert "schedule" in str(diagnosis.remedies[0])
 
 
 def test_a_finding_that_does_not_decide_has_its_own_cause_beside_it() -> None:
-    found = diagnosis_of(a_spike_and_a_jump())
+    diagnosis = diagnosis_of(a_spike_and_a_jump())
     (spike,) = [
-        finding for finding in found.findings if finding.kind == "loss_spike" and finding.severity >= Severity.WARNING
+        finding
+        for finding in diagnosis.findings
+        if finding.kind == "loss_spike" and finding.severity >= Severity.WARNING
     ]
     assert spike.cause is not None
     assert (spike.start, spike.cause.name, spike.cause.step) == (200, "bad_batch", 200)
@@ -71,9 +73,9 @@ def test_a_verdict_says_that_a_broken_step_was_skipped() -> None:
 def test_a_process_that_was_killed_long_after_a_spike_was_not_killed_by_it() -> None:
     losses = falling(COUNT)
     losses[200] *= 4
-    found = diagnosis_of(run_of(metric_of("loss", losses), outcome="killed", outcome_detail="SIGKILL"))
-    assert found.cause is not None
-    assert (found.outcome, found.cause.name) == ("killed", "external_kill")
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), outcome="killed", outcome_detail="SIGKILL"))
+    assert diagnosis.cause is not None
+    assert (diagnosis.outcome, diagnosis.cause.name) == ("killed", "external_kill")
 
 
 def test_a_nan_that_a_divergence_ended_in_has_the_cause_of_the_divergence() -> None:
@@ -82,17 +84,21 @@ def test_a_nan_that_a_divergence_ended_in_has_the_cause_of_the_divergence() -> N
     losses = falling(COUNT)
     losses[200:] *= 1 + np.minimum(4, (np.arange(200, COUNT) - 199) / 10)
     losses[400:] = math.nan
-    found = diagnosis_of(run_named(loss=losses, learning_rate=rates))
-    assert found.cause is not None
-    assert (found.outcome, found.cause.kind, found.cause.name) == ("broken", "nan_detected", "learning_rate_jump")
+    diagnosis = diagnosis_of(run_named(loss=losses, learning_rate=rates))
+    assert diagnosis.cause is not None
+    assert (diagnosis.outcome, diagnosis.cause.kind, diagnosis.cause.name) == (
+        "broken",
+        "nan_detected",
+        "learning_rate_jump",
+    )
 
 
 def test_of_findings_that_are_equally_bad_the_first_whose_cause_is_known_decides() -> None:
     first = over_steps("loss_spike", Severity.WARNING, 65, 66, 71, "", recovered=True)
-    known = changed(first, start=84, cause=Cause("bad_batch", "A bad batch at step 84."))
+    values = changed(first, start=84, cause=Cause("bad_batch", "A bad batch at step 84."))
     worse = changed(first, start=90, severity=Severity.CRITICAL)
-    assert deciding_of("unstable", [first, known]) is known
-    assert deciding_of("unstable", [first, known, worse]) is worse
+    assert deciding_of("unstable", [first, values]) is values
+    assert deciding_of("unstable", [first, values, worse]) is worse
     assert deciding_of("healthy", []) is None
 
 
@@ -106,7 +112,7 @@ def rate_that_jumped(*, events: bool) -> RunHistory:
     origin = at_step(
         400, "nan_origin", Severity.INFO, "Step 400: the batch was not finite.", evidence={"from.input": 1.0}
     )
-    told = [
+    findings = [
         at_step(235, "divergence", Severity.CRITICAL, "loss rose."),
         at_step(
             400, "nan_detected", Severity.CRITICAL, "grad_norm is NaN at step 400.", evidence={"grad_norm": math.nan}
@@ -115,22 +121,22 @@ def rate_that_jumped(*, events: bool) -> RunHistory:
     ]
     rates = np.where(np.arange(COUNT) < 228, 1e-3, 0.1)
     curves = metric_of("loss", losses), metric_of("grad_norm", norms), metric_of("learning_rate", rates)
-    return run_of(*curves, events=told)
+    return run_of(*curves, events=findings)
 
 
 def test_what_a_nan_came_of_explains_it_before_what_is_seen_of_it_in_its_own_step() -> None:
-    found = diagnosis_of(rate_that_jumped(events=False))
-    (nan,) = [finding for finding in found.findings if finding.kind == "nan_detected"]
-    before = next(finding for finding in found.findings if finding.kind == "divergence")
-    assert found.outcome == "broken"
+    diagnosis = diagnosis_of(rate_that_jumped(events=False))
+    (nan,) = [finding for finding in diagnosis.findings if finding.kind == "nan_detected"]
+    before = next(finding for finding in diagnosis.findings if finding.kind == "divergence")
+    assert diagnosis.outcome == "broken"
     assert before.cause is not None
     assert nan.start - before.start > 100
-    assert found.cause is not None
-    assert found.cause == nan.cause
-    assert found.cause.name == before.cause.name == "learning_rate_jump"
+    assert diagnosis.cause is not None
+    assert diagnosis.cause == nan.cause
+    assert diagnosis.cause.name == before.cause.name == "learning_rate_jump"
 
 
 def test_what_was_seen_directly_explains_it_whatever_came_before() -> None:
-    found = diagnosis_of(rate_that_jumped(events=True))
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.certainty) == ("bad_batch", "certain")
+    diagnosis = diagnosis_of(rate_that_jumped(events=True))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.certainty) == ("bad_batch", "certain")

@@ -20,31 +20,31 @@ def test_every_kind_of_the_catalog_has_its_noun_and_no_other_has() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_a_kind_reads_as_one(kind: str) -> None:
-    said = noun_of(kind)
-    article, _, rest = said.partition(" ")
-    assert not PARTICIPLE.search(said)
+    noun = noun_of(kind)
+    article, _, rest = noun.partition(" ")
+    assert not PARTICIPLE.search(noun)
     if NAMED[kind].plural:
-        assert article in ("a", "an", "the"), said
+        assert article in ("a", "an", "the"), noun
     if article in ("a", "an"):
-        assert (article == "an") == bool(VOWEL.match(rest)), said
-    head = re.split(r" (?:that|of|on|out|in)\b", said)[0]
-    assert not re.fullmatch(r".*\w+ed", head), said  # a participle is no noun: "a checkpoint failed"
+        assert (article == "an") == bool(VOWEL.match(rest)), noun
+    head = re.split(r" (?:that|of|on|out|in)\b", noun)[0]
+    assert not re.fullmatch(r".*\w+ed", head), noun  # a participle is no noun: "a checkpoint failed"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_of_a_kind_read_as_several(kind: str) -> None:
-    said = listed([kind, kind])
-    assert not PARTICIPLE.search(said)
+    text = listed([kind, kind])
+    assert not PARTICIPLE.search(text)
     if not NAMED[kind].plural:
-        assert said == noun_of(kind)
+        assert text == noun_of(kind)
         return
-    number, _, rest = said.partition(" ")
+    number, _, rest = text.partition(" ")
     assert number == "2"
     head = re.split(r" (?:that|of|on|out|in)\b", rest)[0]
-    assert head.endswith("s"), said
-    assert not head.startswith(("a ", "an ", "the ")), said
+    assert head.endswith("s"), text
+    assert not head.startswith(("a ", "an ", "the ")), text
     for singular, plural in (("is", "are"), ("was", "were")):
-        assert f"that {singular} " not in rest, f"{said}: {plural}"
+        assert f"that {singular} " not in rest, f"{text}: {plural}"
 
 
 def test_kinds_are_listed_with_their_numbers() -> None:
@@ -60,8 +60,8 @@ def test_a_kind_defined_by_the_user_is_phrased_in_the_words_of_its_name() -> Non
 
 @pytest.mark.parametrize("outcome", [*RUN_STATUS, "running", "SCHEDULED", "some_other"])
 def test_how_a_process_ended_is_a_sentence(outcome: str) -> None:
-    said = how_process_ended(outcome)
-    assert re.fullmatch(r"The process (?:is|was|ran|crashed|finished|exited|ended)\b[^_]*", said)
+    text = how_process_ended(outcome)
+    assert re.fullmatch(r"The process (?:is|was|ran|crashed|finished|exited|ended)\b[^_]*", text)
 
 
 def test_a_process_that_was_killed_or_ran_out_of_memory_has_its_own_sentence() -> None:

@@ -62,11 +62,11 @@ PART = NoGradientFacts(2, 0.4, ("branch",), 100)
 def test_tiny_updates_of_an_optimizer_without_gradients_are_put_down_to_it() -> None:
     mistake = Finding.at(WHOLE, 10, Severity.WARNING, remedies=NO_GRADIENT_AT_ALL[Reached.OTHERS])
     tiny = Finding.at(TinyUpdateFacts(0.0, 1e-7, in_a_row=5), 20, Severity.WARNING, remedies=UpdateRatioLow.remedies)
-    found = diagnosis_of(run_of(metric_of("loss", FALLING), events=[mistake, tiny]))
-    assert found.verdict.startswith("Check the set-up: parameters without a gradient; loss")
-    assert found.cause is not None
-    assert (found.cause.name, found.cause.statement) == ("setup", mistake.message)
-    assert [remedy.action for remedy in found.remedies] == [Action.MAKE_OPTIMIZER_OF_MODEL]
+    diagnosis = diagnosis_of(run_of(metric_of("loss", FALLING), events=[mistake, tiny]))
+    assert diagnosis.verdict.startswith("Check the set-up: parameters without a gradient; loss")
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", mistake.message)
+    assert [remedy.action for remedy in diagnosis.remedies] == [Action.MAKE_OPTIMIZER_OF_MODEL]
 
 
 @pytest.mark.parametrize(("last", "severity"), [(1.5, Severity.WARNING), (1e-4, Severity.INFO)])
@@ -75,10 +75,10 @@ def test_a_branch_without_gradients_is_only_mentioned_where_the_loss_fell_almost
 ) -> None:
     mistake = Finding.at(PART, 100, Severity.WARNING, remedies=NoGradient.remedies)
     loss = metric_of("loss", falling(2000, last=last))
-    (found,) = [
+    (finding,) = [
         finding for finding in diagnosis_of(run_of(loss, events=[mistake])).findings if finding.kind == "no_gradient"
     ]
-    assert found.severity is severity
+    assert finding.severity is severity
 
 
 def test_the_verdict_names_the_trainings_of_other_models_that_followed() -> None:

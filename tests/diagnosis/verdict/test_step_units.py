@@ -23,11 +23,11 @@ def spiked(unit: str) -> Diagnosis:
 
 
 def test_a_log_of_epochs_has_findings_at_epochs() -> None:
-    found = spiked("epoch")
-    (episode,) = (finding for finding in found.findings if finding.kind == "loss_spike")
+    result = spiked("epoch")
+    (episode,) = (finding for finding in result.findings if finding.kind == "loss_spike")
     assert "at epoch 40" in episode.message
-    assert "epoch 40" in found.verdict
-    assert "step 40" not in repr(found)
+    assert "epoch 40" in result.verdict
+    assert "step 40" not in repr(result)
 
 
 def test_a_log_of_steps_is_reported_in_steps() -> None:
@@ -38,21 +38,21 @@ def test_a_log_of_steps_is_reported_in_steps() -> None:
 def test_no_report_mixes_steps_and_epochs() -> None:
     for form in FORMATS:
         if form != "rich":
-            said = render(Report((spiked("epoch"),)), form)
-            assert "epoch 40" in said
-            assert "step 40" not in said
-            assert "steps 0" not in said
+            text = render(Report((spiked("epoch"),)), form)
+            assert "epoch 40" in text
+            assert "step 40" not in text
+            assert "steps 0" not in text
 
 
 def texts_before_numbers(file: Path) -> list[str]:
     """The constant parts of texts in a file that end in "step " before a number that is filled in."""
-    found = []
+    result = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
             text = "".join(map(str, parts))
-            found += re.findall(r".{0,20}\bsteps? \0", text, re.IGNORECASE)
-    return found
+            result += re.findall(r".{0,20}\bsteps? \0", text, re.IGNORECASE)
+    return result
 
 
 def test_causes_and_verdicts_take_the_word_for_a_step_from_the_run() -> None:

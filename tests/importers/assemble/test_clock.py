@@ -20,7 +20,9 @@ def column(rows: list[tuple[int, float, float]]) -> Column:
     return made
 
 
-def told(rows: list[tuple[int, float, float]], totals: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
+def steps_and_attempts(
+    rows: list[tuple[int, float, float]], totals: tuple[int, ...] = ()
+) -> tuple[list[int], list[int]]:
     only = column(rows)
     steps, attempts = clock_of({"loss": only}, only, totals).of(only)
     return steps.tolist(), attempts.tolist()
@@ -38,7 +40,7 @@ def batches(printed: list[int], epochs: tuple[int, ...] = (3, 4)) -> list[tuple[
 
 def test_a_step_of_an_epoch_with_a_known_total_is_a_step_of_the_training() -> None:
     printed = counted(200, 2983, 200)
-    steps, attempts = told(batches(printed), (2983,))
+    steps, attempts = steps_and_attempts(batches(printed), (2983,))
     assert steps[:2] == [3 * 2983 + 200, 3 * 2983 + 400]
     assert steps[len(printed) // 2] == 4 * 2983 + 200
     assert set(attempts) == {0}
@@ -52,20 +54,22 @@ def test_the_length_of_an_epoch_follows_from_the_steps_where_the_log_does_not_sa
     first: int, last: int, every: int, end: int, width: int
 ) -> None:
     printed = counted(first, last, every, end=end)
-    steps, _ = told(batches(printed))
+    steps, _ = steps_and_attempts(batches(printed))
     assert steps[len(printed) // 2] == 4 * width + first
 
 
 def test_the_epoch_may_change_in_a_row_after_the_last_step_of_an_epoch() -> None:
     printed = [(step, epoch + (step == 5)) for epoch in range(3) for step in (1, 2, 3, 4, 5, 5, 5)]
     printed = [(step, epoch - (step == 5 and at % 7 == 4)) for at, (step, epoch) in enumerate(printed)]
-    steps, attempts = told([(row, step, epoch) for row, (step, epoch) in enumerate(printed)])
+    steps, attempts = steps_and_attempts([(row, step, epoch) for row, (step, epoch) in enumerate(printed)])
     assert steps == [epoch * 5 + step for epoch in range(3) for step in (1, 2, 3, 4, 5, 5, 5)]
     assert set(attempts) == {0}
 
 
 def test_a_total_of_the_whole_training_is_not_the_length_of_an_epoch() -> None:
-    assert told([(row, row * 10, row // 5) for row in range(10)], (5000,))[0] == [row * 10 for row in range(10)]
+    assert steps_and_attempts([(row, row * 10, row // 5) for row in range(10)], (5000,))[0] == [
+        row * 10 for row in range(10)
+    ]
 
 
 def test_a_validation_that_counts_its_own_batches_is_where_the_training_was() -> None:
@@ -103,28 +107,36 @@ def test_epochs_are_the_steps_if_a_banner_repeats_the_same_step() -> None:
 
 
 def test_epochs_are_steps_where_several_processes_print_each() -> None:
-    assert told([(row, NAN, 10 * (1 + row // 3)) for row in range(9)])[0] == [10] * 3 + [20] * 3 + [30] * 3
+    assert (
+        steps_and_attempts([(row, NAN, 10 * (1 + row // 3)) for row in range(9)])[0] == [10] * 3 + [20] * 3 + [30] * 3
+    )
 
 
 def test_many_values_of_an_epoch_without_a_step_are_numbered() -> None:
-    assert told([(row, NAN, row // 50) for row in range(150)])[0] == list(range(150))
+    assert steps_and_attempts([(row, NAN, row // 50) for row in range(150)])[0] == list(range(150))
 
 
 def test_steps_are_those_of_the_log() -> None:
-    assert told([(1, 140_049, 9), (2, 140_099, 9), (3, 140_149, 10)]) == ([140_049, 140_099, 140_149], [0, 0, 0])
+    assert steps_and_attempts([(1, 140_049, 9), (2, 140_099, 9), (3, 140_149, 10)]) == (
+        [140_049, 140_099, 140_149],
+        [0, 0, 0],
+    )
 
 
 def test_epochs_are_steps_where_there_is_nothing_else() -> None:
-    assert told([(row, NAN, row) for row in range(4)])[0] == [0, 1, 2, 3]
+    assert steps_and_attempts([(row, NAN, row) for row in range(4)])[0] == [0, 1, 2, 3]
 
 
 def test_an_epoch_that_ends_as_it_began_has_begun_again() -> None:
-    assert told([(row, NAN, epoch) for row, epoch in enumerate([0, 1, 2, 3, 0])]) == ([0, 1, 2, 3, 0], [0, 0, 0, 0, 1])
+    assert steps_and_attempts([(row, NAN, epoch) for row, epoch in enumerate([0, 1, 2, 3, 0])]) == (
+        [0, 1, 2, 3, 0],
+        [0, 0, 0, 0, 1],
+    )
 
 
 def test_epochs_that_begin_again_while_steps_go_on_are_of_several_trainings() -> None:
     rows = [(row, row, 1 + row % 8) for row in range(24)]
-    assert told(rows) == ([*range(8)] * 3, [0] * 8 + [1] * 8 + [2] * 8)
+    assert steps_and_attempts(rows) == ([*range(8)] * 3, [0] * 8 + [1] * 8 + [2] * 8)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,7 @@ def test_epochs_that_begin_again_while_steps_go_on_are_of_several_trainings() ->
     ids=["epochs of one batch of episodes", "a resume with another batch size"],
 )
 def test_other_epochs_that_go_back_leave_the_steps_as_they_are(epochs: list[int]) -> None:
-    steps, attempts = told([(row, 10 * row, epoch) for row, epoch in enumerate(epochs)])
+    steps, attempts = steps_and_attempts([(row, 10 * row, epoch) for row, epoch in enumerate(epochs)])
     assert steps == [10 * row for row in range(len(epochs))]
     assert set(attempts) == {0}
 
@@ -142,15 +154,15 @@ def test_several_epochs_may_lie_between_two_values() -> None:
     every, length = 100, 29
     steps = [*range(every, 3000, every)]
     rows = [(row, step % length, step // length) for row, step in enumerate(steps)]
-    assert told(rows, (length,)) == (steps, [0] * len(rows))
+    assert steps_and_attempts(rows, (length,)) == (steps, [0] * len(rows))
 
 
 def test_parts_of_epochs_are_numbered() -> None:
-    assert told([(row, NAN, row / 4) for row in range(8)])[0] == list(range(8))
+    assert steps_and_attempts([(row, NAN, row / 4) for row in range(8)])[0] == list(range(8))
 
 
 def test_fractions_that_stay_apart_are_rounded() -> None:
-    assert told([(row, row * 10.5, NAN) for row in range(4)])[0] == [0, 10, 21, 32]
+    assert steps_and_attempts([(row, row * 10.5, NAN) for row in range(4)])[0] == [0, 10, 21, 32]
 
 
 def test_a_step_that_never_moves_is_no_step() -> None:
@@ -184,9 +196,9 @@ rows = st.lists(
 
 @given(rows, rows)
 def test_every_value_has_a_step_and_an_attempt_whatever_the_log_says(
-    one: list[tuple[float, float]], two: list[tuple[float, float]]
+    item: list[tuple[float, float]], two: list[tuple[float, float]]
 ) -> None:
-    first = column([(2 * row, float(step), float(epoch)) for row, (step, epoch) in enumerate(one)])
+    first = column([(2 * row, float(step), float(epoch)) for row, (step, epoch) in enumerate(item)])
     second = column([(2 * row + 1, float(step), float(epoch)) for row, (step, epoch) in enumerate(two)])
     clock = clock_of({"a": first, "b": second}, first)
     for value in (first, second):

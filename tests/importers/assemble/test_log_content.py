@@ -59,11 +59,11 @@ def test_thinning_keeps_the_order_and_the_extremes(values: list[float]) -> None:
 
 
 def test_names_without_end_are_not_kept_without_end() -> None:
-    found = LogContent()
+    result = LogContent()
     for row in range(log_content.MAX_METRICS + 50):
-        found.add_row(row, {f"metric {row}": 1.0})
-    assert len(found.columns) == log_content.MAX_METRICS
-    assert found.names_left_out == 50
+        result.add_row(row, {f"metric {row}": 1.0})
+    assert len(result.columns) == log_content.MAX_METRICS
+    assert result.names_left_out == 50
 
 
 @pytest.mark.slow
@@ -74,12 +74,12 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
             log.write(
                 f"step:{step} loss:{step % 13 + 0.5} " + " ".join(f"m{n}:{step % 7}.5" for n in "abcdefghi") + "\n"
             )
-    told = subprocess.run(
+    values = subprocess.run(
         [sys.executable, "-c", READ, str(file), "100000"], capture_output=True, text=True, check=True
     ).stdout.split()
     unit = 1 if sys.platform == "darwin" else 1024
-    assert int(told[0]) * unit < 25 * MEGABYTE
-    assert told[1:] == ["False", "12.5"]
+    assert int(values[0]) * unit < 25 * MEGABYTE
+    assert values[1:] == ["False", "12.5"]
 
 
 def test_many_values_at_once_are_thinned_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,10 @@ def new_stack(n: int) -> dict[str, object]:
 
 
 def flat(row: dict[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for name, value in row.items():
-        found.update(flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value})
-    return found
+        by_name.update(flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value})
+    return by_name
 
 
 def written(rows: list[dict[str, object]], how: str) -> str:

@@ -201,11 +201,11 @@ def test_any_notebook_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
         text = json.dumps(document)
         file.write_text(text[: len(text) - cut])
         try:
-            found = read(file)
+            records = read(file)
         except Exception:
             assert read_or_refused(file) is None
         else:
-            assert all(run.points > 1 for run in found)
+            assert all(run.points > 1 for run in records)
 
 
 @given(st.text(alphabet=st.sampled_from(list("<>/tabledrh 01loss&;\"'=-!")), max_size=200))

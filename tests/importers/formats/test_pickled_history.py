@@ -140,9 +140,9 @@ def test_anything_but_numbers_texts_lists_and_dictionaries_is_refused(tmp_path: 
 
 def test_an_object_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"loss": [1.0, 2.0], "model": Path("x")}))
-    said = refused(tmp_path / "a.pkl")
-    assert "it holds pathlib." in said
-    assert "json.dump(history.history, file)" in said
+    result = refused(tmp_path / "a.pkl")
+    assert "it holds pathlib." in result
+    assert "json.dump(history.history, file)" in result
 
 
 @pytest.mark.parametrize("cut", range(2, 60, 7))

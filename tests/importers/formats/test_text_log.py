@@ -120,8 +120,8 @@ def test_a_bar_that_keras_draws_for_an_evaluation_is_no_point_of_the_training(tm
 
 
 def test_several_runs_in_one_file_are_several_attempts(tmp_path: Path) -> None:
-    one = "step:0/40 val_loss:11.0\n" + "".join(f"step:{n}/40 train_loss:{5 / n}\n" for n in range(1, 41))
-    run = history(tmp_path, one * 3)
+    text = "step:0/40 val_loss:11.0\n" + "".join(f"step:{n}/40 train_loss:{5 / n}\n" for n in range(1, 41))
+    run = history(tmp_path, text * 3)
     assert metric(run, "train_loss").series.attempts.tolist() == [0] * 40 + [1] * 40 + [2] * 40
     assert metric(run, "val_loss").series.attempts.tolist() == [0, 1, 2]
     assert "3 runs or attempts" in " ".join(run.notes)

@@ -81,11 +81,11 @@ def test_a_setting_is_not_taken_for_what_happened(tmp_path: Path, setting: str) 
 def test_a_log_that_says_that_it_stopped_for_a_number_is_believed_where_nothing_follows(
     tmp_path: Path, words: str
 ) -> None:
-    said = [item for item in reported(tmp_path, lines(1, 9) + words + "\n") if line_of(item).is_end]
-    assert [(finding.kind in ("nan_detected", "inf_detected"), finding.step) for finding in said] == [(True, 9)]
-    said = reported(tmp_path, lines(1, 9) + words + "\n" + lines(10, 12))
-    assert not any(line_of(item).is_end for item in said)
-    assert any(line_of(item).went_on for item in said)
+    items = [item for item in reported(tmp_path, lines(1, 9) + words + "\n") if line_of(item).is_end]
+    assert [(finding.kind in ("nan_detected", "inf_detected"), finding.step) for finding in items] == [(True, 9)]
+    items = reported(tmp_path, lines(1, 9) + words + "\n" + lines(10, 12))
+    assert not any(line_of(item).is_end for item in items)
+    assert any(line_of(item).went_on for item in items)
 
 
 @pytest.mark.parametrize(

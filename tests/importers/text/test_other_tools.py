@@ -225,29 +225,29 @@ LOGS: dict[str, tuple[str, str, str, list[int]]] = {
 @pytest.mark.parametrize("tool", LOGS)
 def test_what_other_tools_print_is_read(tmp_path: Path, tool: str) -> None:
     log, name, quantity, steps = LOGS[tool]
-    found = metric(history(tmp_path, log), name)
-    assert found.meaning.quantity == quantity
-    assert found.series.steps.tolist() == steps
-    assert found.series.attempts.max() == 0
+    result = metric(history(tmp_path, log), name)
+    assert result.meaning.quantity == quantity
+    assert result.series.steps.tolist() == steps
+    assert result.series.attempts.max() == 0
 
 
 def test_the_download_of_one_curve_from_tensorboard_has_the_name_of_its_file(tmp_path: Path) -> None:
     table = "Wall time,Step,Value\n" + "".join(f"16300000{n}.5,{n},{3 / n}\n" for n in range(10, 19))
-    (found,) = history(tmp_path, table, "run-x-tag-train_loss.csv").metrics
-    assert (found.name, found.meaning.quantity, len(found.series)) == ("train_loss", "loss", 9)
+    (result,) = history(tmp_path, table, "run-x-tag-train_loss.csv").metrics
+    assert (result.name, result.meaning.quantity, len(result.series)) == ("train_loss", "loss", 9)
 
 
 def test_downloads_from_other_services_keep_their_columns(tmp_path: Path) -> None:
     table = '"Step","run1 - loss","run1 - loss__MIN"\n' + "".join(f'"{n}","{3 / n}","{3 / n}"\n' for n in N)
-    found = metric(history(tmp_path, table), "run1 - loss")
-    assert (found.meaning.quantity, found.series.steps.tolist()) == ("loss", list(N))
+    result = metric(history(tmp_path, table), "run1 - loss")
+    assert (result.meaning.quantity, result.series.steps.tolist()) == ("loss", list(N))
 
 
 def test_what_several_processes_print_of_one_epoch_is_its_mean(tmp_path: Path) -> None:
     log = "".join(f"[Epoch {e}] - train loss: {rank + 1 / e}\n" for e in (10, 20, 30, 40) for rank in range(3))
-    found = metric(history(tmp_path, log), "train loss")
-    assert found.series.steps.tolist() == [10, 20, 30, 40]
-    assert found.series.values.tolist() == pytest.approx([1 + 1 / e for e in (10, 20, 30, 40)])
+    result = metric(history(tmp_path, log), "train loss")
+    assert result.series.steps.tolist() == [10, 20, 30, 40]
+    assert result.series.values.tolist() == pytest.approx([1 + 1 / e for e in (10, 20, 30, 40)])
 
 
 def cyclegan(first_nan: int) -> str:

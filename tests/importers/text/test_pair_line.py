@@ -130,9 +130,9 @@ LINES = [
 
 
 def values_of(line: str) -> LogLine:
-    found = pair_line(line)
-    assert found is not None, line
-    return found[0]
+    result = pair_line(line)
+    assert result is not None, line
+    return result[0]
 
 
 @pytest.mark.parametrize(("line", "step", "epoch", "some"), LINES)
@@ -146,9 +146,9 @@ def test_a_line_that_people_print_is_understood(line: str, step: float, epoch: f
 def test_a_kind_of_line_that_was_seen_before_is_read_alike(line: str) -> None:
     patterns = LinePatterns()
     for _ in range(2):
-        found = pair_line(line)
-        assert found is not None
-        patterns.learn(found[1])
+        result = pair_line(line)
+        assert result is not None
+        patterns.learn(result[1])
     again, slow = patterns.read(line), values_of(line)
     assert again is not None
     assert (again.step, again.epoch) == pytest.approx((slow.step, slow.epoch), nan_ok=True)
@@ -190,14 +190,14 @@ def test_a_learned_line_pattern_gives_the_same_result_as_a_full_read_for_any_num
     ],
 )
 def test_prose_dates_hashes_and_versions_are_no_values(line: str) -> None:
-    found = pair_line(line)
-    assert found is None or not {"loss", "sha"} & set(found[0].values)
+    result = pair_line(line)
+    assert result is None or not {"loss", "sha"} & set(result[0].values)
 
 
 @given(st.text(max_size=300))
 def test_no_text_makes_it_fail(line: str) -> None:
-    found = pair_line(line)
-    assert found is None or all(isinstance(value, float) for value in found[0].values.values())
+    result = pair_line(line)
+    assert result is None or all(isinstance(value, float) for value in result[0].values.values())
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_lines_of_one_module_are_never_taken_for_those_of_another() -> None:
     patterns = LinePatterns()
     for module in (0, 0, 1):
         line = f"layer.{module}.weight grad_norm=0.5"
-        known = patterns.read(line)
-        found = pair_line(line)
-        assert found is not None
-        patterns.learn(found[1])
-        read = found[0] if known is None else known
+        records = patterns.read(line)
+        result = pair_line(line)
+        assert result is not None
+        patterns.learn(result[1])
+        read = result[0] if records is None else records
         assert read.values == {f"grad_norm_by_layer/layer.{module}.weight": 0.5}
 
 

@@ -60,8 +60,8 @@ def test_shares_and_gaps_in_a_table_are_read_as_such(tmp_path: Path) -> None:
 
 def test_a_table_of_names_and_values_for_each_epoch_is_read(tmp_path: Path) -> None:
     rule = "+------------+--------+\n"
-    one = "| epoch | {n} |\n| train loss | {a:.4f} |\n| val loss | {b:.4f} |\n"
-    run = history(tmp_path, rule + "".join(one.format(n=n, a=9 / n, b=10 / n) + rule for n in ROWS))
+    text = "| epoch | {n} |\n| train loss | {a:.4f} |\n| val loss | {b:.4f} |\n"
+    run = history(tmp_path, rule + "".join(text.format(n=n, a=9 / n, b=10 / n) + rule for n in ROWS))
     assert curve(run, "train loss") == LOSS
 
 

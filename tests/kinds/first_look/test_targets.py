@@ -56,9 +56,9 @@ def test_hardly_any_target_is_found_and_a_masked_language_model_is_not() -> None
 
 
 def test_labels_out_of_range_are_found_once() -> None:
-    found = judged("label_range", label_low=[-1.0] * 5, label_high=[1.0] * 5)
-    assert [finding.facts for finding in found] == [LabelRangeFacts(-1.0)]
-    assert found[0].message == "A target of binary_cross_entropy_with_logits is -1 at step 0; it expects 0 to 1."
+    findings = judged("label_range", label_low=[-1.0] * 5, label_high=[1.0] * 5)
+    assert [finding.facts for finding in findings] == [LabelRangeFacts(-1.0)]
+    assert findings[0].message == "A target of binary_cross_entropy_with_logits is -1 at step 0; it expects 0 to 1."
     assert judged("label_range", label_low=[0.0] * 5, label_high=[0.9] * 5) == []
 
 

@@ -30,12 +30,12 @@ def history(
     return run_of(*(metric_of(name, curve, meaning=Meaning(name, is_known=True)) for name, curve in curves.items()))
 
 
-def found(run: RunHistory) -> list[Finding]:
+def findings_of(run: RunHistory) -> list[Finding]:
     return StrongClippingRule().find(run_curves(run))
 
 
 def test_clipping_by_a_factor_of_hundreds_under_sgd_is_found() -> None:
-    (finding,) = found(history())
+    (finding,) = findings_of(history())
     facts = finding.facts
     assert isinstance(facts, StrongClippingFacts)
     assert (facts.after, facts.share, facts.update_ratio) == (0.001, 1.0, 1e-5)
@@ -55,4 +55,4 @@ def test_clipping_by_a_factor_of_hundreds_under_sgd_is_found() -> None:
     ids=["usual clipping", "nothing to clip", "updates of Adam", "large updates"],
 )
 def test_other_clipping_is_not_reported(run: RunHistory) -> None:
-    assert found(run) == []
+    assert findings_of(run) == []

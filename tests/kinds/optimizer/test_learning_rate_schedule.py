@@ -35,7 +35,7 @@ def to_zero(length: int) -> Schedule:
     return lambda step: cosine(length)(min(step, length))
 
 
-def found(schedule: Schedule, kind: str) -> list[tuple[int, str]]:
+def steps_and_messages(schedule: Schedule, kind: str) -> list[tuple[int, str]]:
     rates = [schedule(step) for step in range(STEPS)]
     return [(event.step, event.message) for event in judged(kind, learning_rate=rates)]
 
@@ -51,12 +51,12 @@ def diagnosed(schedule: Schedule, folder: Path, every: int = 1) -> Diagnosis:
 
 def test_a_rate_that_stays_zero_is_found_after_a_hundred_steps() -> None:
     message = "learning rate is 0 since step 150: 100 steps changed no weight; highest before: 0.003."
-    assert found(to_zero(150), "learning_rate_zero") == [(250, message)]
+    assert steps_and_messages(to_zero(150), "learning_rate_zero") == [(250, message)]
 
 
 def test_rates_of_an_optimizer_that_fall_evenly_to_zero_are_not_rounded() -> None:
     message = "learning rate is 0 since step 10: 100 steps changed no weight; highest before: 0.002."
-    assert found(lambda step: 0.002 * max(0.0, 1 - step / 10), "learning_rate_zero") == [(110, message)]
+    assert steps_and_messages(lambda step: 0.002 * max(0.0, 1 - step / 10), "learning_rate_zero") == [(110, message)]
 
 
 def test_a_rate_that_jumps_at_its_first_step_and_then_goes_up_and_down_is_judged(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_rate_that_jumps_at_its_first_step_and_then_goes_up_and_down_is_judged
 
 
 def test_the_last_steps_of_a_schedule_may_have_a_rate_of_zero() -> None:
-    assert found(to_zero(STEPS - 90), "learning_rate_zero") == []
+    assert steps_and_messages(to_zero(STEPS - 90), "learning_rate_zero") == []
 
 
 @pytest.mark.parametrize("peak", [1e-3, 3e-4, 5e-5])
@@ -100,7 +100,9 @@ def test_a_rate_that_vanishes_is_found_as_zero() -> None:
         "learning rate is almost 0 since step 175, now 8e-14: 100 steps changed almost no weight; highest before: "
         "0.003."
     )
-    assert found(lambda step: 0.003 * 0.9**step if step < 232 else 8e-14, "learning_rate_zero") == [(275, message)]
+    assert steps_and_messages(lambda step: 0.003 * 0.9**step if step < 232 else 8e-14, "learning_rate_zero") == [
+        (275, message)
+    ]
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -118,7 +120,7 @@ def test_a_schedule_that_decays_far_is_healthy(tmp_path: Path, factor: float) ->
 
 
 def test_a_learning_rate_that_was_never_above_zero_is_no_finding() -> None:
-    assert found(lambda _: 0.0, "learning_rate_zero") == []
+    assert steps_and_messages(lambda _: 0.0, "learning_rate_zero") == []
 
 
 def test_one_parameter_group_of_two_may_have_a_rate_of_zero() -> None:
@@ -130,15 +132,15 @@ def test_one_parameter_group_of_two_may_have_a_rate_of_zero() -> None:
 
 
 def test_a_rate_that_rises_again_step_by_step_is_mentioned_once() -> None:
-    ((step, message),) = found(cosine(225), "learning_rate_rise")
+    ((step, message),) = steps_and_messages(cosine(225), "learning_rate_rise")
     assert step == 338
     assert message == "learning rate fell from 0.003 to 0 at step 225 and rose again, to 0.00151."
-    assert len(found(cosine(50), "learning_rate_rise")) == 1
+    assert len(steps_and_messages(cosine(50), "learning_rate_rise")) == 1
 
 
 def test_warm_up_and_restarts_are_no_rise_after_the_end() -> None:
-    assert found(lambda step: cosine(STEPS)(step) * min(1.0, step / 50), "learning_rate_rise") == []
-    assert found(lambda step: cosine(50)(step % 50), "learning_rate_rise") == []
+    assert steps_and_messages(lambda step: cosine(STEPS)(step) * min(1.0, step / 50), "learning_rate_rise") == []
+    assert steps_and_messages(lambda step: cosine(50)(step % 50), "learning_rate_rise") == []
 
 
 @pytest.mark.parametrize("every", [1, 10])

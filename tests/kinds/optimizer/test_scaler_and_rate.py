@@ -37,8 +37,8 @@ def test_a_scale_that_alternately_grows_and_falls_is_no_finding() -> None:
 
 
 def test_five_falls_without_growth_are_a_collapse() -> None:
-    found = [e for e in events((step, 0.5) for step in range(300, 400, 10)) if e.kind == "loss_scale_collapse"]
-    assert [(e.step, e.severity) for e in found] == [(340, Severity.CRITICAL)]
+    result = [e for e in events((step, 0.5) for step in range(300, 400, 10)) if e.kind == "loss_scale_collapse"]
+    assert [(e.step, e.severity) for e in result] == [(340, Severity.CRITICAL)]
 
 
 def test_growth_of_the_scale_restarts_the_count_of_skipped_steps() -> None:
@@ -111,9 +111,9 @@ def test_a_jump_of_what_may_be_a_warm_up_is_a_warning_once_the_loss_is_worse(
 ) -> None:
     rate = np.where(np.arange(120) < 20, 1e-5, np.where(np.arange(120) < 40, 1e-3, 2e-3))
     loss = np.where(np.arange(120) < 20, 2.0, after) * (1 + noise(0, 120, 0.02))
-    found = [(event.step, event.severity) for event in judged("learning_rate_jump", loss=loss, learning_rate=rate)]
+    result = [(event.step, event.severity) for event in judged("learning_rate_jump", loss=loss, learning_rate=rate)]
     expected = [(20, Severity.INFO)]
-    assert found == (expected if worse_at is None else [*expected, (worse_at, Severity.WARNING)])
+    assert result == (expected if worse_at is None else [*expected, (worse_at, Severity.WARNING)])
 
 
 @pytest.mark.parametrize("epoch", [19, 300, 1251])
@@ -121,11 +121,14 @@ def test_a_jump_of_what_may_be_a_warm_up_is_a_warning_once_the_loss_is_worse(
 def test_a_warm_up_that_rises_once_an_epoch_is_no_warning(epoch: int, first: float) -> None:
     stages = np.linspace(first, 0.5, 6)
     rate = np.concatenate([np.repeat(stages, epoch), 0.5 * np.cos(np.linspace(0, 1.5, 5 * epoch))])
-    found = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
-    assert [(event.step, event.severity) for event in found] == [(epoch, Severity.INFO)]
+    findings = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
+    assert [(event.step, event.severity) for event in findings] == [(epoch, Severity.INFO)]
     rate[3 * epoch :] *= 20
-    found = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
-    assert [(event.step, event.severity) for event in found] == [(epoch, Severity.INFO), (3 * epoch, Severity.WARNING)]
+    findings = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
+    assert [(event.step, event.severity) for event in findings] == [
+        (epoch, Severity.INFO),
+        (3 * epoch, Severity.WARNING),
+    ]
 
 
 def test_a_jump_after_the_warm_up_is_a_warning_at_once() -> None:

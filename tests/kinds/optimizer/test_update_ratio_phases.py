@@ -66,5 +66,5 @@ def test_the_first_steps_of_a_model_that_is_trained_after_another_do_not_count(l
     second = [None] * 150 + [0.8] * lasts + [1e-3] * (STEPS - 150 - lasts)
     rates = {"learning_rate": np.full(STEPS, 1e-3), "learning_rate@optimizer_1": [None] * 150 + [1e-3] * 50}
     series = {"update_ratio": [1e-3] * 150 + [None] * 50, "update_ratio@track_second": second}
-    found = judged("update_ratio_high", **rates, **series)
-    assert [finding.where.place for finding in found] == ["track_second"] * number
+    findings = judged("update_ratio_high", **rates, **series)
+    assert [finding.where.place for finding in findings] == ["track_second"] * number

@@ -18,7 +18,7 @@ from mlflow_stability.vocabulary.text.metric_names import Meaning
 CHANCE = math.log(64)
 
 
-def found(losses: np.ndarray, chance: float = CHANCE, name: str = "chance_loss") -> list[Finding]:
+def findings_of(losses: np.ndarray, chance: float = CHANCE, name: str = "chance_loss") -> list[Finding]:
     metrics = (
         metric_of("loss", losses, meaning=Meaning("loss", is_known=True)),
         metric_of(name, [chance, chance], steps=[2, 3], meaning=Meaning(name, is_known=True)),
@@ -27,7 +27,7 @@ def found(losses: np.ndarray, chance: float = CHANCE, name: str = "chance_loss")
 
 
 def test_a_loss_that_falls_from_far_above_to_chance_level_is_a_warning() -> None:
-    (finding,) = found(falling(400, first=20.5, last=4.2, noise=0.005))
+    (finding,) = findings_of(falling(400, first=20.5, last=4.2, noise=0.005))
     assert finding.severity is Severity.WARNING
     assert isinstance(finding.facts, ChanceFacts)
     assert (finding.facts.classes, finding.facts.is_stuck) == (64, True)
@@ -47,31 +47,31 @@ def test_a_plateau_at_the_recorded_chance_level_is_attributed_to_guessing(level:
 
 
 def test_a_first_loss_far_above_chance_level_is_only_mentioned_where_the_model_learnt() -> None:
-    (finding,) = found(falling(400, first=20.5, last=1.4))
+    (finding,) = findings_of(falling(400, first=20.5, last=1.4))
     assert finding.severity is Severity.INFO
     assert finding.message.endswith("times chance level (4.16 for 64 classes).")
 
 
 def test_a_loss_that_stays_far_above_chance_level_is_a_warning_however_fast_it_falls() -> None:
-    (finding,) = found(falling(400, first=9000.0, last=20.0))
+    (finding,) = findings_of(falling(400, first=9000.0, last=20.0))
     assert finding.severity is Severity.WARNING
     assert "times chance level (4.16 for 64 classes); it is 50.1 at the end" in finding.message
-    (finding,) = found(np.geomspace(9000.0, 5.0, 400))
+    (finding,) = findings_of(np.geomspace(9000.0, 5.0, 400))
     assert finding.severity is Severity.INFO
 
 
 def test_two_classes_at_chance_level_are_only_mentioned() -> None:
-    (finding,) = found(falling(400, first=0.7, last=0.69, noise=0.005), math.log(2))
+    (finding,) = findings_of(falling(400, first=0.7, last=0.69, noise=0.005), math.log(2))
     assert finding.severity is Severity.INFO
 
 
 @pytest.mark.parametrize("losses", [falling(400, first=4.3, last=1.4), falling(150, first=4.2, last=4.15)])
 def test_a_falling_loss_and_a_short_run_are_not_reported(losses: np.ndarray) -> None:
-    assert found(losses) == []
+    assert findings_of(losses) == []
 
 
 def test_a_squared_error_that_never_gets_below_the_variance_of_its_targets_is_a_warning() -> None:
-    (finding,) = found(falling(400, first=1.4, last=0.51, noise=0.005), 0.5, "target_variance")
+    (finding,) = findings_of(falling(400, first=1.4, last=0.51, noise=0.005), 0.5, "target_variance")
     assert finding.severity is Severity.WARNING
     assert isinstance(finding.facts, ChanceFacts)
     assert (finding.facts.classes, finding.facts.is_stuck) == (0, True)
@@ -79,14 +79,14 @@ def test_a_squared_error_that_never_gets_below_the_variance_of_its_targets_is_a_
 
 
 def test_a_squared_error_that_falls_from_far_above_the_variance_of_its_targets_is_not_reported() -> None:
-    assert found(falling(400, first=9.0, last=0.1), 0.5, "target_variance") == []
+    assert findings_of(falling(400, first=9.0, last=0.1), 0.5, "target_variance") == []
 
 
 def test_a_squared_error_that_is_still_falling_where_it_reaches_the_variance_of_its_targets_is_not_reported() -> None:
     noise = np.exp(np.random.default_rng(1).normal(0, 0.15, 400))
-    assert found(np.linspace(12.0, 4.4, 400) * noise, 4.4, "target_variance") == []
+    assert findings_of(np.linspace(12.0, 4.4, 400) * noise, 4.4, "target_variance") == []
     stuck = np.concatenate([np.linspace(12.0, 4.7, 200), np.full(200, 4.7)])
-    (finding,) = found(stuck * noise, 4.4, "target_variance")
+    (finding,) = findings_of(stuck * noise, 4.4, "target_variance")
     assert finding.severity is Severity.WARNING
 
 

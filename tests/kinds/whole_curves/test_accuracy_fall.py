@@ -33,14 +33,14 @@ def run(count: int, ends: float, seed: int = 0, percent: bool = False, **more: n
     return run_of(*(metric_of(name, item, meaning=meanings[name]) for name, item in values.items()))
 
 
-def found(history: RunHistory) -> list[Finding]:
+def findings_of(history: RunHistory) -> list[Finding]:
     return AccuracyFallRule().find(run_curves(history))
 
 
 @pytest.mark.parametrize("count", [12, 30, 100])
 @pytest.mark.parametrize("percent", [False, True])
 def test_a_validation_accuracy_that_falls_by_ten_points_is_overfitting(count: int, percent: bool) -> None:
-    (episode,) = found(run(count, 0.7, percent=percent))
+    (episode,) = findings_of(run(count, 0.7, percent=percent))
     assert (episode.kind, episode.metric) == ("overfitting", "val_acc")
     assert episode.metrics["best"] == pytest.approx(0.8, abs=0.04)
     assert episode.metrics["last"] == pytest.approx(0.71, abs=0.03)
@@ -48,13 +48,13 @@ def test_a_validation_accuracy_that_falls_by_ten_points_is_overfitting(count: in
 
 
 def test_a_validation_accuracy_that_levels_off_is_no_fall() -> None:
-    flagged = sum(bool(found(run(count, 0.8, seed))) for count in (8, 12, 30, 100) for seed in range(100))
+    flagged = sum(bool(findings_of(run(count, 0.8, seed))) for count in (8, 12, 30, 100) for seed in range(100))
     assert flagged <= 4  # of 400
 
 
 def test_where_a_validation_loss_is_logged_it_decides() -> None:
-    assert found(run(30, 0.7, val_loss=np.linspace(2, 1, 30))) == []
+    assert findings_of(run(30, 0.7, val_loss=np.linspace(2, 1, 30))) == []
 
 
 def test_both_accuracies_that_fall_are_no_overfitting() -> None:
-    assert found(run(30, 0.7, train_acc=np.linspace(0.9, 0.6, 30))) == []
+    assert findings_of(run(30, 0.7, train_acc=np.linspace(0.9, 0.6, 30))) == []

@@ -140,7 +140,7 @@ def test_a_penalty_of_a_game_may_rise_and_stay() -> None:
 
 
 def test_one_validation_above_the_best_does_not_make_a_noisy_loss_rise() -> None:
-    found = 0
+    count = 0
     for seed in range(20):
         dice = np.random.default_rng(seed)
         losses = 0.4 * np.exp(-np.arange(102) / 102 + dice.normal(0, 0.4, 102))
@@ -148,5 +148,5 @@ def test_one_validation_above_the_best_does_not_make_a_noisy_loss_rise() -> None
         steps = np.array([0, 20, 40, 60, 80, 100])
         validation = metric_of("val_loss", [0.6, 0.45, 0.36, 0.33, 0.32, 0.377], steps=steps)
         episodes = diagnosis_of(run_of(metric_of("loss", losses), validation)).findings
-        found += any(episode.kind == "divergence" for episode in episodes)
-    assert found == 0
+        count += any(episode.kind == "divergence" for episode in episodes)
+    assert count == 0

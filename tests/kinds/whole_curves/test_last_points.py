@@ -77,9 +77,9 @@ def test_a_step_of_the_log_s_rounding_near_zero_is_no_spike(seed: int) -> None:
 def test_a_loss_that_is_missing_at_the_end_is_not_called_healthy() -> None:
     losses, rates = metric_of("loss", falling(1500)), metric_of("lr", np.full(2000, 1e-3))
     diagnosis = diagnosis_of(run_of(losses, rates))
-    said = "loss has no value after step 1499, but lr continues to step 1999"
-    assert (diagnosis.outcome, diagnosis.verdict) == ("cannot_tell", f"Cannot tell: {said}.")
-    assert any(said in str(value) for value in diagnosis.cannot_tell)
+    text = "loss has no value after step 1499, but lr continues to step 1999"
+    assert (diagnosis.outcome, diagnosis.verdict) == ("cannot_tell", f"Cannot tell: {text}.")
+    assert any(text in str(value) for value in diagnosis.cannot_tell)
     assert diagnosis.severity is Severity.INFO
 
 
@@ -143,8 +143,8 @@ def run_verdict(losses: np.ndarray) -> str:
 def test_a_short_curve_that_still_comes_back_from_a_jump_is_information(end: list[float]) -> None:
     losses = np.r_[np.geomspace(0.23, 5.6e-5, 7), end]
     diagnosis = diagnosis_of(run_named(loss=losses))
-    (found,) = [finding for finding in diagnosis.findings if finding.kind == "divergence"]
-    assert (found.severity is Severity.INFO) is (end[-1] == 4.3e-4)
+    (finding,) = [finding for finding in diagnosis.findings if finding.kind == "divergence"]
+    assert (finding.severity is Severity.INFO) is (end[-1] == 4.3e-4)
     assert (diagnosis.outcome == "diverged") is (end[-1] != 4.3e-4)
 
 

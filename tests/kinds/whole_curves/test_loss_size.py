@@ -34,8 +34,8 @@ def test_a_loss_without_a_level_has_diverged_from_a_thousand_times_its_first_siz
     last: float, kinds: list[str]
 ) -> None:
     loss = np.where(STEPS < 300, 1.0, last) * noise(1, 0.05)
-    found = LossSizeRule().find(run_curves(recorded(loss, LossLevel(NoLevel.BOOTSTRAPPED))))
-    assert [finding.kind for finding in found] == kinds
+    findings = LossSizeRule().find(run_curves(recorded(loss, LossLevel(NoLevel.BOOTSTRAPPED))))
+    assert [finding.kind for finding in findings] == kinds
 
 
 def test_a_tiny_loss_without_a_level_may_grow_a_thousandfold() -> None:
@@ -77,5 +77,5 @@ def test_a_signed_loss_is_not_judged_by_its_level_and_a_density_that_crosses_zer
 def test_one_small_loss_at_the_end_leaves_a_divergence_what_it_is() -> None:
     loss = np.where(STEPS < 300, 1.0, 5000.0) * noise(3, 0.05)
     loss[-1] = 0.0
-    (found,) = LossSizeRule().find(run_curves(recorded(loss, LossLevel(NoLevel.BOOTSTRAPPED))))
-    assert found.start == 300
+    (finding,) = LossSizeRule().find(run_curves(recorded(loss, LossLevel(NoLevel.BOOTSTRAPPED))))
+    assert finding.start == 300

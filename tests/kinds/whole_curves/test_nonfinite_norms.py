@@ -13,8 +13,8 @@ from mlflow_stability.vocabulary.result import Severity
 def severities(at: int, value: float) -> list[tuple[str, Severity, bool | None]]:
     norms = np.random.default_rng(0).uniform(0.9, 1.1, 400)
     norms[at] = value
-    found = diagnosis_of(run_named(loss=falling(400), grad_norm=norms)).findings
-    return [(finding.kind, finding.severity, finding.recovered) for finding in found]
+    findings = diagnosis_of(run_named(loss=falling(400), grad_norm=norms)).findings
+    return [(finding.kind, finding.severity, finding.recovered) for finding in findings]
 
 
 def test_one_nan_in_the_middle_of_a_run_is_a_warning() -> None:
@@ -35,8 +35,8 @@ def test_a_single_infinity_is_a_step_that_a_loss_scaler_skipped(at: int) -> None
 def test_a_validation_that_begins_non_finite_was_not_measured_yet(value: float, at: int, severity: Severity) -> None:
     validations = falling(40)
     validations[at] = value
-    found = diagnosis_of(run_named(loss=falling(40), val_loss=validations)).findings
-    assert [finding.severity for finding in found if finding.kind in ("nan_detected", "inf_detected")] == [severity]
+    findings = diagnosis_of(run_named(loss=falling(40), val_loss=validations)).findings
+    assert [finding.severity for finding in findings if finding.kind in ("nan_detected", "inf_detected")] == [severity]
 
 
 def test_a_training_loss_that_begins_non_finite_is_critical() -> None:

@@ -24,9 +24,9 @@ def correlated(seed: int, count: int, spread: float) -> np.ndarray:
 def test_a_divergence_begins_at_its_jump_and_not_in_the_noise_before(seed: int, spread: float, factor: float) -> None:
     losses = (0.5 + 2 * np.exp(-np.arange(2000) / 150)) * correlated(seed, 2000, spread)
     losses[1499:] *= factor
-    found = DivergenceRule().find(run_curves(run_named(loss=losses)))
-    assert all(1496 <= process.start <= 1502 for process in found)
-    assert found or factor < 2
+    findings = DivergenceRule().find(run_curves(run_named(loss=losses)))
+    assert all(1496 <= process.start <= 1502 for process in findings)
+    assert findings or factor < 2
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
@@ -72,8 +72,8 @@ def test_a_verdict_of_a_loss_that_hardly_moved_does_not_say_that_it_rose() -> No
 
 def test_the_best_level_that_is_named_is_below_the_end() -> None:
     losses = np.r_[0.0752, 0.18 * np.exp(np.random.default_rng(0).normal(0, 0.03, 299))]
-    (found,) = DivergenceRule().find(run_curves(run_named(loss=losses)))
-    assert "times its best level of 0.0752 at step 0" in found.message
+    (finding,) = DivergenceRule().find(run_curves(run_named(loss=losses)))
+    assert "times its best level of 0.0752 at step 0" in finding.message
 
 
 def test_a_median_that_rises_while_the_mean_falls_is_no_divergence() -> None:

@@ -27,25 +27,25 @@ def collapsed(seed: int, last: int) -> NDArray[np.float64]:
     return values
 
 
-def found(values: NDArray[np.float64], name: str = "charts/episodic_return") -> list[Severity]:
+def severities_of(values: NDArray[np.float64], name: str = "charts/episodic_return") -> list[Severity]:
     return [finding.severity for finding in ReturnFallRule().find(run_curves(run_named(**{name: values})))]
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 4))
 def test_a_noisy_return_that_rises_or_forgets_half_has_not_collapsed(seed: int) -> None:
-    assert found(learned(seed)) == []
+    assert severities_of(learned(seed)) == []
     half = learned(seed)
     half[200:] *= 0.4
-    assert found(half) == []
-    assert found(np.random.default_rng(seed).gamma(2, 10, len(POINTS))) == []
+    assert severities_of(half) == []
+    assert severities_of(np.random.default_rng(seed).gamma(2, 10, len(POINTS))) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_return_that_fell_back_to_its_start_is_a_warning_once_it_has_lasted(seed: int) -> None:
-    assert found(collapsed(seed, 60)) == [Severity.WARNING]
-    assert found(collapsed(seed, 16)) == [Severity.INFO]
-    assert found(collapsed(seed, 4)) == []
-    assert found(collapsed(seed, 60), "temperature") == []
+    assert severities_of(collapsed(seed, 60)) == [Severity.WARNING]
+    assert severities_of(collapsed(seed, 16)) == [Severity.INFO]
+    assert severities_of(collapsed(seed, 4)) == []
+    assert severities_of(collapsed(seed, 60), "temperature") == []
 
 
 def test_the_verdict_tells_of_the_return_where_the_loss_has_no_level() -> None:

@@ -29,9 +29,9 @@ def rules_find(history: RunHistory, sensitivity: str) -> list[Finding]:
     return [rule for rule in apply_rules(RULES, run_curves(history), detectors) if rule.severity > Severity.INFO]
 
 
-def same(one: Finding, other: Finding) -> bool:
-    alike = (one.kind, one.metric) == (other.kind, other.metric)
-    return alike and one.start <= other.end and other.start <= one.end
+def same(finding: Finding, other: Finding) -> bool:
+    alike = (finding.kind, finding.metric) == (other.kind, other.metric)
+    return alike and finding.start <= other.end and other.start <= finding.end
 
 
 @pytest.mark.slow
@@ -42,11 +42,11 @@ def test_low_sensitivity_finds_what_has_a_score_of_one_and_a_half(form: str) -> 
         history = ill_run(form, seed, points=60).history()
         normal, low = (rules_find(history, name) for name in ("normal", "low"))
         for item in normal:
-            score = max(one.score for one in normal if same(one, item))  # several rules may find it
+            score = max(first.score for first in normal if same(first, item))  # several rules may find it
             sure += score > 1.6
             unsure += score < 1.4
             if not 1.4 < score < 1.6:
-                assert any(same(one, item) for one in low) == (score > 1.5), seed
+                assert any(same(first, item) for first in low) == (score > 1.5), seed
     assert sure
     assert unsure
 
@@ -62,10 +62,10 @@ def test_a_larger_spike_has_a_higher_score() -> None:
     def score(factor: float) -> float:
         losses = falling(300)
         losses[200] *= factor
-        (found,) = (
+        (finding,) = (
             finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "loss_spike"
         )
-        return found.score
+        return finding.score
 
     assert 1 <= score(1.4) < score(2.0) < score(6.0)
 
@@ -73,8 +73,10 @@ def test_a_larger_spike_has_a_higher_score() -> None:
 def test_what_is_no_matter_of_degree_has_the_highest_score() -> None:
     losses = falling(300)
     losses[200:] = math.nan
-    (found,) = (finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "nan_detected")
-    assert (found.score, found.severity) == (MAX_SCORE, Severity.CRITICAL)
+    (finding,) = (
+        finding for finding in diagnosis_of(run_named(loss=losses)).findings if finding.kind == "nan_detected"
+    )
+    assert (finding.score, finding.severity) == (MAX_SCORE, Severity.CRITICAL)
 
 
 def test_what_is_found_live_has_its_sigma_over_its_threshold_for_a_score() -> None:
@@ -88,6 +90,6 @@ def test_what_is_found_live_has_its_sigma_over_its_threshold_for_a_score() -> No
 
 @pytest.mark.parametrize(("score", "severity"), [(1.2, Severity.WARNING), (1.5, Severity.CRITICAL)])
 def test_only_what_is_sure_is_critical(score: float, severity: Severity) -> None:
-    one = over_steps("divergence", Severity.CRITICAL, 1, 1, 9, "loss rose", score=score)
-    (found,) = cap_severities([one])
-    assert found.severity is severity
+    curve = over_steps("divergence", Severity.CRITICAL, 1, 1, 9, "loss rose", score=score)
+    (result,) = cap_severities([curve])
+    assert result.severity is severity

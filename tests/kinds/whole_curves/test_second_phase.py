@@ -69,8 +69,8 @@ def test_the_rise_of_a_range_test_is_no_divergence() -> None:
     seen = diagnosis_of(run_of(metric_of("loss", np.r_[rise, training]), named, events=[large]))
     assert [(finding.kind, finding.severity) for finding in seen.findings] == [("gradient_explosion", Severity.INFO)]
     alone = metric_of("learning_rate", ramp, meaning=meaning)
-    found = diagnosis_of(run_of(metric_of("loss", rise), alone)).findings
-    assert [finding.kind for finding in found if finding.severity >= Severity.WARNING] == []
+    findings = diagnosis_of(run_of(metric_of("loss", rise), alone)).findings
+    assert [finding.kind for finding in findings if finding.severity >= Severity.WARNING] == []
 
 
 def test_a_loss_that_fell_in_the_one_step_of_the_optimizer_before_is_no_plateau() -> None:

@@ -18,8 +18,8 @@ LEVELS = ("low", "normal", "high")
 
 
 def serious(history: RunHistory, sensitivity: str) -> set[str]:
-    found = diagnosis_of(history, detectors=at_sensitivity(default_detectors(), sensitivity)).findings
-    return {finding.kind for finding in found if finding.severity >= Severity.WARNING}
+    findings = diagnosis_of(history, detectors=at_sensitivity(default_detectors(), sensitivity)).findings
+    return {finding.kind for finding in findings if finding.severity >= Severity.WARNING}
 
 
 @pytest.mark.parametrize("judgement", [detector for detector in (*DETECTORS, *RULES) if detector.by_sensitivity])

@@ -72,5 +72,5 @@ def test_a_single_spike_above_a_threshold_of_ones_own_is_a_warning() -> None:
     losses = falling(1000)
     losses[600] *= 1.6
     asked = choose_detectors(["default", LossSpike(threshold=8.0, threshold_alone=True)])
-    found = diagnosis_of(run_named(loss=losses), detectors=asked).findings
-    assert [finding.severity for finding in found if finding.kind == "loss_spike"] == [Severity.WARNING]
+    findings = diagnosis_of(run_named(loss=losses), detectors=asked).findings
+    assert [finding.severity for finding in findings if finding.kind == "loss_spike"] == [Severity.WARNING]

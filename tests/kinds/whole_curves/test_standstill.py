@@ -20,7 +20,7 @@ def falling(steps: int, stands_from: int, last: float = 2.2) -> NDArray[np.float
 
 def standing(*metrics: tuple[str, NDArray[np.float64]]) -> list[Finding]:
     run = run_of(*(metric_of(name, values.tolist()) for name, values in metrics))
-    return [one for one in diagnosis_of(run).findings if isinstance(one.facts, StandstillFacts)]
+    return [finding for finding in diagnosis_of(run).findings if isinstance(finding.facts, StandstillFacts)]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_a_flat_validation_loss_while_the_training_loss_falls_is_information() -
 
 def test_stricter_thresholds_find_less() -> None:
     curves = run_curves(run_of(metric_of("loss", falling(20_000, 6000, 2.5).tolist())))
-    assert [one.severity for one in StandstillRule().find(curves)] == [Severity.WARNING]
+    assert [finding.severity for finding in StandstillRule().find(curves)] == [Severity.WARNING]
     for milder in (StandstillRule(long_share=0.9), StandstillRule(long_steps=15_000), StandstillRule(left=0.6)):
-        assert [one.severity for one in milder.find(curves)] == [Severity.INFO]
+        assert [finding.severity for finding in milder.find(curves)] == [Severity.INFO]
     for stricter in (StandstillRule(share=0.9), StandstillRule(fell=0.9), StandstillRule(max_error=1e-6)):
         assert stricter.find(curves) == []
 

@@ -46,8 +46,8 @@ def test_a_loss_far_below_zero_has_no_lower_bound_even_if_it_rises_again() -> No
         turn = 300
         return run(np.r_[-np.geomspace(1, last, turn), -np.geomspace(last, last / 10, len(STEPS) - turn)])
 
-    found = UnboundedFallRule().find(run_curves(falls_to(1e9)))
-    assert [finding.kind for finding in found] == ["divergence"]
+    findings = UnboundedFallRule().find(run_curves(falls_to(1e9)))
+    assert [finding.kind for finding in findings] == ["divergence"]
     assert UnboundedFallRule().find(run_curves(falls_to(1e3))) == []
 
 
@@ -69,19 +69,19 @@ def test_a_loss_below_zero_that_slows_down_or_falls_a_little_is_left_alone(name:
     assert UnboundedFallRule().find(run_curves(run_of(metric_of("loss", noisy)))) == []
 
 
-@pytest.mark.parametrize(("times", "found"), [(29.0, True), (31.0, False)])
-def test_it_must_be_many_times_as_far_from_zero_as_at_the_start(times: float, found: bool) -> None:
+@pytest.mark.parametrize(("times", "is_found"), [(29.0, True), (31.0, False)])
+def test_it_must_be_many_times_as_far_from_zero_as_at_the_start(times: float, is_found: bool) -> None:
     loss = -2 - 58 * np.maximum(0, STEPS - 20) / 354.5  # the median of the last eighth is -60
     curves = run_curves(run_of(metric_of("loss", loss)))
-    assert bool(UnboundedFallRule(times=times).find(curves)) is found
+    assert bool(UnboundedFallRule(times=times).find(curves)) is is_found
 
 
 def test_sixty_four_points_are_needed() -> None:
-    found = [
+    findings = [
         UnboundedFallRule().find(run_curves(run_of(metric_of("loss", -(np.arange(1.0, 1 + count) ** 2)))))
         for count in (63, 64)
     ]
-    assert [len(findings) for findings in found] == [0, 1]
+    assert [len(findings) for findings in findings] == [0, 1]
 
 
 def test_of_few_epochs_a_fall_that_speeds_up_has_no_lower_bound() -> None:

@@ -68,5 +68,5 @@ def test_a_divergence_by_one_jump_begins_at_the_jump() -> None:
     for seed in range(20):
         noise = np.exp(np.random.default_rng(seed).normal(0, 0.4, 800))
         losses = np.r_[0.01 + 2.4 * np.exp(-np.arange(400) / 40), np.full(400, 4.0)] * noise
-        found = DivergenceRule().find(run_curves(run_named(loss=losses)))
-        assert [process.start for process in found] == [400], seed
+        findings = DivergenceRule().find(run_curves(run_named(loss=losses)))
+        assert [process.start for process in findings] == [400], seed

@@ -157,9 +157,9 @@ def train_rows(*, pooled: bool, zero: bool) -> None:
 def test_an_output_that_is_the_same_for_each_row_is_found(tmp_path: Path, pooled: bool, zero: bool) -> None:
     with flying(tmp_path) as flown:
         train_rows(pooled=pooled, zero=zero)
-    found = [(event.step, event.severity, event.message) for event in flown.events("same_output")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("same_output")]
     message = (
         "The loss function gets the same output for each row of the batch, in 10 steps that were looked at, up to step "
         "21: the output does not depend on the data."
     )
-    assert found == ([(21, Severity.WARNING, message)] if pooled else [])
+    assert events == ([(21, Severity.WARNING, message)] if pooled else [])

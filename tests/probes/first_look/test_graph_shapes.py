@@ -78,12 +78,12 @@ def test_a_training_whose_attention_is_normalised_over_queries_is_found(tmp_path
             optimizer.zero_grad()
             functional.mse_loss(output, torch.randn(8, LENGTH, 1)).backward()
             optimizer.step()
-    found = [(event.step, event.severity, event.message) for event in flown.events("attention_dim")]
+    events = [(event.step, event.severity, event.message) for event in flown.events("attention_dim")]
     message = (
         "Attention over 12 positions does not take its softmax over the keys: the weights of a query do not add up to "
         "1."
     )
-    assert found == ([(4, Severity.WARNING, message)] if dim == 1 else [])
+    assert events == ([(4, Severity.WARNING, message)] if dim == 1 else [])
 
 
 def linear(x: Tensor, size: int) -> Tensor:
@@ -201,8 +201,8 @@ def test_a_training_whose_channels_come_from_a_view_is_found(tmp_path: Path, is_
             optimizer.zero_grad()
             functional.cross_entropy(head(layer(channels).amax(2)), torch.randint(0, 2, (8,))).backward()
             optimizer.step()
-    found = [(event.step, event.severity, event.facts) for event in flown.events("mixed_dimensions")]
-    assert found == ([(4, Severity.WARNING, MixedDimensionsFacts((8, 7, 9), (8, 9, 7)))] if is_viewed else [])
+    events = [(event.step, event.severity, event.facts) for event in flown.events("mixed_dimensions")]
+    assert events == ([(4, Severity.WARNING, MixedDimensionsFacts((8, 7, 9), (8, 9, 7)))] if is_viewed else [])
 
 
 class Made(nn.Module):
@@ -233,6 +233,6 @@ def test_a_layer_that_is_made_in_the_forward_pass_is_found(tmp_path: Path, place
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    found = [(event.severity, event.facts) for event in flown.events("unregistered_module")]
+    events = [(event.severity, event.facts) for event in flown.events("unregistered_module")]
     facts = UnregisteredFacts(Holder.FORWARD, "", "", "", 2, FEATURES * (FEATURES + 1))
-    assert found == ([(Severity.WARNING, facts)] if place == "hidden" else [])
+    assert events == ([(Severity.WARNING, facts)] if place == "hidden" else [])

@@ -51,14 +51,14 @@ def looked_at(
     between: Callable[[], object] = lambda: None,
 ) -> list[Facts]:
     look = LeftOut()
-    found = []
+    facts = []
     for step in (10, 20):
         for optimizer in optimizers:
             optimizer.zero_grad()
         model(torch.ones(3, 4), *extra).sum().backward()
-        found = [finding.facts for finding in look.look([model], optimizers, step, lambda: living)]
+        facts = [finding.facts for finding in look.look([model], optimizers, step, lambda: living)]
         between()
-    return found
+    return facts
 
 
 def sgd(tensors: Sequence[Tensor] | nn.Module) -> list[Optimizer]:
@@ -83,8 +83,8 @@ def test_modules_in_a_dict_and_tensors_that_are_no_parameters_are_found() -> Non
 def test_an_attribute_that_is_made_of_a_parameter_is_no_parameter() -> None:
     for weight in (nn.Parameter(torch.ones(4, 1)).t(), nn.Parameter(torch.ones(1, 4)) * 0.5):
         model = Net(scale=weight)
-        found = looked_at(model, sgd(model), lambda x, weight=weight: x * weight.detach() + 0 * x)
-        assert found == []  # without a gradient
+        result = looked_at(model, sgd(model), lambda x, weight=weight: x * weight.detach() + 0 * x)
+        assert result == []  # without a gradient
     weight = nn.Parameter(torch.ones(4, 1)).t()
     model = Net(scale=weight)
     assert looked_at(model, sgd(model), weight.mul) == [UnregisteredFacts(Holder.ATTRIBUTE, "scale", "", "", 1, 4)]
@@ -272,9 +272,9 @@ def test_a_schedule_that_is_tried_without_a_training_is_no_mistake_and_a_missing
 
 
 def test_a_loss_that_is_a_new_tensor_depends_on_no_parameter() -> None:
-    model, found, step = nn.Linear(4, 1), list[Finding](), 1
+    model, result, step = nn.Linear(4, 1), list[Finding](), 1
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    look = FirstLook(found.append, lambda: [model], lambda: step, lambda _: None)
+    look = FirstLook(result.append, lambda: [model], lambda: step, lambda _: None)
     for step in range(1, 11):
         loss = torch.tensor(model(torch.ones(3, 4)).sum().item(), requires_grad=True)
         look.at_loss(loss)
@@ -282,7 +282,7 @@ def test_a_loss_that_is_a_new_tensor_depends_on_no_parameter() -> None:
         look.before_step(StepView(optimizer, step, Layers()))
         optimizer.step()
     look.close()
-    (finding,) = found
+    (finding,) = result
     assert isinstance(finding.facts, NoGradientFacts)
     assert (finding.facts.reached, finding.facts.steps) == (Reached.NONE, 10)
 

@@ -275,15 +275,15 @@ def test_a_loss_without_a_graph_says_nothing() -> None:
 
 
 def test_each_kind_of_mistake_in_the_first_losses_is_reported_once() -> None:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     switched: list[bool] = []
-    look = FirstLook(found.append, tuple, lambda: 2, switched.append)
+    look = FirstLook(findings.append, tuple, lambda: 2, switched.append)
     look.at_loss(RIGHT["logits"]())
     look.at_loss([None, torch.tensor(1.0)])
-    assert (found, switched) == ([], [])
+    assert (findings, switched) == ([], [])
     look.at_loss([RIGHT["logits"](), TWICE["softmax"]()])
     look.at_loss(TWICE["softmax"]())
-    assert ([finding.kind for finding in found], switched) == (["loss_input"], [])
+    assert ([finding.kind for finding in findings], switched) == (["loss_input"], [])
 
 
 def test_losses_are_checked_in_the_first_ten_steps() -> None:
@@ -301,14 +301,14 @@ def test_losses_are_checked_in_the_first_ten_steps() -> None:
 
 
 def test_the_first_losses_of_a_resumed_training_are_checked() -> None:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     switched: list[bool] = []
     step = 500
-    look = FirstLook(found.append, tuple, lambda: step, switched.append)
+    look = FirstLook(findings.append, tuple, lambda: step, switched.append)
     assert [due for due in range(495, 530) if look.due(due)] == [*range(500, 511), 519, 520]
     step = 501
     look.at_loss(TWICE["softmax"]())
-    assert ([finding.kind for finding in found], switched) == (["loss_input"], [])
+    assert ([finding.kind for finding in findings], switched) == (["loss_input"], [])
     step = 509
     look.at_loss(RIGHT["logits"]())
     assert switched == []

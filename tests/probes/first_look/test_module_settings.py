@@ -51,8 +51,8 @@ class Wrapper(torch.optim.SGD):
 
 def looks(first: torch.optim.Optimizer, second: torch.optim.Optimizer, *steps: int) -> list[Finding]:
     shared = SharedParameters()
-    found = [shared.look(optimizer, step) for step in steps for optimizer in (first, second)]
-    return [finding for finding in found if finding is not None]
+    result = [shared.look(optimizer, step) for step in steps for optimizer in (first, second)]
+    return [finding for finding in result if finding is not None]
 
 
 def with_gradients(model: nn.Module) -> nn.Module:
@@ -96,8 +96,8 @@ def mean(**settings: Any) -> Tensor:
 
 def accumulated(make: Callable[[], Tensor], passes: int = 4, steps: int = 5) -> list[Finding]:
     accumulation = Accumulation()
-    found = [accumulation.note(make(), step) for step in range(2, 2 + steps) for _ in range(passes)]
-    return [finding for finding in found if finding is not None]
+    result = [accumulation.note(make(), step) for step in range(2, 2 + steps) for _ in range(passes)]
+    return [finding for finding in result if finding is not None]
 
 
 def test_means_that_nothing_divides_are_found_once() -> None:
@@ -117,8 +117,8 @@ def test_other_accumulation_is_not_reported(make: Callable[[], Tensor], passes: 
 
 def repeated(*losses_of_steps: list[Tensor]) -> list[Finding]:
     same = SameLoss()
-    found = [same.note(loss, step) for step, losses in enumerate(losses_of_steps, 2) for loss in losses]
-    return [finding for finding in found if finding is not None]
+    result = [same.note(loss, step) for step, losses in enumerate(losses_of_steps, 2) for loss in losses]
+    return [finding for finding in result if finding is not None]
 
 
 def test_two_passes_from_one_loss_in_three_steps_are_found_once() -> None:
@@ -156,8 +156,8 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(("make", "name"), [(adam, "Adam"), (momentum, "SGD"), (sgd, "")])
 def test_an_optimizer_that_is_made_for_each_step_is_found_where_it_keeps_averages(make: Make, name: str) -> None:
     model, look = nn.Linear(4, 4), Recreated()
-    found = [look.look(make(model), step) for step in STEPS]
-    assert [None if finding is None else finding.facts for finding in found] == [
+    result = [look.look(make(model), step) for step in STEPS]
+    assert [None if finding is None else finding.facts for finding in result] == [
         *[None] * 4,
         RecreatedFacts(name, 5) if name else None,
         None,
@@ -183,8 +183,8 @@ def groups(*rates: float) -> torch.optim.Optimizer:
 
 def zero_groups(optimizer: torch.optim.Optimizer) -> list[Finding]:
     look = ZeroGroups()
-    found = [look.look(optimizer, step, 3) for step in STEPS[3:]]
-    return [finding for finding in found if finding is not None]
+    result = [look.look(optimizer, step, 3) for step in STEPS[3:]]
+    return [finding for finding in result if finding is not None]
 
 
 def test_a_group_with_a_learning_rate_of_zero_is_found_at_the_third_look() -> None:

@@ -30,7 +30,7 @@ def measured(
     model: nn.Linear, optimizer: Optimizer, gradient: float = GRADIENT, rates: tuple[float, ...] = (), looks: int = 2
 ) -> dict[str, float]:
     """What the last of these looks gives."""
-    precision, found = Precision(), {}
+    precision, values = Precision(), {}
     for look in range(looks):
         if rates:
             optimizer.param_groups[0]["lr"] = rates[look]
@@ -42,14 +42,14 @@ def measured(
         optimizer.step()
         precision.after_step(view)
         blocks = precision.blocks()
-        found = {block.signals[0].quantity: float(block.values[0]) for block in blocks}
-    return found
+        values = {block.signals[0].quantity: float(block.values[0]) for block in blocks}
+    return values
 
 
 def test_gradients_are_measured_in_units_of_epsilon_under_adam_alone() -> None:
     model = nn.Linear(4, 4)
-    found = measured(model, Adam(model.parameters(), eps=2.0))
-    assert found == {"gradient_over_epsilon": pytest.approx(GRADIENT / 2.0)}
+    measurements = measured(model, Adam(model.parameters(), eps=2.0))
+    assert measurements == {"gradient_over_epsilon": pytest.approx(GRADIENT / 2.0)}
     assert measured(model, SGD(model.parameters(), lr=0.1)) == {}
 
 

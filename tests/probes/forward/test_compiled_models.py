@@ -32,8 +32,8 @@ class Inner(nn.Module):
         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.down(self.up(x).relu())
-        return found
+        output: Tensor = self.down(self.up(x).relu())
+        return output
 
 
 class Late(nn.Module):
@@ -48,8 +48,8 @@ class Late(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.prepare is not None:
             self.runs, self.prepare = [self.prepare(self.inner)], None
-        found: Tensor = self.runs[0](x)
-        return found
+        output: Tensor = self.runs[0](x)
+        return output
 
 
 GRAPHS: list[torch.fx.GraphModule] = []
@@ -86,9 +86,9 @@ def look(model: nn.Module, *calls: Tensor) -> list[Tensor]:
 
     model.register_forward_pre_hook(began, with_kwargs=True)
     model.register_forward_hook(lambda *_: turns.forward_ended())
-    found = [model(call) for call in calls]
+    result = [model(call) for call in calls]
     turns.finish()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("prepare", [in_place, as_a_function, by_another_name])

@@ -68,8 +68,8 @@ class SnapshotManager(Naming):
         self.kept = kept.get("kept")
 
     def bend(self, x: Tensor) -> Tensor:
-        found: Tensor = self.table["bend"][1](x) if self.kept is None else self.kept(x)
-        return found
+        output: Tensor = self.table["bend"][1](x) if self.kept is None else self.kept(x)
+        return output
 
 
 def test_what_else_is_compiled_in_the_process_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def counting(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
 def trained(
     model: nn.Module, looked: bool, steps: int = 6
 ) -> tuple[list[Tensor], list[Finding], list[str], FlopCounter | None]:
-    told: list[Finding] = []
+    findings: list[Finding] = []
     seen: list[str] = []
     counter = FlopCounter()
     every = 1 if looked else 10**9
@@ -107,7 +107,7 @@ def trained(
         ActivationProbe(unguarded, every),
         AttentionProbe(every, 8, unguarded, lambda _: None),
     ]
-    turns = ForwardScheduler(unguarded, probes, 1, told.append)
+    turns = ForwardScheduler(unguarded, probes, 1, findings.append)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = ForwardWatch(unguarded, [turns])
     watch.before_step(optimizer)
@@ -126,14 +126,14 @@ def trained(
         optimizer.step()
         outputs.append(output.detach().clone())
     watch.remove()
-    return [*outputs, *(parameter.detach() for parameter in model.parameters())], told, seen, counter
+    return [*outputs, *(parameter.detach() for parameter in model.parameters())], findings, seen, counter
 
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_unexpected_compiled_code_is_not_disturbed_and_is_avoided_from_the_next_pass(
     monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
-    found = []
+    result = []
     for looked in (False, True):
         torch._dynamo.reset()
         GRAPHS.clear()
@@ -146,31 +146,31 @@ def test_unexpected_compiled_code_is_not_disturbed_and_is_avoided_from_the_next_
         monkeypatch.setitem(globals(), "function", sine)
         assert compiled(model) == "no"
         torch._dynamo.utils.counters.clear()
-        tensors, told, seen, counter = trained(model, looked)
-        found.append((tensors, len(GRAPHS), dict(torch._dynamo.utils.counters["frames"])))
+        tensors, values, seen, counter = trained(model, looked)
+        result.append((tensors, len(GRAPHS), dict(torch._dynamo.utils.counters["frames"])))
         assert not torch._dynamo.utils.counters["graph_break"]
-        assert not told
+        assert not values
     assert compiled(model) == "in part"
     assert seen[0] == ""
     assert all("activation_mean@linear" in text for text in seen[1:])
     assert counter is not None
     assert counter.given_up == "compiled"
-    (bare, *of_bare), (watched, *of_watched) = found
+    (bare, *of_bare), (watched, *of_watched) = result
     assert of_bare == of_watched
-    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(bare, watched, strict=True))
 
 
 class Checkpointing(Naming):
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = checkpoint(self.linear, torch.compiler.disable(sine)(x), use_reentrant=False)  # type: ignore[no-untyped-call]
-        return found
+        output: Tensor = checkpoint(self.linear, torch.compiler.disable(sine)(x), use_reentrant=False)  # type: ignore[no-untyped-call]
+        return output
 
 
 def test_what_is_kept_from_the_compiler_does_not_end_a_look() -> None:
     model = Checkpointing()
-    _, told, seen, counter = trained(model, looked=True)
+    _, values, seen, counter = trained(model, looked=True)
     assert compiled(model) == "no"
-    assert not told
+    assert not values
     assert all("activation_mean@linear" in text for text in seen)
     assert counter is not None
     assert (counter.given_up, counter.flops) == ("", 2 * 4 * 6 * 6)

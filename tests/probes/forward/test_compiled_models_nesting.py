@@ -17,8 +17,8 @@ class Doll(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x)
-        return found
+        output: Tensor = self.inner(x)
+        return output
 
 
 def dolls(count: int) -> nn.Module:

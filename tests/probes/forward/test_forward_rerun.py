@@ -46,8 +46,8 @@ class Keeper(nn.Module):
         self.last = x
         if self.calls == 2:
             self.late = x
-        found: Tensor = self.norm(self.linear(x))
-        return found + random.random() + np.random.rand() + torch.rand(())
+        output: Tensor = self.norm(self.linear(x))
+        return output + random.random() + np.random.rand() + torch.rand(())
 
 
 def picture(model: Keeper) -> list[Any]:

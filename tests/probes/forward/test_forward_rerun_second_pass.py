@@ -59,7 +59,7 @@ def test_a_model_with_its_own_state_trains_identically_with_and_without_a_second
     bare, _, _ = trained(kind, looked_into=False)
     watched, second, looks = trained(kind, looked_into=True)
     assert (looks, second.reason) == (5, "")
-    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(bare, watched, strict=True))
 
 
 def reason(model: nn.Module, *args: Any, **kwargs: Any) -> str:
@@ -127,8 +127,8 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] == 3:
             raise ValueError("odd batch")
-        found: Tensor = self.linear(x)
-        return found
+        output: Tensor = self.linear(x)
+        return output
 
 
 def test_errors_of_the_model_end_the_pass_and_too_many_of_them_end_all_passes() -> None:
@@ -192,11 +192,11 @@ def test_weights_that_were_cast_for_the_second_pass_still_get_a_gradient() -> No
 def test_after_ctrl_c_in_a_second_pass_everything_is_restored() -> None:
     class Interrupted(HelperObject):
         def number(self) -> Tensor:
-            found = super().number()
+            result = super().number()
             self.linear.weight.data += 1
             if len(self.helper.seen) == 3:
                 signal.raise_signal(signal.SIGINT)
-            return found
+            return result
 
     model, inputs = made(Interrupted), torch.ones(2, 6)
     model.linear.compile(backend="eager")

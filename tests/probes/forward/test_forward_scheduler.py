@@ -51,8 +51,8 @@ class Looker:
         self.hooks.remove()
 
     def blocks(self) -> list[Block]:
-        found, self.seen = [Block(PLACE, (float(tensor.detach().sum()),)) for tensor in self.seen], []
-        return found
+        result, self.seen = [Block(PLACE, (float(tensor.detach().sum()),)) for tensor in self.seen], []
+        return result
 
     def finish(self) -> None:
         pass
@@ -172,12 +172,12 @@ def test_inside_its_pass_a_probe_knows_that_it_is_going_on() -> None:
 
 def test_each_model_counts_its_own_steps() -> None:
     probe = Looker(every=2)
-    one, two = nn.Linear(4, 2), nn.Linear(4, 2)
-    loop = Loop(one, probe)
+    first, two = nn.Linear(4, 2), nn.Linear(4, 2)
+    loop = Loop(first, probe)
     other = torch.optim.SGD(two.parameters(), lr=0.01)
     loop.watch.before_step(other)
     for step in range(1, 9):
-        model = one if step % 2 else two
+        model = first if step % 2 else two
         model(torch.ones(3, 4)).sum().backward()
         loop.turns.due(step)
         loop.turns.blocks(step)
@@ -203,19 +203,19 @@ def test_a_compiled_model_is_measured_in_a_second_pass_and_trains_identically() 
     watched, probe, frames_watched = trained(2)
     assert len(probe.steps) == 3
     assert frames_watched == frames
-    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(bare, watched, strict=True))
 
 
 def test_the_reason_why_a_model_is_not_measured_is_reported_once() -> None:
-    told: list[Finding] = []
+    findings: list[Finding] = []
     model = nn.Linear(4, 2)
     model.compile(backend="eager")
     model.lines = iter("abc")  # type: ignore[assignment]
     probe = Looker()
-    loop = Loop(model, probe, told.append)
+    loop = Loop(model, probe, findings.append)
     for _ in range(3):
         loop.train(torch.ones(3, 4))
-    (event,) = told
+    (event,) = findings
     assert (event.kind, event.step, probe.steps) == ("not_measured", 1, [])
     assert event.message.startswith("Activations, attention and representations of Linear are not measured: ")
 

@@ -52,8 +52,8 @@ class Net(nn.Module):
         self.drop = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.drop(self.inner(x))
-        return found
+        output: Tensor = self.drop(self.inner(x))
+        return output
 
 
 @pytest.fixture(autouse=True)
@@ -251,8 +251,8 @@ def test_what_is_compiled_while_it_is_watched_has_no_break_in_its_graph() -> Non
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def forward(x: Tensor) -> Tensor:
-        found: Tensor = model(x) * 2
-        return found
+        output: Tensor = model(x) * 2
+        return output
 
     forward(torch.ones(2, 4)).sum().backward()
     forward(torch.ones(3, 4)).sum().backward()

@@ -21,11 +21,11 @@ class Interrupted(Net):
     now = False
 
     def forward(self, x: Tensor) -> Tensor:
-        found = super().forward(x)
+        result = super().forward(x)
         if self.now:
             self.now = False
             raise KeyboardInterrupt
-        return found
+        return result
 
 
 def interrupted() -> tuple[Interrupted, ForwardWatch, Heard]:

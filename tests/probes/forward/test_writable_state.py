@@ -32,12 +32,12 @@ class Plain(nn.Module):
             setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inside(x)
-        return found
+        output: Tensor = self.inside(x)
+        return output
 
 
 class Pair(NamedTuple):
-    one: list[int]
+    numbers: list[int]
     other: dict[str, Any]
 
 

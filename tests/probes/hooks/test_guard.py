@@ -172,7 +172,7 @@ class Half:
         if self.interrupted:
             raise KeyboardInterrupt
         self.right.append(1)
-        return sum(one for one, _ in zip(self.left, self.right, strict=True))
+        return sum(first for first, _ in zip(self.left, self.right, strict=True))
 
 
 class Forgetful(Half):

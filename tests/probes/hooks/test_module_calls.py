@@ -58,8 +58,8 @@ class Own(nn.Module):
         return super().__call__(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x)
-        return found
+        output: Tensor = self.inner(x)
+        return output
 
 
 def test_observers_get_the_arguments_and_outputs_of_calls() -> None:
@@ -153,16 +153,16 @@ def test_a_deleted_module_is_forgotten() -> None:
 
 def test_a_watcher_gets_only_the_gradient_mode_and_the_training_mode() -> None:
     model = nn.Linear(4, 3)
-    told: list[Any] = []
+    items: list[Any] = []
     watched = MODULE_CALLS.watch(
-        model, lambda module, _args, _kwargs: told.append((module, torch.is_grad_enabled(), module.training))
+        model, lambda module, _args, _kwargs: items.append((module, torch.is_grad_enabled(), module.training))
     )
     model(FOUR)
     with torch.no_grad():
         model.eval()(FOUR)
     watched()
     model(FOUR)
-    assert told == [(model, True, True), (model, False, False)]
+    assert items == [(model, True, True), (model, False, False)]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.(trace|trace_method)` is deprecated")

@@ -207,12 +207,12 @@ def test_of_several_outputs_and_calls_the_first_counts() -> None:
 
 
 def test_names_have_the_models_class_in_front_where_two_train() -> None:
-    one, other = convolutional(), Own()
-    probe = ActivationProbe(unguarded, models=lambda: [one, other])
-    looked_into(probe, one, torch.randn(32, 3, 8, 8))
+    first, other = convolutional(), Own()
+    probe = ActivationProbe(unguarded, models=lambda: [first, other])
+    looked_into(probe, first, torch.randn(32, 3, 8, 8))
     _, row = looked_into(probe, other, torch.randn(64, 8))
     assert "activation_mean@Own.outer" in row
-    _, row = looked_into(probe, one, torch.randn(32, 3, 8, 8))
+    _, row = looked_into(probe, first, torch.randn(32, 3, 8, 8))
     assert "activation_mean@Sequential.0" in row
 
 
@@ -291,7 +291,7 @@ def test_a_measured_training_is_bit_identical(
         return [*model.state_dict().values(), torch.rand(3)]
 
     looked, bare = train(ActivationProbe(unguarded)), train(None)
-    assert all(torch.equal(one, other) for one, other in zip(looked, bare, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(looked, bare, strict=True))
 
 
 def test_a_thousand_modules_share_the_room_for_samples() -> None:

@@ -53,7 +53,7 @@ def test_a_compiled_flex_attention_is_computed_in_blocks(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         attention_sources.FlexScores,
         "block",
-        lambda *given: largest.append((found := block_of(*given)).numel()) or found,
+        lambda *given: largest.append((result := block_of(*given)).numel()) or result,
     )
     monkeypatch.setattr(attention_sources, "BLOCK", 4 * LENGTH * 20)
     monkeypatch.setattr(attention_numbers, "BLOCK_ON_CPU", 4 * LENGTH * 20)
@@ -74,6 +74,6 @@ def test_a_compiled_flex_attention_is_computed_in_blocks(monkeypatch: pytest.Mon
     torch.testing.assert_close(
         torch.from_numpy(maps[0].weights).float(), truth[0, :, :16, :16].float(), atol=1e-3, rtol=0
     )
-    found = dict(zip(map(str, block.signals), block.values.tolist(), strict=True))
+    values = dict(zip(map(str, block.signals), block.values.tolist(), strict=True))
     whole, _ = by_hand(logits, allowed)
-    assert [found[f"attention_entropy@Flexible.head_{at}"] for at in range(4)] == pytest.approx(whole, abs=1e-5)
+    assert [values[f"attention_entropy@Flexible.head_{at}"] for at in range(4)] == pytest.approx(whole, abs=1e-5)

@@ -52,9 +52,9 @@ def logits_by_module(
     return by_hand((q @ k.mT).detach() / math.sqrt(width // heads), allowed)
 
 
-def agree(found: Looked, layer: str, truth: tuple[list[float], list[float]]) -> None:
-    assert found.entropy[layer] == pytest.approx(truth[0], abs=1e-5)
-    assert found.max_logit[layer] == pytest.approx(truth[1], rel=1e-5, abs=1e-5)
+def agree(result: Looked, layer: str, truth: tuple[list[float], list[float]]) -> None:
+    assert result.entropy[layer] == pytest.approx(truth[0], abs=1e-5)
+    assert result.max_logit[layer] == pytest.approx(truth[1], rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -73,18 +73,18 @@ def test_multihead_attention_in_all_its_forms(need_weights: bool) -> None:
         given = {"attn_mask": mask, "key_padding_mask": padding}
         if float_mask:
             given = {name: torch.zeros(tensor.shape).masked_fill(tensor, -math.inf) for name, tensor in given.items()}
-        found = looked(module, *inputs, need_weights=need_weights, **given)
-        agree(found, "MultiheadAttention", truth)
-        assert found.maps[0].kind == "cross"
+        result = looked(module, *inputs, need_weights=need_weights, **given)
+        agree(result, "MultiheadAttention", truth)
+        assert result.maps[0].kind == "cross"
 
 
 def test_a_mask_for_each_head_and_inputs_without_a_batch() -> None:
     module = nn.MultiheadAttention(8, 2)
     x, mask = torch.randn(4, 8), torch.rand(2, 4, 4) > 0.6
     mask[..., 0] = False
-    found = looked(module, x, x, x, attn_mask=mask)
-    agree(found, "MultiheadAttention", logits_by_module(module, x[None], x[None], mask[None], None))
-    assert found.maps[0].kind == "self"
+    result = looked(module, x, x, x, attn_mask=mask)
+    agree(result, "MultiheadAttention", logits_by_module(module, x[None], x[None], mask[None], None))
+    assert result.maps[0].kind == "self"
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -108,8 +108,8 @@ def test_an_encoder_on_the_path_that_it_takes_by_itself(norm_first: bool, padded
             self.head = nn.Linear(8, 1)
 
         def forward(self, x: Tensor, padding: MaybeTensor) -> Tensor:
-            found: Tensor = self.head(self.encoder(x, src_key_padding_mask=padding))
-            return found
+            output: Tensor = self.head(self.encoder(x, src_key_padding_mask=padding))
+            return output
 
     model, x = Model(), torch.randn(3, 5, 8)
     padding = torch.arange(5) >= torch.tensor([5, 3, 2])[:, None] if padded else None
@@ -117,25 +117,25 @@ def test_an_encoder_on_the_path_that_it_takes_by_itself(norm_first: bool, padded
     with pytest.MonkeyPatch.context() as patch:
         fused = torch._transformer_encoder_layer_fwd
         patch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *given: calls.append("fused") or fused(*given))
-        found = looked(model, x, padding)
+        result = looked(model, x, padding)
     assert calls == ([] if training else ["fused"] * 4), "two passes of two layers"
-    assert set(found.entropy) == ({"encoder.layers.0.self_attn", "encoder.layers.1.self_attn"} if training else set())
+    assert set(result.entropy) == ({"encoder.layers.0.self_attn", "encoder.layers.1.self_attn"} if training else set())
     if not training:
         return
     first = encoder.layers[0]
     inputs = first.norm1(x) if norm_first else x  # type: ignore[union-attr, operator]
     truth = logits_by_module(first.self_attn, inputs, inputs, None, padding)  # type: ignore[union-attr, arg-type]
-    agree(found, "encoder.layers.0.self_attn", truth)
+    agree(result, "encoder.layers.0.self_attn", truth)
 
 
 def test_a_decoder_has_two_attentions_a_layer() -> None:
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1)
     x, memory = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
     causal = nn.Transformer.generate_square_subsequent_mask(5)
-    found = looked(decoder, x, memory, tgt_mask=causal, tgt_is_causal=True)
+    result = looked(decoder, x, memory, tgt_mask=causal, tgt_is_causal=True)
     first = decoder.layers[0]
-    agree(found, "layers.0.self_attn", logits_by_module(first.self_attn, x, x, causal < 0, None))  # type: ignore[union-attr, arg-type]
-    assert [(finding.layer, finding.kind, finding.causal) for finding in found.maps] == [
+    agree(result, "layers.0.self_attn", logits_by_module(first.self_attn, x, x, causal < 0, None))  # type: ignore[union-attr, arg-type]
+    assert [(finding.layer, finding.kind, finding.causal) for finding in result.maps] == [
         ("layers.0.self_attn", "self", True),
         ("layers.0.multihead_attn", "cross", False),
     ]

@@ -91,13 +91,13 @@ def test_models_as_they_come(make: Any, form: str) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    found = looked(model, **given, **({"use_cache": False} if make is not bert else {}))
+    result = looked(model, **given, **({"use_cache": False} if make is not bert else {}))
     expected = weights_of(truth_of(**given, output_attentions=True), make)
-    assert list(found.entropy) == LAYERS[make]
+    assert list(result.entropy) == LAYERS[make]
     for name, weights in zip(LAYERS[make], expected, strict=True):
         allowed = weights > 0
         truth, _ = by_hand(weights.double().log(), allowed)
-        assert found.entropy[name] == pytest.approx(truth, abs=2e-5), name
-    assert [finding.kind for finding in found.maps] == [
+        assert result.entropy[name] == pytest.approx(truth, abs=2e-5), name
+    assert [finding.kind for finding in result.maps] == [
         "cross" if "EncDec" in name else "self" for name in LAYERS[make]
     ]

@@ -96,14 +96,14 @@ def batches(count: int) -> list[Tensor]:
 
 
 def test_signals_are_named_by_module_and_head() -> None:
-    found = looked(Stack(), batches(1)[0])
-    assert set(found.entropy) == {"layers.0", "layers.1"}
-    assert [len(value) for value in found.entropy.values()] == [2, 2]
-    assert [(table.layer, table.layer_number, table.heads, table.tokens) for table in found.maps] == [
+    result = looked(Stack(), batches(1)[0])
+    assert set(result.entropy) == {"layers.0", "layers.1"}
+    assert [len(value) for value in result.entropy.values()] == [2, 2]
+    assert [(table.layer, table.layer_number, table.heads, table.tokens) for table in result.maps] == [
         ("layers.0", 0, (0, 1), (5, 5)),
         ("layers.1", 1, (0, 1), (5, 5)),
     ]
-    assert [point.step for point in found.maps] == [7, 7]
+    assert [point.step for point in result.maps] == [7, 7]
 
 
 def test_a_module_that_attends_several_times_has_numbers_behind_its_name() -> None:
@@ -115,9 +115,9 @@ def test_collapsed_heads_are_counted() -> None:
     model = Stack(2)
     with torch.no_grad():
         model.layers[1].project.weight[:4] *= 100  # type: ignore[union-attr, index, operator]
-    found = looked(model.eval(), batches(1)[0])
-    assert found.entropy["layers.1"][0] < 0.05 < found.entropy["layers.1"][1]
-    assert found.collapsed == pytest.approx(0.25)
+    result = looked(model.eval(), batches(1)[0])
+    assert result.entropy["layers.1"][0] < 0.05 < result.entropy["layers.1"][1]
+    assert result.collapsed == pytest.approx(0.25)
 
 
 def test_the_tenth_step_and_every_multiple_of_the_interval_are_measured() -> None:
@@ -127,34 +127,34 @@ def test_the_tenth_step_and_every_multiple_of_the_interval_are_measured() -> Non
 
 
 def reentrant(layer: nn.Module, x: Tensor) -> Tensor:
-    found: Tensor = checkpoint(layer, x, use_reentrant=True)
-    return found
+    output: Tensor = checkpoint(layer, x, use_reentrant=True)
+    return output
 
 
 def not_reentrant(layer: nn.Module, x: Tensor) -> Tensor:
-    found: Tensor = checkpoint(layer, x, use_reentrant=False)
-    return found
+    output: Tensor = checkpoint(layer, x, use_reentrant=False)
+    return output
 
 
 def in_autocast(layer: nn.Module, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
-        found: Tensor = layer(x)
-    return found
+        output: Tensor = layer(x)
+    return output
 
 
 def on_a_device(layer: nn.Module, x: Tensor) -> Tensor:
     with torch.device("meta"):
-        found: Tensor = layer(x)
+        output: Tensor = layer(x)
     with torch.device("cpu"):
-        return found + torch.rand(())
+        return output + torch.rand(())
 
 
 def with_a_teacher(layer: nn.Module, x: Tensor) -> Tensor:
     training = layer.training
     with torch.no_grad():
         target = layer.eval()(x)
-    found: Tensor = layer.train(training)(x)
-    return found + target
+    output: Tensor = layer.train(training)(x)
+    return output + target
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
@@ -205,8 +205,8 @@ def test_a_device_context_left_open_by_the_script_stays_and_ours_goes() -> None:
 
     def around(layer: nn.Module, x: Tensor) -> Tensor:
         context.__enter__()
-        found: Tensor = layer(x)
-        return found
+        output: Tensor = layer(x)
+        return output
 
     training = Training(Stack(1, around=around), every=1)
     training.train(batches(1)[0])
@@ -224,8 +224,8 @@ def test_a_mode_of_the_script_on_top_of_ours_stays() -> None:
 
     def around(layer: nn.Module, x: Tensor) -> Tensor:
         mode.__enter__()
-        found: Tensor = layer(x)
-        return found
+        output: Tensor = layer(x)
+        return output
 
     training = Training(Stack(1, around=around), every=1)
     training.train(batches(1)[0])
@@ -239,10 +239,10 @@ def test_an_interrupted_forward_pass_leaves_nothing_behind(error: type[BaseExcep
     raising = [False]
 
     def around(layer: nn.Module, x: Tensor) -> Tensor:
-        found: Tensor = layer(x)
+        output: Tensor = layer(x)
         if raising[0]:
             raise error
-        return found
+        return output
 
     training = Training(Stack(around=around), every=1)
     x = batches(1)[0]
@@ -265,14 +265,14 @@ def test_an_interrupted_forward_pass_leaves_nothing_behind(error: type[BaseExcep
 
 
 def test_errors_in_our_code_do_not_reach_the_training() -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def guard(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             try:
                 return body(*args)
             except RuntimeError:
-                said.append(part)
+                lines.append(part)
                 return None
 
         return run
@@ -286,7 +286,7 @@ def test_errors_in_our_code_do_not_reach_the_training() -> None:
     probe.open(model, 1, lambda: True)
     model(batches(1)[0])
     probe.close(True)
-    assert said == ["attention"] * 2
+    assert lines == ["attention"] * 2
     assert list(probe.blocks()) == []
     assert nothing_left()
 
@@ -349,10 +349,10 @@ def test_two_models_in_one_training_get_different_names() -> None:
 def test_a_language_model_is_measured_head_by_head() -> None:
     torch.manual_seed(0)
     model = TinyGPT(layers=2, width=32, heads=4, length=16)
-    found = looked(model, *batch_of(2, 16))
-    assert list(found.entropy) == ["blocks.0", "blocks.1"]
-    assert all(0.5 < value < 1 for row in found.entropy.values() for value in row)
-    assert all(item.causal for item in found.maps)
+    result = looked(model, *batch_of(2, 16))
+    assert list(result.entropy) == ["blocks.0", "blocks.1"]
+    assert all(0.5 < value < 1 for row in result.entropy.values() for value in row)
+    assert all(item.causal for item in result.maps)
 
 
 def test_a_compiled_model_is_measured_in_a_second_pass() -> None:
@@ -380,8 +380,8 @@ def test_code_is_still_compiled_during_a_measured_pass() -> None:
 
     class Late(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = attend(x)
-            return found
+            output: Tensor = attend(x)
+            return output
 
     try:
         looked(Late(), torch.randn(2, 2, 5, 4))

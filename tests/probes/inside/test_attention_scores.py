@@ -35,9 +35,9 @@ def logits_of(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
     return query.double() @ key.double().mT * (scale or 1 / math.sqrt(query.shape[-1]))
 
 
-def agree(found: tuple[list[float], list[float]], truth: tuple[list[float], list[float]]) -> None:
-    assert found[0] == pytest.approx(truth[0], abs=1e-5, nan_ok=True)
-    assert found[1] == pytest.approx(truth[1], rel=1e-5, abs=1e-5)
+def agree(values: tuple[list[float], list[float]], truth: tuple[list[float], list[float]]) -> None:
+    assert values[0] == pytest.approx(truth[0], abs=1e-5, nan_ok=True)
+    assert values[1] == pytest.approx(truth[1], rel=1e-5, abs=1e-5)
 
 
 def everything(size: int) -> Tensor:
@@ -127,24 +127,24 @@ def biases() -> Iterator[ModuleType]:
 @pytest.mark.parametrize(("name", "diagonal"), [("causal_upper_left", 0), ("causal_lower_right", 3)])
 def test_the_causal_biases_of_torch_are_understood(name: str, diagonal: int, biases: ModuleType) -> None:
     query, key = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 7, 8)
-    found = looked(Mixing(), query, key, attn_mask=getattr(biases, name)(4, 7))
+    result = looked(Mixing(), query, key, attn_mask=getattr(biases, name)(4, 7))
     allowed = torch.ones(4, 7, dtype=torch.bool).tril(diagonal)
-    agree((found.entropy["Mixing"], found.max_logit["Mixing"]), by_hand(logits_of(query, key), allowed))
+    agree((result.entropy["Mixing"], result.max_logit["Mixing"]), by_hand(logits_of(query, key), allowed))
 
 
 def test_an_own_scale_dropout_and_grouped_queries() -> None:
     query, key = torch.randn(2, 6, 5, 8, requires_grad=True), torch.randn(2, 2, 5, 8)
-    found = looked(Mixing(), query, key, scale=0.7, dropout_p=0.5, is_causal=True, enable_gqa=True)
+    result = looked(Mixing(), query, key, scale=0.7, dropout_p=0.5, is_causal=True, enable_gqa=True)
     allowed = torch.ones(5, 5, dtype=torch.bool).tril()
-    agree((found.entropy["Mixing"], found.max_logit["Mixing"]), by_hand(logits_of(query, key, 0.7), allowed))
+    agree((result.entropy["Mixing"], result.max_logit["Mixing"]), by_hand(logits_of(query, key, 0.7), allowed))
 
 
 def test_two_three_and_five_dimensions() -> None:
     query, key = torch.randn(2, 3, 2, 5, 8), torch.randn(2, 1, 2, 6, 8)
     mask = torch.rand(2, 3, 1, 5, 6) > 0.5
-    found = looked(Mixing(), query, key.expand(2, 3, 2, 6, 8), attn_mask=mask)
+    result = looked(Mixing(), query, key.expand(2, 3, 2, 6, 8), attn_mask=mask)
     truth = by_hand(logits_of(query.flatten(0, 1), key.expand(2, 3, 2, 6, 8).flatten(0, 1)), mask.flatten(0, 1))
-    agree((found.entropy["Mixing"], found.max_logit["Mixing"]), truth)
+    agree((result.entropy["Mixing"], result.max_logit["Mixing"]), truth)
     assert len(looked(Mixing(), query[0, 0], key[0, 0]).entropy["Mixing"]) == 1, "samples, unless the module says else"
     flat = looked(Mixing(), query[0, 0, 0], key[0, 0, 0])
     agree(
@@ -157,19 +157,20 @@ def test_three_dimensions_are_samples_and_heads_where_the_module_says_so() -> No
     model = Mixing()
     model.num_heads = 2
     query, key = torch.randn(6, 5, 8), torch.randn(6, 5, 8)
-    found = looked(model, query, key, attn_mask=torch.ones(6, 5, 5, dtype=torch.bool).tril())
+    result = looked(model, query, key, attn_mask=torch.ones(6, 5, 5, dtype=torch.bool).tril())
     logits = logits_of(query.unflatten(0, (3, 2)), key.unflatten(0, (3, 2)))
     agree(
-        (found.entropy["Mixing"], found.max_logit["Mixing"]), by_hand(logits, torch.ones(5, 5, dtype=torch.bool).tril())
+        (result.entropy["Mixing"], result.max_logit["Mixing"]),
+        by_hand(logits, torch.ones(5, 5, dtype=torch.bool).tril()),
     )
 
 
 def test_autocast_rounds_the_inputs_as_the_attention_does() -> None:
     query, key = torch.randn(1, 2, 4, 16) * 30, torch.randn(1, 2, 4, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = looked(Mixing(), query, key)
+        result = looked(Mixing(), query, key)
     agree(
-        (found.entropy["Mixing"], found.max_logit["Mixing"]),
+        (result.entropy["Mixing"], result.max_logit["Mixing"]),
         by_hand(logits_of(query.bfloat16(), key.bfloat16()), everything(4)),
     )
 

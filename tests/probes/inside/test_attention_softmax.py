@@ -88,16 +88,16 @@ def test_attention_is_found_however_it_is_written(form: Form, masked: float) -> 
     torch.manual_seed(2)
     scores, value = torch.randn(3, 2, 5, 5) * 4, torch.randn(3, 2, 5, 6)
     truth = by_hand(scores, CAUSAL)
-    found = looked(Own(form), scores.masked_fill(~CAUSAL, masked).requires_grad_(), value)
-    assert found.entropy["Own"] == pytest.approx(truth[0], abs=1e-5)
-    assert found.max_logit["Own"] == pytest.approx(truth[1], rel=1e-5)
+    result = looked(Own(form), scores.masked_fill(~CAUSAL, masked).requires_grad_(), value)
+    assert result.entropy["Own"] == pytest.approx(truth[0], abs=1e-5)
+    assert result.max_logit["Own"] == pytest.approx(truth[1], rel=1e-5)
     torch.testing.assert_close(
-        torch.from_numpy(found.maps[0].weights).float(),
+        torch.from_numpy(result.maps[0].weights).float(),
         scores[0].masked_fill(~CAUSAL, -math.inf).softmax(-1),
         atol=1e-3,
         rtol=1e-3,
     )
-    assert found.maps[0].causal
+    assert result.maps[0].causal
 
 
 def classifier(_: nn.Module, scores: Tensor, value: Tensor) -> Tensor:

@@ -253,4 +253,4 @@ def test_a_measured_training_is_bit_identical() -> None:
         return [*model.state_dict().values(), torch.rand(3)]
 
     looked, bare = train(RepresentationProbe(unguarded, ("encoder", "values"))), train(None)
-    assert all(torch.equal(one, other) for one, other in zip(looked, bare, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(looked, bare, strict=True))

@@ -49,10 +49,10 @@ def test_every_number_is_what_counting_gives(rows: int, width: int, seed: int, s
 
 def test_counts_do_not_overflow_where_bytes_would() -> None:
     bits = torch.ones(1000, 64, dtype=torch.bool)
-    found = described(bits)
-    assert found["sdr_active_bits"] == 64
-    assert found["sdr_unique_ratio"] == 1 / 1000
-    assert found["sdr_overlap"] == 64
+    result = described(bits)
+    assert result["sdr_active_bits"] == 64
+    assert result["sdr_unique_ratio"] == 1 / 1000
+    assert result["sdr_overlap"] == 64
 
 
 @pytest.mark.parametrize("width", [64, 65, 512, 2048])

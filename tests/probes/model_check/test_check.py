@@ -29,9 +29,9 @@ def named(checked: ModelCheck) -> list[str]:
     return [finding.check for finding in checked.findings]
 
 
-def one(checked: ModelCheck, name: str) -> ModelFinding:
-    (found,) = [finding for finding in checked.findings if finding.check == name]
-    return found
+def only_finding(checked: ModelCheck, name: str) -> ModelFinding:
+    (finding,) = [finding for finding in checked.findings if finding.check == name]
+    return finding
 
 
 def test_a_healthy_model_has_no_findings_and_its_numbers_equal_those_of_torch() -> None:
@@ -68,8 +68,8 @@ def test_what_each_module_puts_out_is_described() -> None:
 
 
 def test_without_batch_and_optimizer_the_result_lists_what_was_not_checked() -> None:
-    said = check(net()).not_checked
-    assert [text.partition(":")[0] for text in said] == ["Without optimizer=", "Without a batch"]
+    not_checked = check(net()).not_checked
+    assert [text.partition(":")[0] for text in not_checked] == ["Without optimizer=", "Without a batch"]
 
 
 def break_values(model: nn.Sequential) -> None:
@@ -123,17 +123,19 @@ def test_values_that_no_training_begins_with_are_found(
 ) -> None:
     model = net()
     spoil(model)
-    found = one(check(model), name)
-    assert (found.severity, bool(found.remedies)) == (severity, True)
-    assert place is None or found.place == place
+    result = only_finding(check(model), name)
+    assert (result.severity, bool(result.remedies)) == (severity, True)
+    assert place is None or result.place == place
 
 
 def test_weights_that_are_nearly_zero_are_not_called_zero() -> None:
     model = net()
     nn.init.constant_(model[0].weight, 1e-13)
-    assert one(check(model), "zero_weights").message == "1 weight matrix has values of 1e-13 at most: 0.weight."
+    assert (
+        only_finding(check(model), "zero_weights").message == "1 weight matrix has values of 1e-13 at most: 0.weight."
+    )
     nn.init.zeros_(model[0].weight)
-    assert one(check(model), "zero_weights").message == "1 weight matrix has zeros alone: 0.weight."
+    assert only_finding(check(model), "zero_weights").message == "1 weight matrix has zeros alone: 0.weight."
 
 
 def test_no_usual_initialisation_is_reported() -> None:
@@ -159,7 +161,7 @@ def test_a_branch_or_an_adapter_that_begins_as_nothing_is_a_remark() -> None:
 
     checked = check(Adapter(), batch())
     assert checked.severity is Severity.INFO
-    assert "learn once b.weight has left zero" in one(checked, "zero_gradients").message
+    assert "learn once b.weight has left zero" in only_finding(checked, "zero_gradients").message
 
 
 def test_buffers_that_are_not_finite_are_found_and_masks_are_not() -> None:
@@ -167,7 +169,7 @@ def test_buffers_that_are_not_finite_are_found_and_masks_are_not() -> None:
     model.register_buffer("causal", torch.full((8, 8), -math.inf).triu(1))
     assert check(model).findings == ()
     model[1].running_var[2] = math.nan
-    assert one(check(model), "nonfinite_buffers").place == "1.running_var"
+    assert only_finding(check(model), "nonfinite_buffers").place == "1.running_var"
 
 
 def test_what_the_optimizer_lacks_has_twice_or_has_of_another_model_is_found() -> None:
@@ -182,7 +184,7 @@ def test_what_the_optimizer_lacks_has_twice_or_has_of_another_model_is_found() -
 def test_an_epsilon_of_adam_that_is_zero_in_half_precision_is_found_and_makes_nan() -> None:
     model = net(dtype=torch.float16)
     optimizer = Adam(model.parameters())
-    assert one(check(model, optimizer=optimizer), "optimizer_eps").evidence == {"eps": 1e-8}
+    assert only_finding(check(model, optimizer=optimizer), "optimizer_eps").evidence == {"eps": 1e-8}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -196,18 +198,18 @@ def test_dead_units_and_what_they_keep_from_learning_are_found() -> None:
     with torch.no_grad():
         model[2].bias -= 10
     checked = check(model, batch())
-    assert one(checked, "dead_units").place == "3"
-    assert "0.weight, 2.weight" in one(checked, "zero_gradients").message
+    assert only_finding(checked, "dead_units").place == "3"
+    assert "0.weight, 2.weight" in only_finding(checked, "zero_gradients").message
 
 
 def test_saturated_units_and_vanishing_gradients_are_found() -> None:
     torch.manual_seed(0)
     deep = nn.Sequential(*(item for _ in range(12) for item in (nn.Linear(32, 32), nn.Sigmoid())), nn.Linear(32, 2))
-    found = one(check(deep, (batch()[0], batch()[1] % 2)), "vanishing_gradients")
-    assert found.place == "0.weight"
+    result = only_finding(check(deep, (batch()[0], batch()[1] % 2)), "vanishing_gradients")
+    assert result.place == "0.weight"
     with torch.no_grad():
         deep[0].weight *= 1000
-    assert one(check(deep, (batch()[0], batch()[1] % 2)), "saturated_units").place == "1"
+    assert only_finding(check(deep, (batch()[0], batch()[1] % 2)), "saturated_units").place == "1"
 
 
 def test_gradients_of_a_loss_of_zero_have_not_vanished() -> None:
@@ -241,27 +243,27 @@ def test_a_part_that_the_loss_does_not_depend_on_is_unused() -> None:
             out: Tensor = self.used(x)
             return out
 
-    found = one(check(Forgets(), batch()), "unused")
-    assert found.message == "The loss does not depend on 2 parameters: forgotten.weight, forgotten.bias."
+    result = only_finding(check(Forgets(), batch()), "unused")
+    assert result.message == "The loss does not depend on 2 parameters: forgotten.weight, forgotten.bias."
 
 
 def test_a_loss_worse_than_chance_and_one_from_leaked_labels_are_reported() -> None:
     model = net()
     with torch.no_grad():
         model[-1].weight *= 100
-    found = one(check(model, batch()), "loss_above_chance")
-    assert found.severity is Severity.WARNING
-    assert "the loss of chance for 10 classes: worse than guessing" in found.message
+    result = only_finding(check(model, batch()), "loss_above_chance")
+    assert result.severity is Severity.WARNING
+    assert "the loss of chance for 10 classes: worse than guessing" in result.message
     leak = (nn.functional.one_hot(batch()[1], 32) * 50.0, batch()[1])
     knows = nn.Sequential(nn.Identity(), nn.Linear(32, CLASSES, bias=False))
     nn.init.eye_(knows[1].weight)
-    assert one(check(knows, leak), "loss_below_chance").severity is Severity.INFO
+    assert only_finding(check(knows, leak), "loss_below_chance").severity is Severity.INFO
 
 
 def test_exploding_and_broken_gradients_are_found() -> None:
     model = nn.Linear(32, 1)
     targets = torch.randn(64, 1, generator=torch.Generator().manual_seed(2))
-    assert one(check(model, (batch()[0], targets * 1e5)), "exploding_gradients").place == "weight"
+    assert only_finding(check(model, (batch()[0], targets * 1e5)), "exploding_gradients").place == "weight"
 
     class Distance(nn.Module):
         def __init__(self) -> None:
@@ -274,7 +276,7 @@ def test_exploding_and_broken_gradients_are_found() -> None:
 
     checked = check(Distance(), batch()[0])
     assert checked.loss == 0.0
-    assert one(checked, "nonfinite_gradients").severity is Severity.CRITICAL
+    assert only_finding(checked, "nonfinite_gradients").severity is Severity.CRITICAL
 
 
 def test_the_first_module_with_a_nan_is_named_and_not_what_follows_from_it() -> None:
@@ -286,10 +288,10 @@ def test_the_first_module_with_a_nan_is_named_and_not_what_follows_from_it() -> 
 
 
 def test_a_batch_that_does_not_fit_is_a_finding_with_its_module() -> None:
-    found = one(check(net(), (torch.randn(4, 31), torch.zeros(4).long())), "batch_failed")
-    assert (found.severity, found.place) == (Severity.CRITICAL, "0")
-    assert "mat1 and mat2 shapes cannot be multiplied" in found.message
-    lost = one(check(net(), (batch()[0], batch()[1] + 5)), "batch_failed")
+    result = only_finding(check(net(), (torch.randn(4, 31), torch.zeros(4).long())), "batch_failed")
+    assert (result.severity, result.place) == (Severity.CRITICAL, "0")
+    assert "mat1 and mat2 shapes cannot be multiplied" in result.message
+    lost = only_finding(check(net(), (batch()[0], batch()[1] + 5)), "batch_failed")
     assert "It was raised by the loss." in lost.message
 
 
@@ -335,18 +337,18 @@ def test_a_compiled_model_and_one_without_values_are_taken() -> None:
     assert check(torch.compile(net()), batch()).loss == check(net(), batch()).loss
     with torch.device("meta"):
         empty_model = net()
-    said = check(empty_model, batch()).not_checked
-    assert any("have no values yet" in text for text in said)
+    not_checked = check(empty_model, batch()).not_checked
+    assert any("have no values yet" in text for text in not_checked)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"model": 3}, "model must be a torch.nn.Module; got 3"),
         ({"model": nn.Linear(2, 2), "optimizer": [3]}, "optimizer must be a torch optimizer"),
         ({"model": nn.Linear(2, 2), "optimiser": None}, "optimizer"),
     ],
 )
-def test_invalid_arguments_are_refused_with_the_reason(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises((SettingsError, TypeError), match=said.replace("(", r"\(")):
+def test_invalid_arguments_are_refused_with_the_reason(arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises((SettingsError, TypeError), match=expected.replace("(", r"\(")):
         check(**arguments)

@@ -64,23 +64,23 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
 
 def state_of(model: nn.Module, notes: list[Any]) -> list[Any]:
     """Everything that a check could change, copied."""
-    found: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), list(notes)]
-    found += [BATCH[0].clone(), BATCH[0].requires_grad, BATCH[0]._version, torch.is_grad_enabled()]
+    items: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), list(notes)]
+    items += [BATCH[0].clone(), BATCH[0].requires_grad, BATCH[0]._version, torch.is_grad_enabled()]
     for name, item in model.named_modules():
         hooks = [dict(vars(item)[table]) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
-        found += [name, item.training, hooks]
+        items += [name, item.training, hooks]
         if isinstance(item, Careless):
-            found += [item.calls, list(item.seen), item.kept.clone(), item.dice.get_state()]
+            items += [item.calls, list(item.seen), item.kept.clone(), item.dice.get_state()]
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        found += [name, id(tensor), tensor.detach().clone(), tensor._version, tensor.requires_grad, id(tensor.grad)]
-        found.append(None if tensor.grad is None else tensor.grad.clone())
-    return found
+        items += [name, id(tensor), tensor.detach().clone(), tensor._version, tensor.requires_grad, id(tensor.grad)]
+        items.append(None if tensor.grad is None else tensor.grad.clone())
+    return items
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and torch.equal(one, other)
-    return bool(one == other)
+def same(first: Any, other: Any) -> bool:
+    if isinstance(first, Tensor):
+        return isinstance(other, Tensor) and torch.equal(first, other)
+    return bool(first == other)
 
 
 @pytest.mark.slow
@@ -147,9 +147,9 @@ def test_a_recorded_training_with_checks_between_its_steps_is_recorded_as_withou
                 loss = nn.functional.cross_entropy(model(BATCH[0]), BATCH[1])
                 loss.backward()
                 optimizer.step()
-        said = recorded(flown).metrics
-        told = [entry for entry in said if entry.name.startswith(("loss", "grad_norm", "micro", "activation"))]
-        return {metric.name: metric.series.values.tolist() for metric in told}
+        metrics = recorded(flown).metrics
+        entries = [entry for entry in metrics if entry.name.startswith(("loss", "grad_norm", "micro", "activation"))]
+        return {metric.name: metric.series.values.tolist() for metric in entries}
 
     bare, checked = record(tmp_path / "bare", False), record(tmp_path / "checked", True)
     assert len(bare["loss"]) == 25

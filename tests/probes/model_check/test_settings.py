@@ -24,7 +24,7 @@ def test_a_usual_model_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "told"),
+    ("norm", "is_told"),
     [
         (nn.LayerNorm(8, eps=1e-7), False),
         (nn.LayerNorm(8, eps=1e-12), True),
@@ -36,10 +36,10 @@ def test_a_usual_model_has_no_findings() -> None:
         (nn.BatchNorm1d(8, eps=1e-12), False),
     ],
 )
-def test_an_epsilon_is_odd_where_it_is_lost_in_the_precision(norm: nn.Module, told: bool) -> None:
+def test_an_epsilon_is_odd_where_it_is_lost_in_the_precision(norm: nn.Module, is_told: bool) -> None:
     model = nn.Sequential(nn.Linear(8, 8), norm)
     events = lint(model)
-    assert [event.place for event in events] == (["1"] if told else [])
+    assert [event.place for event in events] == (["1"] if is_told else [])
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
@@ -121,7 +121,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "betas", "told"),
+    ("optimizer", "betas", "is_told"),
     [
         (torch.optim.AdamW, (0.999, 0.9), True),
         (torch.optim.NAdam, (0.95, 0.9), True),
@@ -131,11 +131,11 @@ class Attention(nn.Module):
     ],
 )
 def test_adam_with_its_first_beta_above_its_second_is_reported(
-    optimizer: type[torch.optim.Adam], betas: tuple[float, float], told: bool
+    optimizer: type[torch.optim.Adam], betas: tuple[float, float], is_told: bool
 ) -> None:
     model = nn.Linear(4, 4)
     events = lint(model, optimizer([{"params": [model.weight]}, {"params": [model.bias], "betas": betas}]))
-    assert [event.metrics for event in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
+    assert [event.metrics for event in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if is_told else [])
 
 
 def test_betas_with_another_meaning_are_not_reported() -> None:

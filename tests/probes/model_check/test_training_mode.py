@@ -56,10 +56,10 @@ def test_a_frozen_backbone_in_evaluation_mode_is_intended() -> None:
     assert evaluation_mode([whole], [SGD(whole[2].parameters(), lr=0.1)], step=10) is None
 
 
-@pytest.mark.parametrize(("rows", "told"), [(0, False), (1, True), (3, True), (4, False), (64, False)])
-def test_a_batch_normalisation_needs_some_rows(rows: int, told: bool) -> None:
+@pytest.mark.parametrize(("rows", "is_told"), [(0, False), (1, True), (3, True), (4, False), (64, False)])
+def test_a_batch_normalisation_needs_some_rows(rows: int, is_told: bool) -> None:
     event = few_rows([network()], rows, step=10)
-    assert (event is not None) == told
+    assert (event is not None) == is_told
     if event is not None:
         assert f"over batches of {rows} row" in event.message
         assert event.metrics == {"rows": float(rows), "modules": 1.0}

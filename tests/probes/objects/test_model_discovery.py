@@ -33,8 +33,8 @@ def test_inside_one_walk_objects_are_gone_through_once(monkeypatch: pytest.Monke
 def test_what_the_walk_does_not_look_for_is_looked_for_on_its_own() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with ObjectScan(nn.Module):
-        (found,) = living(torch.optim.Optimizer)
-    assert any(value is optimizer for value in found)
+        (result,) = living(torch.optim.Optimizer)
+    assert any(value is optimizer for value in result)
 
 
 def test_a_model_made_after_a_walk_is_found_by_the_next() -> None:

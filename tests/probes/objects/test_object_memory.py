@@ -25,11 +25,11 @@ class Own(nn.Module):
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> Walks:
     """Each walk over all objects."""
-    found: Walks = []
+    result: Walks = []
     original = gc.get_objects
-    monkeypatch.setattr(gc, "get_objects", lambda: found.append(1) or original())
+    monkeypatch.setattr(gc, "get_objects", lambda: result.append(1) or original())
     gc.collect()
-    return found
+    return result
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def rms(optimizer: Optimizer, parameters: list[nn.Parameter], divisor: float = 1
     total, count = 0.0, 0
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if not any(param is one for one in parameters) or param.grad is None:
+            if not any(param is parameter for parameter in parameters) or param.grad is None:
                 continue
             state = optimizer.state[param]
             moment = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"].double()

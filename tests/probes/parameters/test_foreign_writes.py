@@ -39,9 +39,10 @@ def measured(
 
             optimizer.step(closure)
             write(step, model)
-    found = {metric.name: metric.series for metric in recorded(flown).metrics if metric.name.startswith("foreign_")}
+    by_name = {metric.name: metric.series for metric in recorded(flown).metrics if metric.name.startswith("foreign_")}
     return {
-        name: dict(zip(reading.steps.tolist(), reading.values.tolist(), strict=True)) for name, reading in found.items()
+        name: dict(zip(reading.steps.tolist(), reading.values.tolist(), strict=True))
+        for name, reading in by_name.items()
     }
 
 
@@ -63,9 +64,9 @@ def test_a_write_is_counted_at_the_next_measurement_and_its_size_is_measured_bet
                 for parameter in model.parameters():
                     parameter.mul_(2.0)
 
-    found = measured(tmp_path, double)
-    assert found["foreign_writes"] == {41: 4.0, 60: 4.0}
-    assert found["foreign_update"] == pytest.approx({41: 1.0})
+    measurements = measured(tmp_path, double)
+    assert measurements["foreign_writes"] == {41: 4.0, 60: 4.0}
+    assert measurements["foreign_update"] == pytest.approx({41: 1.0})
 
 
 def test_a_change_through_data_leaves_no_count_but_a_change(tmp_path: Path) -> None:
@@ -74,9 +75,9 @@ def test_a_change_through_data_leaves_no_count_but_a_change(tmp_path: Path) -> N
             for parameter in model.parameters():
                 parameter.data.mul_(0.5)
 
-    found = measured(tmp_path, halve)
-    assert "foreign_writes" not in found
-    assert found["foreign_update"] == pytest.approx({41: 0.5, 52: 0.5})
+    measurements = measured(tmp_path, halve)
+    assert "foreign_writes" not in measurements
+    assert measurements["foreign_update"] == pytest.approx({41: 0.5, 52: 0.5})
 
 
 def test_weights_that_are_restored_before_the_next_step_have_not_changed(tmp_path: Path) -> None:
@@ -86,5 +87,5 @@ def test_weights_that_are_restored_before_the_next_step_have_not_changed(tmp_pat
             model.load_state_dict({name: 0.0 * value for name, value in kept.items()})
             model.load_state_dict(kept)
 
-    found = measured(tmp_path, swap)
-    assert found == {"foreign_writes": {41: 8.0}}
+    measurements = measured(tmp_path, swap)
+    assert measurements == {"foreign_writes": {41: 8.0}}

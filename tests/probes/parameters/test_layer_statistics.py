@@ -157,13 +157,13 @@ def test_a_sample_keeps_to_its_limits_and_takes_real_values_of_the_right_layer(
     assert sorted(samples.order) == list(range(count))
     quota = max(min(most, together // count), 1)
     for layer, row in zip(samples.order, rows, strict=True):
-        found = row[~row.isnan()]
+        result = row[~row.isnan()]
         members = [column for column, value in enumerate(layers) if value == layer]
         size = sum(tensors[column].numel() for column in members)
-        assert len(members) <= len(found) <= min(size, quota + len(members))
-        assert all(int(value) // 10_000 == layer for value in found)
+        assert len(members) <= len(result) <= min(size, quota + len(members))
+        assert all(int(value) // 10_000 == layer for value in result)
         if size <= quota and len(members) == 1:
-            assert len(found) == size
+            assert len(result) == size
 
 
 def test_a_sample_meets_every_column_of_a_weight() -> None:
@@ -186,8 +186,10 @@ def test_percentiles_are_those_of_numpy_for_any_values(values: list[float]) -> N
     width = 256
     row = torch.full((1, width), math.nan)
     row[0, : len(values)] = torch.tensor(values)
-    found = sample_statistics(row, full=True)[0].tolist()
+    result = sample_statistics(row, full=True)[0].tolist()
     largest = max(map(abs, values))
-    assert found[2:10] == pytest.approx(np.quantile(np.array(values, np.float64), LEVELS), rel=1e-4, abs=1e-5 * largest)
-    assert sum(found[12:]) == len(values)
-    assert min(found[12:]) >= 0
+    assert result[2:10] == pytest.approx(
+        np.quantile(np.array(values, np.float64), LEVELS), rel=1e-4, abs=1e-5 * largest
+    )
+    assert sum(result[12:]) == len(values)
+    assert min(result[12:]) >= 0

@@ -54,12 +54,12 @@ MAKERS: dict[str, Callable[[nn.Sequential], list[Optimizer]]] = {
 
 
 def rates_of(optimizers: list[Optimizer]) -> dict[int, float]:
-    every = [group for one in optimizers for group in one.param_groups]
+    every = [group for optimizer in optimizers for group in optimizer.param_groups]
     return {id(param): float(group["lr"]) for group in every for param in group["params"]}
 
 
 def momentum_of(optimizers: list[Optimizer]) -> float:
-    states = [state for one in optimizers for state in one.state.values()]
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
     return norm(state.get("exp_avg", state.get("momentum_buffer")) for state in states)
 
 

@@ -32,9 +32,9 @@ PICTURES = torch.zeros(5, 3, 8, 8)
 def test_rows_are_samples_and_whole_numbers_in_rows_are_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, tokens: int | None
 ) -> None:
-    found = batch_shape(args, kwargs)
-    assert found is not None
-    assert (found.samples, found.tokens) == (samples, tokens)
+    result = batch_shape(args, kwargs)
+    assert result is not None
+    assert (result.samples, result.tokens) == (samples, tokens)
 
 
 @pytest.mark.parametrize("args", [(), (3, "words"), (torch.tensor(1.0),), (pack_sequence([torch.zeros(2, 4)]),)])

@@ -30,36 +30,36 @@ def group() -> Iterator[None]:
 def test_communication_is_read_from_the_timers_of_ddp_once_for_each_time_they_ran(group: None) -> None:
     model = DistributedDataParallel(nn.Linear(8, 8))
     probe = Communication(no_guard, lambda: [model])
-    told = {}
+    values = {}
     for step in range(1, 261):
         model(torch.randn(4, 8)).sum().backward()
         if probe.due(step):
-            told |= {
+            values |= {
                 (step, str(s)): v
                 for block in probe.blocks(step)
                 for s, v in zip(block.signals, block.values, strict=True)
             }
-    assert sorted({step for step, _ in told}) == [50, 150, 250]
+    assert sorted({step for step, _ in values}) == [50, 150, 250]
     for step in (50, 150, 250):
-        assert 0 < told[step, "communication_time"] < 5
-        assert 0 <= told[step, "communication_exposed_time"] <= told[step, "communication_time"]
+        assert 0 < values[step, "communication_time"] < 5
+        assert 0 <= values[step, "communication_exposed_time"] <= values[step, "communication_time"]
 
 
 def test_nothing_is_measured_without_ddp() -> None:
     assert list(Communication(no_guard, lambda: [nn.Linear(2, 2)]).blocks(50)) == []
 
 
-def sharded(rank: int, file: Path, told: Any, version: int) -> None:
+def sharded(rank: int, file: Path, values: Any, version: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    time_sharded(rank, told, version)
+    time_sharded(rank, values, version)
     # A process that ends while another still talks to it, or whose model holds on to the group, may abort at its exit.
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()
 
 
-def time_sharded(rank: int, told: Any, version: int) -> None:
+def time_sharded(rank: int, values: Any, version: int) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param, fully_shard
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
@@ -83,7 +83,7 @@ def time_sharded(rank: int, told: Any, version: int) -> None:
                 (seconds,) = block.values
                 assert list(map(str, block.signals)) == ["communication_time"]
                 assert 0 < seconds < longest
-                told.append((rank, step))
+                values.append((rank, step))
         assert probe.next_due(step) > step
 
 
@@ -91,6 +91,6 @@ def time_sharded(rank: int, told: Any, version: int) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_collectives_of_a_sharded_model_are_timed_in_one_step_of_a_hundred(tmp_path: Path, version: int) -> None:
     with mp.get_context("spawn").Manager() as manager:
-        told = manager.list()
-        mp.spawn(sharded, (tmp_path / "rendezvous", told, version), nprocs=2)
-        assert sorted(told) == [(0, 100), (0, 200), (1, 100), (1, 200)]
+        items = manager.list()
+        mp.spawn(sharded, (tmp_path / "rendezvous", items, version), nprocs=2)
+        assert sorted(items) == [(0, 100), (0, 200), (1, 100), (1, 200)]

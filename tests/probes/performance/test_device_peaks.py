@@ -76,7 +76,7 @@ def test_every_row_has_a_source_and_wider_types_are_slower() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("expected", "answer"),
     [
         ("pass", False),
         ("torch.set_float32_matmul_precision('high')", True),
@@ -84,8 +84,8 @@ def test_every_row_has_a_source_and_wider_types_are_slower() -> None:
         ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
     ],
 )
-def test_however_a_script_asks_for_shortened_products_it_is_known(said: str, answer: bool) -> None:
+def test_however_a_script_asks_for_shortened_products_it_is_known(expected: str, answer: bool) -> None:
     asked = "from mlflow_stability.probes.performance.throughput import _tf32_is_on"
-    code = f"import torch; {said}; {asked}; print(_tf32_is_on())"
-    found = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == str(answer)
+    code = f"import torch; {expected}; {asked}; print(_tf32_is_on())"
+    finished = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == str(answer)

@@ -47,8 +47,8 @@ class Block(nn.Module):
         q, k, v = self.to_qkv(self.norms[0](x)).view(*x.shape[:2], 3 * HEADS, -1).transpose(1, 2).chunk(3, dim=1)
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-        found: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-        return found
+        output: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        return output
 
 
 def gpt() -> nn.Module:

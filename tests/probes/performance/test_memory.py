@@ -78,7 +78,7 @@ def test_on_a_gpu_its_allocator_is_read() -> None:
         _, block = memory.blocks(10)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    told = dict(zip(map(str, block.signals), block.values, strict=True))
-    assert told["memory_peak"] >= told["memory_allocated"] >= 4 * 2**20
-    assert told["memory_reserved"] >= told["memory_allocated"]
-    assert 0 < told["memory_share"] < 1
+    values = dict(zip(map(str, block.signals), block.values, strict=True))
+    assert values["memory_peak"] >= values["memory_allocated"] >= 4 * 2**20
+    assert values["memory_reserved"] >= values["memory_allocated"]
+    assert 0 < values["memory_share"] < 1

@@ -28,7 +28,7 @@ def run(make: Schedule, steps: int = 40, stepped_every: int = 1, times: int = 1)
 def follow(optimizer: Optimizer, after_step: Callable[[int], Any], steps: int = 40, **given: Any) -> Told:
     clock = [0.0]
     progress = Progress(now=lambda: clock[0], **given)
-    told: Told = {}
+    values: Told = {}
     for step in range(1, steps + 1):
         optimizer.step()
         clock[0] += SECONDS
@@ -37,9 +37,9 @@ def follow(optimizer: Optimizer, after_step: Callable[[int], Any], steps: int = 
             for block in progress.blocks(step):
                 assert list(map(str, block.signals)) == ["progress", "eta_seconds"]
                 assert isinstance(block.values, tuple)
-                told[step] = (block.values[0], block.values[1])
+                values[step] = (block.values[0], block.values[1])
         after_step(step)
-    return told
+    return values
 
 
 def lambdas(optimizer: Optimizer) -> LRScheduler:
@@ -67,18 +67,18 @@ def warm_up_and_cosine(optimizer: Optimizer) -> LRScheduler:
     ids=["OneCycleLR", "CosineAnnealingLR", "LinearLR", "PolynomialLR", "SequentialLR", "transformers"],
 )
 def test_a_schedule_that_ends_with_the_training_tells_how_far_it_is(make: Schedule) -> None:
-    told = run(make)
-    assert list(told) == [20, 30, 40]
-    for step, (progress, left) in told.items():
+    finished = run(make)
+    assert list(finished) == [20, 30, 40]
+    for step, (progress, left) in finished.items():
         assert progress == pytest.approx(step / 200)
         assert left == pytest.approx((200 - step) * SECONDS)
 
 
 @pytest.mark.parametrize("total", [40, 57])
 def test_a_finished_training_is_reported_as_complete(total: int) -> None:
-    told = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, total), steps=total)
-    assert max(told) == total
-    assert told[total] == (1.0, 0.0)
+    finished = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, total), steps=total)
+    assert max(finished) == total
+    assert finished[total] == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("total", [53, 54, 55, 56, 57])
@@ -86,17 +86,17 @@ def test_the_halves_of_a_gan_are_over_together(total: int) -> None:
     optimizers = [SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2)]
     halves = [schedules.CosineAnnealingLR(optimizer, total) for optimizer in optimizers]
     progress = Progress(now=lambda: 0.0)
-    told: Told = {}
+    values: Told = {}
     for step in range(1, 2 * total + 1):
         half = step % 2
         optimizers[half].step()
         if progress.due(step):
             progress.before_step(StepView(optimizers[half], step, Layers()))
             for block in progress.blocks(step):
-                told[step] = (float(block.values[0]), float(block.values[1]))
+                values[step] = (float(block.values[0]), float(block.values[1]))
         halves[half].step()
-    assert told[2 * total] == (1.0, 0.0)
-    assert [value for _, (value, _) in sorted(told.items())] == sorted(value for value, _ in told.values())
+    assert values[2 * total] == (1.0, 0.0)
+    assert [value for _, (value, _) in sorted(values.items())] == sorted(value for value, _ in values.values())
 
 
 def test_a_training_that_continues_after_its_schedule_reports_no_more_progress() -> None:
@@ -104,8 +104,8 @@ def test_a_training_that_continues_after_its_schedule_reports_no_more_progress()
 
 
 def test_a_schedule_that_counts_for_every_process_is_followed_at_its_own_pace() -> None:
-    told = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, 400), times=2)
-    assert told[40] == (pytest.approx(80 / 400), pytest.approx((400 - 80) / 2 * SECONDS))
+    finished = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, 400), times=2)
+    assert finished[40] == (pytest.approx(80 / 400), pytest.approx((400 - 80) / 2 * SECONDS))
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,15 @@ def test_a_schedule_that_is_stepped_once_an_epoch_says_nothing() -> None:
 
 def test_schedules_that_disagree_say_nothing() -> None:
     def two(optimizer: Optimizer) -> LRScheduler:
-        one, other = schedules.CosineAnnealingLR(optimizer, 200), schedules.CosineAnnealingLR(optimizer, 100)
-        step = one.step
+        first, other = schedules.CosineAnnealingLR(optimizer, 200), schedules.CosineAnnealingLR(optimizer, 100)
+        step = first.step
 
         def both() -> None:
             step()
             other.step()
 
-        one.step = both  # type: ignore[method-assign, assignment]
-        return one
+        first.step = both  # type: ignore[method-assign, assignment]
+        return first
 
     assert run(two) == {}
 
@@ -153,9 +153,9 @@ def test_a_schedule_that_was_gone_back_on_starts_afresh() -> None:
         if step == 25:
             schedule.last_epoch = 0
 
-    told = follow(optimizer, after, 60)
-    assert list(told) == [20, 40, 50, 60]
-    assert told[60] == (pytest.approx(35 / 200), pytest.approx(165 * SECONDS))
+    values = follow(optimizer, after, 60)
+    assert list(values) == [20, 40, 50, 60]
+    assert values[60] == (pytest.approx(35 / 200), pytest.approx(165 * SECONDS))
 
 
 def test_only_the_last_part_of_a_sequence_ends_it() -> None:
@@ -176,8 +176,8 @@ def test_a_hugging_face_trainer_is_believed_before_a_schedule() -> None:
         schedule.step()
         state.global_step = step
 
-    told = follow(optimizer, after)
-    assert told[40] == (pytest.approx(40 / 80), pytest.approx(40 * SECONDS))
+    values = follow(optimizer, after)
+    assert values[40] == (pytest.approx(40 / 80), pytest.approx(40 * SECONDS))
     assert finished.max_steps == 10
 
 
@@ -186,7 +186,7 @@ def test_a_hugging_face_trainer_is_believed_before_a_schedule() -> None:
 def test_a_lightning_trainer_tells_its_total(tmp_path: Any) -> None:
     import lightning
 
-    told: Told = {}
+    values: Told = {}
     clock = [0.0]
     progress = Progress(now=lambda: clock[0])
 
@@ -209,7 +209,7 @@ def test_a_lightning_trainer_tells_its_total(tmp_path: Any) -> None:
             if progress.due(self.count):
                 progress.before_step(StepView(self.optimizers(use_pl_optimizer=False), self.count, Layers()))  # type: ignore[arg-type]
                 for block in progress.blocks(self.count):
-                    told[self.count] = (block.values[0], block.values[1])  # type: ignore[assignment]
+                    values[self.count] = (block.values[0], block.values[1])  # type: ignore[assignment]
 
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(60, 2)), batch_size=2)
     trainer = lightning.Trainer(
@@ -224,27 +224,27 @@ def test_a_lightning_trainer_tells_its_total(tmp_path: Any) -> None:
     )
     trainer.fit(Module(), loader)
     assert trainer.global_step == 45
-    assert told[40][0] == pytest.approx(40 / 45)
-    assert told[40][1] == pytest.approx(5 * SECONDS)
-    assert told[45] == (1.0, 0.0)
+    assert values[40][0] == pytest.approx(40 / 45)
+    assert values[40][1] == pytest.approx(5 * SECONDS)
+    assert values[45] == (1.0, 0.0)
 
 
 def test_a_total_that_was_given_needs_no_schedule() -> None:
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    told = follow(optimizer, lambda step: None, total_steps=200)
-    assert told == {step: (step / 200, pytest.approx((200 - step) * SECONDS)) for step in (20, 30, 40)}
+    values = follow(optimizer, lambda step: None, total_steps=200)
+    assert values == {step: (step / 200, pytest.approx((200 - step) * SECONDS)) for step in (20, 30, 40)}
     counted = [0.0]
-    told = follow(
+    values = follow(
         optimizer, lambda step: counted.__setitem__(0, 512.0 * step), total_tokens=102_400, tokens=lambda: counted[0]
     )
-    assert told == {step: (step / 200, pytest.approx((200 - step) * SECONDS)) for step in (20, 30, 40)}
+    assert values == {step: (step / 200, pytest.approx((200 - step) * SECONDS)) for step in (20, 30, 40)}
 
 
 def test_a_total_that_was_given_is_not_compared_with_a_schedule() -> None:
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     schedule = schedules.CosineAnnealingLR(optimizer, 100)
-    told = follow(optimizer, lambda step: schedule.step(), total_steps=200)
-    assert told[40][0] == 40 / 200
+    values = follow(optimizer, lambda step: schedule.step(), total_steps=200)
+    assert values[40][0] == 40 / 200
 
 
 def test_a_training_longer_than_its_given_total_is_not_over() -> None:

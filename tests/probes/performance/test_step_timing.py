@@ -226,8 +226,8 @@ def test_in_a_training_each_part_takes_at_least_what_the_script_spends_in_it() -
             optimizer.step()
             optimizer.zero_grad()
         took = time.perf_counter() - began  # the ten steps whose mean is reported last, and the end of the one before
-        told = paced.told("data_time", "forward_time", "backward_time", "optimizer_time", "own_time")
-    means = {name: values[-1] for name, values in told.items()}
+        values = paced.told("data_time", "forward_time", "backward_time", "optimizer_time", "own_time")
+    means = {name: values[-1] for name, values in values.items()}
     assert means["data_time"][1] >= 0.003
     assert means["forward_time"][1] >= 0.002
     assert means["backward_time"][1] >= 0.004
@@ -251,7 +251,7 @@ def test_a_step_with_a_closure_is_split_as_well() -> None:
     with pacing() as paced:
         for _ in range(11):
             optimizer.step(closure)  # type: ignore[arg-type]
-        told = paced.told("forward_time", "optimizer_time")
+        values = paced.told("forward_time", "optimizer_time")
     again = len(calls) / 11 - 1
     assert again >= 1
-    assert told["optimizer_time"][0][1] >= 0.006 * again * 0.8
+    assert values["optimizer_time"][0][1] >= 0.006 * again * 0.8

@@ -32,8 +32,8 @@ class Reader(nn.Module):
 
     def forward(self, tokens: Tensor, extra: Tensor | None = None) -> Tensor:
         self.calls += 1
-        found: Tensor = self.out(self.words(tokens))
-        return found
+        output: Tensor = self.out(self.words(tokens))
+        return output
 
 
 @pytest.fixture(autouse=True)
@@ -87,10 +87,10 @@ def test_tokens_and_samples_are_those_of_all_micro_batches() -> None:
     for _ in range(29):
         drive.take(tokens(4, 5), tokens(2, 5))
     assert list(drive.told) == [10, 20, 30]
-    for step, told in drive.told.items():
-        assert told["tokens_per_second"] == pytest.approx(30 / 0.5)
-        assert told["samples_per_second"] == pytest.approx(6 / 0.5)
-        assert told["tokens_processed"] == 30 * step  # the first step, which was not observed, counts as the second
+    for step, values in drive.told.items():
+        assert values["tokens_per_second"] == pytest.approx(30 / 0.5)
+        assert values["samples_per_second"] == pytest.approx(6 / 0.5)
+        assert values["tokens_processed"] == 30 * step  # the first step, which was not observed, counts as the second
 
 
 def test_two_forward_passes_before_one_backward_are_one_batch_and_twice_the_work() -> None:
@@ -175,9 +175,9 @@ def test_operations_are_those_of_the_formula_and_mfu_is_their_share_of_the_peak(
     for _ in range(20):
         drive.take(tokens(4, 5))
     rate = 3 * flops_of(20) / 0.5
-    for told in drive.told.values():  # also of the steps before the first count
-        assert told["tflops"] == pytest.approx(rate / 1e12)
-        assert told["mfu"] == pytest.approx(rate / 80_000)
+    for values in drive.told.values():  # also of the steps before the first count
+        assert values["tflops"] == pytest.approx(rate / 1e12)
+        assert values["mfu"] == pytest.approx(rate / 80_000)
     assert set(asked) == {("cpu", torch.float32)}
     assert drive.model.calls == 20  # nothing is run a second time
 
@@ -207,9 +207,9 @@ def test_batches_of_new_lengths_are_counted_a_few_times_and_then_taken_in_propor
     for length in lengths:
         drive.take(tokens(4, length))
     assert len(drive.throughput.flops._counted) == 4
-    told = {step: found["tflops"] for step, found in drive.told.items()}
-    assert sorted(told) == [10, 20, 30, 40]
-    for step, rate in told.items():  # this model's work is in proportion to its tokens, so that nothing is off
+    by_step = {step: result["tflops"] for step, result in drive.told.items()}
+    assert sorted(by_step) == [10, 20, 30, 40]
+    for step, rate in by_step.items():  # this model's work is in proportion to its tokens, so that nothing is off
         seen = sum(flops_of(4 * value) for value in lengths[max(1, step - 10) : step])
         assert rate == pytest.approx(3 * seen / (0.5 * min(step - 1, 10)) / 1e12)
 
@@ -271,8 +271,8 @@ class Noisy(nn.Module):
             self.shadow["mean"].lerp_(hidden.detach().mean(0), 0.1)
             with torch.no_grad():
                 self.last.weight.mul_(0.99)
-        found: Tensor = self.last(self.drop(hidden)) * self.scale
-        return found
+        output: Tensor = self.last(self.drop(hidden)) * self.scale
+        return output
 
 
 def train(compiled: bool, bf16: bool, steps: int = 15) -> list[Tensor]:
@@ -312,8 +312,8 @@ def test_counting_operations_in_mid_training_changes_no_bit_of_it(compiled: bool
     bare = train(compiled, bf16)
     with pacing() as paced:
         watched = train(compiled, bf16)
-        told = paced.told("tflops")
-    assert bool(told) is not compiled, paced.pace.throughput.flops.reason
+        values = paced.told("tflops")
+    assert bool(values) is not compiled, paced.pace.throughput.flops.reason
     assert len(bare) == len(watched)
     assert all(map(torch.equal, bare, watched))
 
@@ -328,10 +328,10 @@ def test_the_throughput_of_a_real_training_is_reported_correctly() -> None:
             optimizer.step()
             model.eval()(tokens(100, 5))
             model.train()
-        told = paced.told()
-    assert [value for _, value in told["tokens_processed"]] == [300, 600]
+        values = paced.told()
+    assert [value for _, value in values["tokens_processed"]] == [300, 600]
     assert model.calls == 60
-    for (_, rate), (_, samples) in zip(told["tokens_per_second"], told["samples_per_second"], strict=True):
+    for (_, rate), (_, samples) in zip(values["tokens_per_second"], values["samples_per_second"], strict=True):
         assert rate == pytest.approx(5 * samples)
-    for (_, rate), (_, operations) in zip(told["tokens_per_second"], told["tflops"], strict=True):
+    for (_, rate), (_, operations) in zip(values["tokens_per_second"], values["tflops"], strict=True):
         assert operations * 1e12 == pytest.approx(3 * flops_of(1) * rate)

@@ -54,8 +54,8 @@ class Mixture(nn.Module):
             out = torch.stack([token @ experts[expert] for token, expert in zip(hidden, chosen, strict=True)])
         else:
             out = self.exchanged(hidden, chosen, experts[0])
-        found: Tensor = self.head(hidden + scores[:, None] * out.tanh())
-        return found
+        output: Tensor = self.head(hidden + scores[:, None] * out.tanh())
+        return output
 
     def exchanged(self, hidden: Tensor, chosen: Tensor, expert: Tensor) -> Tensor:
         """Each token goes to the process of its expert, and comes back."""

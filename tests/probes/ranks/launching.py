@@ -39,12 +39,12 @@ def launch(processes: int, script: str, *arguments: str, seconds: float = 250.0)
         for rank in range(processes)
     ]
     try:
-        said = [item.communicate(timeout=seconds) for item in started]
+        outputs = [item.communicate(timeout=seconds) for item in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    return [Ended(process.wait(), *texts) for process, texts in zip(started, said, strict=True)]
+    return [Ended(process.wait(), *texts) for process, texts in zip(started, outputs, strict=True)]
 
 
 def recorded(journals: Path) -> dict[int, dict[str, float]]:

@@ -43,8 +43,8 @@ class Net(nn.Module):
         self.head = nn.Linear(7, 1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.head(self.norm(self.down(self.up(inputs).tanh())))
-        return found
+        output: Tensor = self.head(self.norm(self.down(self.up(inputs).tanh())))
+        return output
 
 
 def fsdp2(model: Net, mesh: DeviceMesh | None = None, **options: Any) -> nn.Module:
@@ -182,29 +182,29 @@ def step_of(model: Net, optimizer: Optimizer, batches: list[Tensor], step: int, 
     gradients = {
         name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
     }
-    found = {"grad_norm": norm(gradients.values())}
+    values = {"grad_norm": norm(gradients.values())}
     if clip:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         gradients = {
             name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
         }
-        found["grad_norm_clipped"] = norm(gradients.values())
+        values["grad_norm_clipped"] = norm(gradients.values())
     rate = optimizer.param_groups[0]["lr"]
     unhooked(optimizer)
     moved = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
     if step % 10 == 0:
         weights, forces = norm(before.values()), norm(gradients.values())
-        found |= {"param_norm": weights, "grad_param_ratio": forces / weights, "lr_ratio": forces * rate / weights}
-        found["momentum_norm"] = norm(_momentum(optimizer))
+        values |= {"param_norm": weights, "grad_param_ratio": forces / weights, "lr_ratio": forces * rate / weights}
+        values["momentum_norm"] = norm(_momentum(optimizer))
         for layer in ("up", "down", "norm", "head"):
             own = [name for name in before if name.startswith(layer + ".")]
-            found[f"param_norm@{layer}"] = norm(before[name] for name in own)
-            found[f"grad_norm@{layer}"] = norm(gradients[name] for name in own)
-            found[f"update_norm@{layer}"] = norm(moved[name] for name in own)
+            values[f"param_norm@{layer}"] = norm(before[name] for name in own)
+            values[f"grad_norm@{layer}"] = norm(gradients[name] for name in own)
+            values[f"update_norm@{layer}"] = norm(moved[name] for name in own)
     if step % 10 == 0 or step in (2, 4):
-        found["update_norm"] = norm(moved.values())
-        found["update_ratio"] = norm(moved.values()) / norm(before.values())
-    return found
+        values["update_norm"] = norm(moved.values())
+        values["update_ratio"] = norm(moved.values()) / norm(before.values())
+    return values
 
 
 def unhooked(optimizer: Optimizer) -> None:

@@ -111,13 +111,13 @@ def step_of(
     loss = torch.stack([loss_of(model(inputs), targets) for inputs, targets in batches]).mean()
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [parameter.grad for parameter in model.parameters()]
-    found = {"loss": loss.item(), "grad_norm": norm(gradients), "param_norm": norm(before)}
+    values = {"loss": loss.item(), "grad_norm": norm(gradients), "param_norm": norm(before)}
     if limit:
         for stage in (model[:2], model[2:]):
             nn.utils.clip_grad_norm_(stage.parameters(), limit)
     type(optimizer).step.__wrapped__(optimizer)  # a step that no hook of torch sees
     moved = [tensor.detach() - old for tensor, old in zip(model.parameters(), before, strict=True)]
-    return {**found, "update_norm": norm(moved)}
+    return {**values, "update_norm": norm(moved)}
 
 
 def norm(tensors: Any) -> float:
@@ -126,15 +126,15 @@ def norm(tensors: Any) -> float:
 
 def looks_through_objects() -> list[tuple[type, ...]]:
     """Each look through all objects of this process, which takes longer than a step."""
-    found: list[tuple[type, ...]] = []
+    rows: list[tuple[type, ...]] = []
     walk = model_discovery._walk
 
     def noted(kinds: tuple[type, ...]) -> list[list[Any]]:
-        found.append(kinds)
+        rows.append(kinds)
         return walk(kinds)
 
     model_discovery._walk = noted
-    return found
+    return rows
 
 
 def fail() -> None:

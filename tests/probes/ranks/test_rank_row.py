@@ -28,9 +28,9 @@ LAYOUT = Layout(layers=2, partial=3, names=77)
 def summed(*measured: Measured, names: tuple[int, ...] = ()) -> tuple[RankTable, Agreed]:
     size = len(measured)
     shape = Shape(size, LAYOUT.layers, LAYOUT.partial)
-    said = names or (LAYOUT.names,) * size
-    rows = [item.row(rank, shape, name) for rank, (item, name) in enumerate(zip(measured, said, strict=True))]
-    return table_of(sum_of(rows, shape), size, said[0])
+    result = names or (LAYOUT.names,) * size
+    rows = [item.row(rank, shape, name) for rank, (item, name) in enumerate(zip(measured, result, strict=True))]
+    return table_of(sum_of(rows, shape), size, result[0])
 
 
 def sum_of(rows: list[RankRow], shape: Shape) -> RankRow:
@@ -96,8 +96,8 @@ def test_what_one_process_has_not_measured_is_known_of_none() -> None:
 
 
 def test_what_was_measured_at_different_steps_is_not_summed() -> None:
-    one, other = (Measured(1, step, whole={"momentum": (1.0,)}) for step in (10, 11))
-    assert summed(one, other)[0].whole == {}
+    first, other = (Measured(1, step, whole={"momentum": (1.0,)}) for step in (10, 11))
+    assert summed(first, other)[0].whole == {}
 
 
 def test_other_layers_on_one_process_are_noticed_by_all() -> None:

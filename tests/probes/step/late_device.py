@@ -185,15 +185,15 @@ def _empty(queue: LateDevice, like: Tensor, named: dict[str, Any]) -> Tensor:
 
 
 def _queue_of(arguments: Any) -> LateDevice:
-    found = _some_queue(arguments)
-    assert found is not None, "no tensor of the device among the arguments"
-    return found
+    result = _some_queue(arguments)
+    assert result is not None, "no tensor of the device among the arguments"
+    return result
 
 
 def _some_queue(arguments: Any) -> LateDevice | None:
     for argument in arguments:
         if isinstance(argument, _Far):
             return argument.queue
-        if isinstance(argument, (list, tuple)) and (found := _some_queue(argument)) is not None:
-            return found
+        if isinstance(argument, (list, tuple)) and (result := _some_queue(argument)) is not None:
+            return result
     return None

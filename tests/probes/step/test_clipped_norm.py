@@ -25,17 +25,17 @@ def watched() -> Watched:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The norms that were measured, and not worked out."""
-    found: list[float] = []
+    values: list[float] = []
 
     def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor | None:
         norm = of_all(gradients)
         if norm is not None:
-            found.append(float(norm))
+            values.append(float(norm))
         return norm
 
     of_all = meter.total_norm
     monkeypatch.setattr(meter, "total_norm", total_norm)
-    return found
+    return values
 
 
 def train(watched: Watched, change: Callable[[nn.Module, int], object]) -> list[float]:

@@ -55,14 +55,16 @@ class Shown:
         return [self.told(probe) for probe in probes]
 
     def told(self, probe: Any) -> dict[str, list[float]]:
-        found = {str(reading.signals): reading.values for reading in self.guard(probe.part, probe.blocks)(self.step)}
+        by_key = {str(reading.signals): reading.values for reading in self.guard(probe.part, probe.blocks)(self.step)}
         if isinstance(probe, LayerStatistics):
-            found |= {f"{table.what} {table.layers}": table.values for table in probe.tables(self.step)}
-        return {name: values.tolist() if isinstance(values, Tensor) else list(values) for name, values in found.items()}
+            by_key |= {f"{table.what} {table.layers}": table.values for table in probe.tables(self.step)}
+        return {
+            name: values.tolist() if isinstance(values, Tensor) else list(values) for name, values in by_key.items()
+        }
 
 
-def comparable(told: dict[str, list[float]]) -> str:
-    return repr(told)  # NaN is NaN
+def comparable(values: dict[str, list[float]]) -> str:
+    return repr(values)  # NaN is NaN
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -84,7 +86,7 @@ def test_probes_measure_correctly_after_ctrl_c_interrupted_a_step(make: Callable
             interrupted += 1
             shown.told(probe)  # the next backward ends the capture
         fresh = make()
-        told, truth = shown.capture([probe, fresh])
+        values, truth = shown.capture([probe, fresh])
         assert truth
-        assert comparable(told) == comparable(truth), f"moment {at}"
+        assert comparable(values) == comparable(truth), f"moment {at}"
     assert interrupted > 10

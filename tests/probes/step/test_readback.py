@@ -93,16 +93,16 @@ def test_in_a_step_only_readback_brings_anything_to_the_host() -> None:
 def test_no_other_file_of_probes_names_a_way_to_the_host() -> None:
     ways = re.compile(r"\.(item|cpu|tolist|numpy)\(|\bfloat\((?!order|rate)")
     files = [path for path in Path(PACKAGE, "probes").rglob("*.py") if path.name != "readback.py"]
-    found = {path.name: ways.findall(path.read_text()) for path in files}
-    assert {name for name, calls in found.items() if any(calls)} <= {"reading.py"}  # its numbers are on the host
+    by_name = {path.name: ways.findall(path.read_text()) for path in files}
+    assert {name for name, calls in by_name.items() if any(calls)} <= {"reading.py"}  # its numbers are on the host
 
 
 def test_values_come_back_in_the_order_in_which_they_were_given() -> None:
-    found: list[float] = []
+    result: list[float] = []
     Readback().fetch(
-        [1.5, torch.tensor(2.0), torch.tensor(3, dtype=torch.int64), 4.0], lambda values, rows: found.extend(values)
+        [1.5, torch.tensor(2.0), torch.tensor(3, dtype=torch.int64), 4.0], lambda values, rows: result.extend(values)
     )
-    assert found == [1.5, 2.0, 3.0, 4.0]
+    assert result == [1.5, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -126,8 +126,8 @@ def test_a_step_on_a_gpu_waits_for_nothing() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_readings_of_a_gpu_come_in_order_and_all_of_them_at_the_end() -> None:
-    readback, found = Readback(), []
+    readback, result = Readback(), []
     for number in range(100):
-        readback.fetch([torch.tensor(float(number), device="cuda"), 7.0], lambda values, rows: found.append(values))
+        readback.fetch([torch.tensor(float(number), device="cuda"), 7.0], lambda values, rows: result.append(values))
     readback.drain()
-    assert found == [[float(number), 7.0] for number in range(100)]
+    assert result == [[float(number), 7.0] for number in range(100)]

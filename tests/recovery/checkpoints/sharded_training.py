@@ -37,8 +37,8 @@ class Net(nn.Module):
         self.head = nn.Linear(7, 1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.head(self.norm(self.down(self.up(inputs).tanh())))
-        return found
+        output: Tensor = self.head(self.norm(self.down(self.up(inputs).tanh())))
+        return output
 
 
 def split(way: str, model: Net) -> nn.Module:
@@ -60,16 +60,16 @@ def split(way: str, model: Net) -> nn.Module:
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Every tensor of the state as no process holds it, by the names of parameters."""
     names = {id(item): name for name, item in model.named_parameters()}
-    found: dict[str, Any] = {f"model/{name}": whole(item) for name, item in model.named_parameters()}
-    found |= {f"model/{name}": whole(item) for name, item in model.named_buffers()}
+    by_name: dict[str, Any] = {f"model/{name}": whole(item) for name, item in model.named_parameters()}
+    by_name |= {f"model/{name}": whole(item) for name, item in model.named_buffers()}
     for parameter, state in optimizer.state.items():
-        found |= {f"optimizer/{names[id(parameter)]}/{key}": whole(item) for key, item in state.items()}
-    return found
+        by_name |= {f"optimizer/{names[id(parameter)]}/{key}": whole(item) for key, item in state.items()}
+    return by_name
 
 
 def whole(tensor: Any) -> Tensor:
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().clone()
+    output: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return output.detach().clone()
 
 
 def made(way: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -112,12 +112,12 @@ def restore(way: str, folder: Path) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
     resumed = mlflow_stability.restore(model, optimizer, schedulers=[scheduler], directory=directory)
     expected = torch.load(folder / "states.pt")[resumed.step]
-    found = whole_state(model, optimizer)
-    differ = [name for name in expected if not torch.equal(found.get(name, torch.empty(0)), expected[name])]
-    assert sorted(found) == sorted(expected)
+    result = whole_state(model, optimizer)
+    differ = [name for name in expected if not torch.equal(result.get(name, torch.empty(0)), expected[name])]
+    assert sorted(result) == sorted(expected)
     assert not differ, differ
     assert scheduler.last_epoch == resumed.step
-    print(resumed.step, len(found), "equal;", *resumed.messages)
+    print(resumed.step, len(result), "equal;", *resumed.messages)
 
 
 if __name__ == "__main__":

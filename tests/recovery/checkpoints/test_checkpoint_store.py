@@ -165,8 +165,8 @@ def test_of_any_checkpoints_the_best_and_the_last_good_stay_and_no_more_than_ask
     good = [item for item in shelf if item.good]
     if good:
         assert any(value is good[-1] for value in kept)
-        known = [item for item in good if item.loss == item.loss]
-        assert not known or min(item.loss for item in known) in [item.loss for item in kept]
+        items = [item for item in good if item.loss == item.loss]
+        assert not items or min(item.loss for item in items) in [item.loss for item in kept]
     if shelf and not shelf[-1].good:
         assert any(value is shelf[-1] for value in kept)
     assert len(kept) <= max(most, 3)
@@ -210,12 +210,12 @@ def test_a_damaged_checkpoint_is_replaced_by_the_next_older_one_with_a_message(
 ) -> None:
     filled(tmp_path, 100, 200, 300)
     harm(listing(tmp_path)[-1].folder / name)
-    found = find(tmp_path, "last_good")
-    assert found.checkpoint.step == 200
-    assert len(found.messages) == 1
-    assert says in found.messages[0]
-    assert "rollback_ckpt-000300-2.7000 is damaged" in found.messages[0]
-    assert "using step 200 instead" in found.messages[0]
+    findings = find(tmp_path, "last_good")
+    assert findings.checkpoint.step == 200
+    assert len(findings.messages) == 1
+    assert says in findings.messages[0]
+    assert "rollback_ckpt-000300-2.7000 is damaged" in findings.messages[0]
+    assert "using step 200 instead" in findings.messages[0]
 
 
 def test_the_requested_checkpoint_is_found(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_the_requested_checkpoint_is_found(tmp_path: Path) -> None:
         if step < 400:
             store.promote(step)
     for which, step in (("last_good", 300), ("best", 200), ("newest", 400), (100, 100), (400, 400)):
-        found = find(tmp_path, which)
-        assert (found.checkpoint.step, found.messages) == (step, ())
+        findings = find(tmp_path, which)
+        assert (findings.checkpoint.step, findings.messages) == (step, ())
     other = find(tmp_path, 250)
     assert other.checkpoint.step == 200
     assert other.messages == ("No checkpoint of step 250; using step 200 instead.",)
@@ -234,9 +234,9 @@ def test_the_requested_checkpoint_is_found(tmp_path: Path) -> None:
 
 def test_without_a_verified_checkpoint_the_newest_is_used_with_a_message(tmp_path: Path) -> None:
     filled(tmp_path, 100, 200, good=False)
-    found = find(tmp_path, "last_good")
-    assert found.checkpoint.step == 200
-    assert "No checkpoint is verified" in found.messages[0]
+    findings = find(tmp_path, "last_good")
+    assert findings.checkpoint.step == 200
+    assert "No checkpoint is verified" in findings.messages[0]
 
 
 def test_where_nothing_can_be_used_the_reasons_are_named(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def test_a_full_disk_is_an_event_and_what_is_there_stays_whole(small_disk: Path)
     assert "newest checkpoint there: step 2" in events[0].message
     assert [point.step for point in listing(small_disk / "c")] == [1, 2]
     assert not list((small_disk / "c").glob(".writing-*"))
-    found = find(small_disk / "c", "newest")
-    assert bool((read_state(found.checkpoint.folder / "state.pt").tensors["weight"] == 2).all())
+    findings = find(small_disk / "c", "newest")
+    assert bool((read_state(findings.checkpoint.folder / "state.pt").tensors["weight"] == 2).all())
     writer.reject(1)
     assert writer.submit(state(5), 1.0)
     assert writer.close(30)

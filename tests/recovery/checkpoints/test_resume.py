@@ -37,8 +37,8 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    by_name: dict[str, Any] = json.loads(done.stdout)
+    return by_name
 
 
 @pytest.mark.slow
@@ -53,11 +53,11 @@ def test_a_new_process_continues_for_a_hundred_steps_bit_for_bit(tmp_path: Path)
 
 @pytest.mark.fault
 def test_after_two_hundred_kills_at_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
-    found = script("checkpointing.py", str(tmp_path), "200")
-    assert found["kills"] == 200
-    assert found["damaged"] == 0
-    assert found["written"] > 20  # it did not only fail to begin
-    assert found["cut off while writing"] > 20
+    result = script("checkpointing.py", str(tmp_path), "200")
+    assert result["kills"] == 200
+    assert result["damaged"] == 0
+    assert result["written"] > 20  # it did not only fail to begin
+    assert result["cut off while writing"] > 20
 
 
 def saved(folder: Path, made: Training, step: int = 7) -> None:
@@ -106,10 +106,10 @@ def test_models_and_optimizers_may_come_in_another_order(tmp_path: Path) -> None
     store.commit(copy_state(TrainingParts(tuple(optimizers), tuple(models)), 3), 1.0)
     others, their_optimizers = gan()
     restore(others[::-1], their_optimizers[::-1], directory=tmp_path)
-    for one, other in zip(models, others, strict=True):
-        assert torch.equal(one.weight, other.weight)
-    for one, other in zip(optimizers, their_optimizers, strict=True):
-        first, second = ([state["momentum_buffer"] for state in item.state.values()] for item in (one, other))
+    for item, other in zip(models, others, strict=True):
+        assert torch.equal(item.weight, other.weight)
+    for item, other in zip(optimizers, their_optimizers, strict=True):
+        first, second = ([state["momentum_buffer"] for state in item.state.values()] for item in (item, other))
         assert all(map(torch.equal, first, second))
 
 
@@ -142,11 +142,11 @@ def test_parts_that_were_not_restored_are_reported(tmp_path: Path) -> None:
     parts = TrainingParts((optimizer,), (made.model,), (schedule,), scaler)
     store.commit(copy_state(parts, 3), 1.0)
     fresh = Training.of(OPTIMIZERS["adamw foreach"])
-    said = "\n".join(restore(fresh.model, fresh.optimizers[0], directory=tmp_path).messages)
-    assert "1 schedulers saved, 0 given" in said
-    assert "pass the loss scaler" in said
-    assert "head.weight/odd: object" in said
-    assert "No checkpoint is verified" in said
+    text = "\n".join(restore(fresh.model, fresh.optimizers[0], directory=tmp_path).messages)
+    assert "1 schedulers saved, 0 given" in text
+    assert "pass the loss scaler" in text
+    assert "head.weight/odd: object" in text
+    assert "No checkpoint is verified" in text
 
 
 def test_the_local_directory_comes_first_and_then_what_is_fetched_of_the_run(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_p
         assert sorted(name for name, _, _ in item.meta.shards) == [".metadata", *shards]
     for processes in (4, 2, 1):
         ended = together(processes, "restore", "fsdp2", str(tmp_path))
-        told = "Random numbers were not restored" in ended[0].printed
-        assert told is (processes != 4)
+        is_told = "Random numbers were not restored" in ended[0].printed
+        assert is_told is (processes != 4)
     assert "equal" in alone("restore", "whole", str(tmp_path))
 
 

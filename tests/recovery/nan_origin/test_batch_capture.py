@@ -34,8 +34,8 @@ class Reader(nn.Module):
         self.out = nn.Linear(4, 1)
 
     def forward(self, inputs: dict[str, Tensor], *, picture: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        found: Tensor = self.out(self.words(inputs["ids"])).sum() * scale
-        return found if picture is None else found + picture.sum()
+        output: Tensor = self.out(self.words(inputs["ids"])).sum() * scale
+        return output if picture is None else output + picture.sum()
 
 
 def captured(*args: Any, **kwargs: Any) -> tuple[BatchCapture, CapturedBatch]:
@@ -131,8 +131,8 @@ def test_a_pass_within_a_function_transform_is_not_held() -> None:
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
 
     def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, weights, (row,)).square().sum()
-        return found
+        output: Tensor = torch.func.functional_call(model, weights, (row,)).square().sum()
+        return output
 
     torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(4, 3))
     torch.func.grad(loss)(weights, torch.randn(3))
@@ -164,20 +164,20 @@ def test_the_gradient_that_comes_back_to_an_output_is_known() -> None:
 
 def hooks_of(node: Any) -> list[Any]:
     """Hooks of ours in a graph of gradients."""
-    found, waiting = [], [node]
+    result, waiting = [], [node]
     while waiting:
         node = waiting.pop()
         waiting += [value for value, _ in node.next_functions if value is not None]
-        found += [hook for table in gc.get_referents(node) if isinstance(table, dict) for hook in table.values()]
-    return found
+        result += [hook for table in gc.get_referents(node) if isinstance(table, dict) for hook in table.values()]
+    return result
 
 
 def test_gradients_of_two_passes_are_known_where_the_script_keeps_the_outputs() -> None:
     model = Reader()
     capture, _ = listening(model)
-    one, two = (model({"ids": torch.tensor([[at]])}) for at in (1, 2))
+    first, two = (model({"ids": torch.tensor([[at]])}) for at in (1, 2))
     capture.gradients_begin()
-    (one * 3 + two * 2).backward()
+    (first * 3 + two * 2).backward()
     capture.gradients_end()
     assert [item.gradients for item in capture.passes(0)] == [{0: [torch.tensor(3.0)]}, {0: [torch.tensor(2.0)]}]
 
@@ -243,9 +243,9 @@ def test_training_is_bit_identical_with_and_without_it() -> None:
 
 
 def test_facts_count_what_is_not_finite_and_give_the_range_of_the_rest() -> None:
-    found = facts(x=torch.tensor([[1.0, NAN, -3.0], [INF, 2.0, -INF]]))["args[0]['x']"]
-    assert (found.shape, found.dtype, found.nan, found.inf) == ((2, 3), "float32", 1, 2)
-    assert (found.least, found.greatest, found.mean) == (-3.0, 2.0, 0.0)
+    fact = facts(x=torch.tensor([[1.0, NAN, -3.0], [INF, 2.0, -INF]]))["args[0]['x']"]
+    assert (fact.shape, fact.dtype, fact.nan, fact.inf) == ((2, 3), "float32", 1, 2)
+    assert (fact.least, fact.greatest, fact.mean) == (-3.0, 2.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,9 @@ def test_facts_count_what_is_not_finite_and_give_the_range_of_the_rest() -> None
     ids=["nan", "empty", "no whole numbers", "scalar", "yes and no", "complex", "half", "sparse", "huge"],
 )
 def test_facts_take_tensors_of_every_kind(tensor: Tensor) -> None:
-    found = facts(x=tensor)["args[0]['x']"]
-    assert found.shape == tuple(tensor.shape)
-    assert found.mean is None or abs(found.mean) < 2**63
+    fact = facts(x=tensor)["args[0]['x']"]
+    assert fact.shape == tuple(tensor.shape)
+    assert fact.mean is None or abs(fact.mean) < 2**63
 
 
 def test_facts_of_tokens_show_padding_repetition_and_repeated_rows() -> None:
@@ -310,8 +310,8 @@ def test_tensors_of_inference_mode_are_held_and_run_again_like_any_other() -> No
     model(inputs).sum().backward()
     (batch,) = capture.passes(0)
     assert not batch.was_changed
-    told = replay_batch(batch)
-    assert told.conclusion == "data or numerics"
+    values = replay_batch(batch)
+    assert values.conclusion == "data or numerics"
 
 
 def test_what_has_no_truth_value_is_looked_through_like_anything_else() -> None:

@@ -27,8 +27,8 @@ class Net(nn.Module):
         self.last = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(self.log(self.drop(self.norm(self.first(x)))))
-        return found
+        output: Tensor = self.last(self.log(self.drop(self.norm(self.first(x)))))
+        return output
 
 
 class Log(nn.Module):
@@ -63,17 +63,17 @@ def replayed(
 def test_a_batch_with_a_nan_is_data_or_numerics_and_the_first_module_is_named(net: Net) -> None:
     inputs = torch.randn(6, 4)
     inputs[2, 1] = float("nan")
-    found = replayed(net, inputs)
-    assert (found.conclusion, found.first_broken) == ("data or numerics", "first")
-    assert "input args[0] is non-finite" in found.message
+    findings = replayed(net, inputs)
+    assert (findings.conclusion, findings.first_broken) == ("data or numerics", "first")
+    assert "input args[0] is non-finite" in findings.message
 
 
 def test_an_overflow_inside_is_found_where_it_begins(net: Net) -> None:
     with torch.no_grad():
         net.last.weight.fill_(3e38)
-    found = replayed(net, torch.randn(6, 4))
-    assert (found.conclusion, found.first_broken) == ("data or numerics", "last")
-    assert "inputs are finite" in found.message
+    findings = replayed(net, torch.randn(6, 4))
+    assert (findings.conclusion, findings.first_broken) == ("data or numerics", "last")
+    assert "inputs are finite" in findings.message
 
 
 def test_a_batch_that_broke_once_and_not_again_points_at_the_hardware(net: Net) -> None:
@@ -82,9 +82,9 @@ def test_a_batch_that_broke_once_and_not_again_points_at_the_hardware(net: Net) 
 
 def test_hardware_is_not_blamed_if_state_or_random_numbers_may_have_differed() -> None:
     for kind in RESTORED:
-        found = replayed(made(kind), torch.ones(2, 6), flipped=True)
-        assert found.conclusion == "cannot tell", kind
-        assert "keeps state between calls" in found.message
+        findings = replayed(made(kind), torch.ones(2, 6), flipped=True)
+        assert findings.conclusion == "cannot tell", kind
+        assert "keeps state between calls" in findings.message
 
     class Drawing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -104,8 +104,8 @@ def test_a_model_with_its_own_state_trains_identically_with_and_without_a_replay
             inputs = torch.full((2, 6), float("nan") if step == 2 else 1.0)
             output = model(inputs)
             if step == 2 and looked:
-                found = replay_batch(capture.passes(0)[-1])
-                assert found.conclusion == "data or numerics"
+                result = replay_batch(capture.passes(0)[-1])
+                assert result.conclusion == "data or numerics"
             if step != 2:
                 output.square().mean().backward()
                 optimizer.step()
@@ -119,17 +119,17 @@ def test_a_model_with_its_own_state_trains_identically_with_and_without_a_replay
 
 @pytest.mark.parametrize("kind", NOT_RUN_AGAIN)
 def test_a_model_that_cannot_be_restored_is_not_run_again_and_the_reason_is_given(kind: type[SnapshotManager]) -> None:
-    found = replayed(made(kind), torch.full((2, 6), float("nan")))
-    assert found.conclusion == "cannot tell"
-    assert found.message == f"The batch was not run again: {NOT_RUN_AGAIN[kind]}."
+    findings = replayed(made(kind), torch.full((2, 6), float("nan")))
+    assert findings.conclusion == "cannot tell"
+    assert findings.message == f"The batch was not run again: {NOT_RUN_AGAIN[kind]}."
 
 
 def test_a_replay_ends_after_its_time(net: Net) -> None:
     capture, _ = listening(net)
     net(torch.randn(6, 4))
     before = picture(net)
-    found = replay_batch(capture.passes(0)[-1], seconds=0.0)
-    assert found.message == "The batch was not run again: it takes more than 0 s."
+    result = replay_batch(capture.passes(0)[-1], seconds=0.0)
+    assert result.message == "The batch was not run again: it takes more than 0 s."
     assert differences(before, picture(net)) == []
 
 
@@ -152,8 +152,8 @@ def test_a_non_finite_complex_number_is_found_at_its_origin() -> None:
             self.out = nn.Linear(6, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            found = x.to(torch.complex64) @ self.weight
-            result: Tensor = self.out(torch.view_as_real(found / (found * 0)).flatten(1))
+            outcome = x.to(torch.complex64) @ self.weight
+            result: Tensor = self.out(torch.view_as_real(outcome / (outcome * 0)).flatten(1))
             return result
 
     origin = replayed(Complex(), torch.ones(2, 4)).origin
@@ -170,9 +170,9 @@ def test_broken_weights_are_named_before_anything_is_run(net: Net) -> None:
         with torch.no_grad():
             net.last.bias[0] = float("inf")
 
-    found = replayed(net, torch.randn(6, 4), spoil)
-    assert found.conclusion == "weights"
-    assert "last.bias" in found.message
+    findings = replayed(net, torch.randn(6, 4), spoil)
+    assert findings.conclusion == "weights"
+    assert "last.bias" in findings.message
 
 
 def test_a_batch_that_was_changed_since_is_not_judged(net: Net) -> None:
@@ -251,8 +251,8 @@ def test_a_wrapper_is_taken_off_before_it_runs_again(net: Net) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
-            found: Tensor = self.module(x)
-            return found
+            output: Tensor = self.module(x)
+            return output
 
     wrapped = Wrapper()
     assert replayed(wrapped, torch.randn(6, 4)).conclusion == "after the model"

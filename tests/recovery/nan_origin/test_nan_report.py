@@ -24,26 +24,26 @@ def replayed(plant: Plant) -> Replay:
     torch.manual_seed(0)
     capture, watch = listening(plant.model)
     capture.step = 1
-    found: list[Replay] = []
+    items: list[Replay] = []
 
     def hear(step: int, model: nn.Module, outputs: Tensor, loss: Tensor, optimizer: Optimizer) -> None:
         capture.backward_began(loss)
         if step == LAST:
-            found.append(replay_step(capture.passes(step), capture.loss, [optimizer])[1])
+            items.append(replay_step(capture.passes(step), capture.loss, [optimizer])[1])
         capture.step = step + 1
 
     train(plant, hear, capture)
     watch.remove()
-    return found[0]
+    return items[0]
 
 
 @pytest.mark.parametrize("make", PLANTS, ids=lambda letter: letter.__name__)
 def test_the_place_of_the_first_non_finite_number_is_named(make: Callable[[], Plant]) -> None:
     plant = make()
-    found = replayed(plant)
-    origin = found.origin
-    assert origin is not None, found
-    module = found.first_broken if origin.source == "input" else origin.module
+    findings = replayed(plant)
+    origin = findings.origin
+    assert origin is not None, findings
+    module = findings.first_broken if origin.source == "input" else origin.module
     assert (origin.source, module, origin.operation) == (plant.source, plant.module, plant.operation)
     assert plant.line in origin.line
 
@@ -54,9 +54,9 @@ def test_the_place_of_the_first_non_finite_number_is_named(make: Callable[[], Pl
 def test_an_origin_in_the_loss_function_is_reported_in_a_complete_sentence(make: Callable[[], Plant]) -> None:
     origin = replayed(make()).origin
     assert origin is not None
-    said = origin_event(LAST, origin, "").message
-    assert said.startswith(f"Step {LAST}: the first non-finite value comes from the loss function, not from")
-    assert f"; the loss is non-finite: possible source {origin.operation}." in said
+    message = origin_event(LAST, origin, "").message
+    assert message.startswith(f"Step {LAST}: the first non-finite value comes from the loss function, not from")
+    assert f"; the loss is non-finite: possible source {origin.operation}." in message
 
 
 def test_a_gradient_that_a_hook_on_the_output_broke_is_not_put_down_to_the_loss_function_alone() -> None:
@@ -88,16 +88,16 @@ def test_an_infinity_that_is_meant_is_no_birth() -> None:
         return (kept + x.abs().amax() * 1e6 - 2).log()
 
     plant = Plant(Net(Step(attend), nn.Identity()), "forward", "between", "log", batch=last(torch.zeros_like))
-    found = replayed(plant)
-    assert found.origin is not None
-    assert (found.origin.operation, found.origin.nan_by) == ("log", "")
+    findings = replayed(plant)
+    assert findings.origin is not None
+    assert (findings.origin.operation, findings.origin.nan_by) == ("log", "")
 
 
 def test_an_overflow_is_named_rather_than_the_nan_it_led_to() -> None:
-    found = replayed(an_overflow()).origin
-    assert found is not None
-    assert (found.operation, found.nan_by) == ("mm", "addmm")
-    assert "the largest float16 is 65504" in origin_event(LAST, found, "between").message
+    origin = replayed(an_overflow()).origin
+    assert origin is not None
+    assert (origin.operation, origin.nan_by) == ("mm", "addmm")
+    assert "the largest float16 is 65504" in origin_event(LAST, origin, "between").message
 
 
 class Recurrent(nn.Module):
@@ -111,17 +111,17 @@ class Recurrent(nn.Module):
         self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found, _ = self.memory(x.unsqueeze(0))
-        found = checkpoint(self.drop, self.norm(found[0]), use_reentrant=False)
-        output: Tensor = (self.last(found) * x.abs().amax()).square().sum(-1).sqrt()
+        result, _ = self.memory(x.unsqueeze(0))
+        result = checkpoint(self.drop, self.norm(result[0]), use_reentrant=False)
+        output: Tensor = (self.last(result) * x.abs().amax()).square().sum(-1).sqrt()
         return output
 
 
 def test_an_origin_is_found_through_recurrent_modules_and_activation_checkpoints() -> None:
-    found = replayed(Plant(Recurrent(), "backward", "", "sqrt", batch=last(torch.zeros_like))).origin
-    assert found is not None
-    assert (found.source, found.operation) == ("backward", "sqrt")
-    assert "Recurrent.forward" in found.line
+    origin = replayed(Plant(Recurrent(), "backward", "", "sqrt", batch=last(torch.zeros_like))).origin
+    assert origin is not None
+    assert (origin.source, origin.operation) == ("backward", "sqrt")
+    assert "Recurrent.forward" in origin.line
 
 
 def test_the_broken_pass_of_a_step_is_the_one_that_is_replayed() -> None:
@@ -131,10 +131,10 @@ def test_the_broken_pass_of_a_step_is_the_one_that_is_replayed() -> None:
     sound = torch.ones(6, 4)
     for batch in (sound, -sound, sound * 2):
         model(batch).square().mean().backward()
-    batch, found = replay_step(capture.passes(0))
+    batch, result = replay_step(capture.passes(0))
     assert torch.equal(batch.args[0], -sound)
-    assert found.origin is not None
-    assert found.origin.operation == "log"
+    assert result.origin is not None
+    assert result.origin.operation == "log"
 
 
 @pytest.mark.parametrize("make", PLANTS, ids=lambda letter: letter.__name__)

@@ -87,7 +87,7 @@ def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
 
 
 @pytest.mark.parametrize(
-    ("name", "do", "given", "said"),
+    ("name", "do", "given", "expected"),
     [
         ("log", torch.log, (SMALL,), "Keep the input of the logarithm above zero"),
         ("sqrt", torch.sqrt, (-SMALL,), "Keep the input of the root above zero"),
@@ -100,9 +100,9 @@ def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
     ],
 )
 def test_the_advice_depends_on_the_operation(
-    name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], said: str
+    name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], expected: str
 ) -> None:
-    assert str(origin_event(7, born(name, do, *given), "head").remedies[0]).startswith(said)
+    assert str(origin_event(7, born(name, do, *given), "head").remedies[0]).startswith(expected)
 
 
 def test_gradients_that_overflow_in_half_precision_ask_for_a_lower_loss_scale() -> None:

@@ -32,9 +32,9 @@ def test_without_an_extreme_loss_the_limit_of_the_gradient_is_ten_times_as_high(
         limit.step(1.0, skipped=False, loss=2.0)
 
     def largest(*losses: float) -> float:
-        found = limit.largest_for([torch.tensor(loss) if on_device else loss for loss in losses])
-        assert found is not None
-        return float(found)
+        result = limit.largest_for([torch.tensor(loss) if on_device else loss for loss in losses])
+        assert result is not None
+        return float(result)
 
     assert largest(2.0, 2.0) == 1000.0
     assert largest(2.0, 21.0) == 100.0

@@ -37,5 +37,5 @@ def test_a_broken_step_on_the_device_changes_nothing_and_fused_ones_wait_for_not
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert bool(differences(before, picture(model, optimizer))) is (step != 4)
-    known = [verdict.broken for verdict in meter.verdicts]
-    assert known[4] is (True if name == "capturable" else None)
+    brokens = [verdict.broken for verdict in meter.verdicts]
+    assert brokens[4] is (True if name == "capturable" else None)

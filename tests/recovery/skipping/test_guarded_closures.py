@@ -17,8 +17,8 @@ NAN = float("nan")
 
 def loss_of(model: nn.Module, number: int) -> Tensor:
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
-    found: Tensor = model(inputs.to(next(model.parameters()).dtype)).square().mean()
-    return found
+    output: Tensor = model(inputs.to(next(model.parameters()).dtype)).square().mean()
+    return output
 
 
 def lbfgs_training(line_search: str | None, breaks: Callable[[int, int], bool]) -> tuple[list[bool], list[bool], int]:

@@ -26,10 +26,10 @@ def test_a_taken_step_is_nothing_to_speak_of() -> None:
 
 def test_the_first_of_consecutive_skips_is_reported() -> None:
     count = SkipCount(POLICY)
-    told = [count.step(step, "guard" if step in (3, 4, 7) else None).events for step in range(1, 10)]
-    assert [bool(item) for item in told] == [step in (3, 7) for step in range(1, 10)]
-    assert told[2][0].severity is Severity.WARNING
-    assert "are unchanged" in told[2][0].message
+    events = [count.step(step, "guard" if step in (3, 4, 7) else None).events for step in range(1, 10)]
+    assert [bool(item) for item in events] == [step in (3, 7) for step in range(1, 10)]
+    assert events[2][0].severity is Severity.WARNING
+    assert "are unchanged" in events[2][0].message
 
 
 def test_twenty_five_skips_in_a_row_are_critical() -> None:

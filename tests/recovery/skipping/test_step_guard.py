@@ -185,12 +185,12 @@ def test_a_nan_in_the_half_of_one_optimizer_stops_the_other_half_as_well(muon_fi
 
 
 def test_gradients_that_one_half_of_a_gan_left_behind_do_not_stop_the_other() -> None:
-    one, other = model_of(1), model_of(2)
-    optimizers = [torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())]
+    first, other = model_of(1), model_of(2)
+    optimizers = [torch.optim.Adam(first.parameters()), torch.optim.Adam(other.parameters())]
     moved = []
-    with guarding(one, other) as meter:
+    with guarding(first, other) as meter:
         for number in range(8):
-            model, optimizer = (one, other)[number % 2], optimizers[number % 2]
+            model, optimizer = (first, other)[number % 2], optimizers[number % 2]
             before = picture(model, optimizer)
             optimizer.zero_grad()
             (nan_input if number == 4 else loss_of)(model, batch(number)).backward()
@@ -263,10 +263,10 @@ def test_fused_optimizers_are_stopped_by_a_flag_on_the_device(name: str, scaled:
         return picture(model, optimizer), [verdict.broken for verdict in meter.verdicts]
 
     straight, _ = train(set())
-    detour, known = train({2, 3, 6})
+    detour, values = train({2, 3, 6})
     assert differences(straight, detour) == []
     # The first step is asked for on the host: fused SGD makes buffers in it that it fills only if it does something.
-    assert known == [False] + [None] * 8
+    assert values == [False] + [None] * 8
 
 
 def test_a_flag_on_the_device_needs_no_module_whose_buffers_are_known() -> None:

@@ -108,7 +108,7 @@ def test_layers_that_began_to_learn_later_are_restored_and_lose_their_state() ->
     assert all(value in training.optimizers[0].state for value in head)
     restore_state(copy, training.parts)
     assert not any(value in training.optimizers[0].state for value in head)
-    assert all(torch.equal(one, other) for one, other in zip(head, before, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(head, before, strict=True))
     assert training.optimizers[0].param_groups[1]["lr"] == 0.5
 
 
@@ -224,7 +224,7 @@ def test_averaged_copies_are_restored_to_their_earlier_state() -> None:
     average.update_parameters(training.model)
     assert int(average.n_averaged) == 2
     restore_state(copy, parts)
-    assert all(torch.equal(one, other) for one, other in zip(average.parameters(), kept, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(average.parameters(), kept, strict=True))
     assert int(average.n_averaged) == 1
 
 

@@ -25,23 +25,23 @@ EACH = ("adamw foreach", "lbfgs")
 
 def everything(training: Training, parts: TrainingParts) -> dict[str, Any]:
     """All that a restore may change, gradients and generators too, and whether each is still the same object."""
-    found = bits(training)
+    result = bits(training)
     for name, parameter in training.model.named_parameters():
         gradient = parameter.grad
-        found[f"{name}.grad"] = None if gradient is None else plain(gradient)
+        result[f"{name}.grad"] = None if gradient is None else plain(gradient)
     for number, optimizer in enumerate(training.optimizers):
         groups = [{key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups]
-        found[f"groups.{number}"] = plain(groups)
-        found[f"keys.{number}"] = [
+        result[f"groups.{number}"] = plain(groups)
+        result[f"keys.{number}"] = [
             (id(key), id(entry), list(entry) if isinstance(entry, dict) else entry)
             for key, entry in optimizer.state.items()
         ]
     for number, scheduler in enumerate(parts.schedulers):
-        found[f"scheduler.{number}"] = plain(scheduler.state_dict())
+        result[f"scheduler.{number}"] = plain(scheduler.state_dict())
     if parts.scaler is not None:
-        found["scaler"] = parts.scaler.state_dict()
-    found["random"] = (random.getstate(), plain(np.random.get_state()), plain(torch.get_rng_state()))
-    return found
+        result["scaler"] = parts.scaler.state_dict()
+    result["random"] = (random.getstate(), plain(np.random.get_state()), plain(torch.get_rng_state()))
+    return result
 
 
 def plain(value: Any) -> Any:

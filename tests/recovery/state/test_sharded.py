@@ -40,8 +40,8 @@ def test_shards_and_their_moments_are_restored_and_stay_shards(model: nn.Module,
 
     def all_of_it() -> list[torch.Tensor]:
         moments = [item for state in optimizer.state.values() for item in state.values()]
-        found = [*model.parameters(), *moments]
-        return [(item.full_tensor() if hasattr(item, "full_tensor") else item).clone() for item in found]
+        result = [*model.parameters(), *moments]
+        return [(item.full_tensor() if hasattr(item, "full_tensor") else item).clone() for item in result]
 
     step()
     parts = find_parts([optimizer])

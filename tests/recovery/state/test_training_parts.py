@@ -82,9 +82,9 @@ def test_schedulers_of_these_optimizers_are_found_and_those_inside_others_are_no
     optimizer, stranger = (torch.optim.SGD(item.parameters(), lr=0.1) for item in (net, other))
     chain = ChainedScheduler([ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)])
     single, foreign = ExponentialLR(optimizer, 0.5), ExponentialLR(stranger, 0.5)
-    found = find_parts([optimizer]).schedulers
-    assert set(found) == {chain, single}
-    assert foreign not in found
+    schedulers = find_parts([optimizer]).schedulers
+    assert set(schedulers) == {chain, single}
+    assert foreign not in schedulers
 
 
 def test_averages_are_found_and_a_copy_that_may_be_the_best_model_so_far_is_left_alone() -> None:

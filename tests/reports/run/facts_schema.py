@@ -37,7 +37,7 @@ def facts_schema() -> dict[str, Any]:
         definition = definitions[cls.__name__]
         definition["required"].insert(0, "kind")
         definition["properties"] = {"kind": {"const": kind}, **definition["properties"]}
-    known = [{"$ref": f"#/$defs/{cls.__name__}"} for _, cls in sorted(classes.items())]
+    values = [{"$ref": f"#/$defs/{cls.__name__}"} for _, cls in sorted(classes.items())]
     others = {
         "type": "object",
         "properties": {"kind": {"not": {"enum": sorted(classes)}}},
@@ -45,7 +45,7 @@ def facts_schema() -> dict[str, Any]:
     }
     return {
         "facts": {
-            "anyOf": [{"type": "null"}, *known, others],
+            "anyOf": [{"type": "null"}, *values, others],
             "description": "What is known, with types; null for types whose numbers are in `metrics` alone.",
         },
         **definitions,
@@ -82,8 +82,8 @@ def _body(cls: type) -> ast.ClassDef:
 
 def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if get_origin(wanted) in (Union, types.UnionType):
-        (known,) = (arg for arg in get_args(wanted) if arg is not types.NoneType)
-        return {"anyOf": [_schema_of(known, definitions), {"type": "null"}]}
+        (arg,) = (arg for arg in get_args(wanted) if arg is not types.NoneType)
+        return {"anyOf": [_schema_of(arg, definitions), {"type": "null"}]}
     if get_origin(wanted) is tuple:
         parts = get_args(wanted)
         if parts[-1] is Ellipsis:
@@ -106,16 +106,16 @@ def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _meanings(cls: type) -> dict[str, str]:
     """The comment behind each field, or the docstring below it, those of base classes included."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for item in reversed(cls.__mro__):
         if not item.__module__.startswith(PACKAGE):
             continue
         source = textwrap.dedent(inspect.getsource(item))
-        found |= {name: f"{comment}." for name, comment in COMMENT.findall(source)}
+        by_name |= {name: f"{comment}." for name, comment in COMMENT.findall(source)}
         for field, meaning in pairwise(_body(item).body):
             if isinstance(field, ast.AnnAssign) and isinstance(meaning, ast.Expr):
-                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(meaning.value).split())
-    return found
+                by_name[ast.unparse(field.target)] = " ".join(ast.literal_eval(meaning.value).split())
+    return by_name
 
 
 def with_facts(schema: dict[str, Any]) -> dict[str, Any]:

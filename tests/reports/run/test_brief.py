@@ -32,9 +32,9 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 def test_of_many_findings_the_worst_are_listed_and_the_others_are_counted() -> None:
     many = tuple(changed(spike(), start=step, message="far above its baseline " * 50) for step in range(500))
-    said = brief(replace(broken(), findings=(*many, *broken().findings)))
-    assert len(said["findings"]) + said["more_findings"] == 502
-    assert "nan_detected" in {finding["issue_type"] for finding in said["findings"]}
+    result = brief(replace(broken(), findings=(*many, *broken().findings)))
+    assert len(result["findings"]) + result["more_findings"] == 502
+    assert "nan_detected" in {finding["issue_type"] for finding in result["findings"]}
 
 
 @settings(max_examples=60)

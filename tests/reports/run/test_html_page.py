@@ -72,7 +72,7 @@ def test_a_page_is_well_formed_and_every_link_leads_to_a_place_in_it(report: Rep
 
 
 def test_a_page_tells_everything_about_a_broken_run() -> None:
-    said = text_of(Page(render(BAD)))
+    text = text_of(Page(render(BAD)))
     for part in (
         "Broken: train_loss became NaN at step 960",
         "1 critical, 1 warning, 1 info",
@@ -84,7 +84,7 @@ def test_a_page_tells_everything_about_a_broken_run() -> None:
         "Gradients: no gradient norm was logged.",
         "5 lines were no JSON.",
     ):
-        assert part in said
+        assert part in text
 
 
 def test_advice_is_given_once_for_each_kind_of_finding() -> None:
@@ -99,9 +99,9 @@ def test_a_page_of_several_runs_begins_with_all_of_them() -> None:
 
 
 def test_the_list_of_several_runs_has_their_names_and_causes() -> None:
-    said = text_of(Page(render(SEVERAL)))
-    assert "good.jsonl logs/good.jsonl healthy" in said
-    assert "bad.jsonl logs/bad.jsonl broken overflow (likely) 999" in said
+    text = text_of(Page(render(SEVERAL)))
+    assert "good.jsonl logs/good.jsonl healthy" in text
+    assert "bad.jsonl logs/bad.jsonl broken overflow (likely) 999" in text
 
 
 def test_cause_and_actions_come_before_curves_and_findings() -> None:

@@ -39,8 +39,8 @@ def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
 def test_facts_are_an_object_next_to_the_message() -> None:
     facts = SpikeFacts(7.5, 0.5, 18.8, 8.0)
     (diagnosis, *_) = BAD.diagnoses
-    told = replace(diagnosis, findings=(replace(diagnosis.findings[0], facts=facts), *diagnosis.findings[1:]))
-    document = json.loads(render(replace(BAD, diagnoses=(told,))))
+    changed = replace(diagnosis, findings=(replace(diagnosis.findings[0], facts=facts), *diagnosis.findings[1:]))
+    document = json.loads(render(replace(BAD, diagnoses=(changed,))))
     Draft202012Validator(schema("diagnosis")).validate(document)
     assert document["runs"][0]["findings"][0]["facts"] == facts.as_json()
     document["runs"][0]["findings"][0]["facts"]["sigmas"] = "many"

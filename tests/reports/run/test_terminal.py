@@ -57,13 +57,13 @@ def test_a_broken_run_is_reported_from_its_verdict_to_the_advice() -> None:
 
 @pytest.mark.parametrize("quoted", [False, True])
 def test_the_origin_of_a_nan_is_shown_unless_the_cause_names_it(quoted: bool) -> None:
-    said = "the first non-finite value comes from log in head, which produced 7 infinite."
-    birth = changed(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
+    text = "the first non-finite value comes from log in head, which produced 7 infinite."
+    birth = changed(oscillation(), kind="nan_origin", message=f"Step 420: {text}", experimental=False)
     run = broken()
     assert run.cause is not None
     cause = run.cause
     if quoted:
-        cause = replace(cause, evidence=(f"T{said[1:]}",), repeats=((birth.kind, birth.start),))
+        cause = replace(cause, evidence=(f"T{text[1:]}",), repeats=((birth.kind, birth.start),))
     run = replace(run, findings=(*run.findings, birth), cause=cause)
     lines = " ".join(shown(replace(BAD, diagnoses=(run,))).split())
     assert lines.count("comes from log in head") == 1
@@ -169,8 +169,8 @@ def test_text_for_a_file_has_no_space_at_the_ends_of_lines() -> None:
 def test_a_curve_without_a_finite_value_and_one_of_one_point_can_be_shown() -> None:
     nothing = Sketch("loss", (0, 1), (float("nan"),) * 2, (float("nan"),) * 2)
     assert "no finite value" in shown(Report((replace(broken(), curves=(), sketches=(nothing,)),)))
-    one = Sketch("loss", (7,), (1.0,), (1.0,))
-    assert "1 at step 7" in shown(Report((replace(healthy(), curves=(), sketches=(one,)),)))
+    sketch = Sketch("loss", (7,), (1.0,), (1.0,))
+    assert "1 at step 7" in shown(Report((replace(healthy(), curves=(), sketches=(sketch,)),)))
 
 
 def test_of_many_episodes_the_worst_are_shown_and_the_others_counted() -> None:

@@ -84,6 +84,6 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert number_text(value) == text
 
 
-@pytest.mark.parametrize(("value", "said"), [(999.4, "999"), (999.7, "1000"), (-999.7, "-1000"), (1000.4, "1000")])
-def test_a_number_just_below_a_thousand_is_written_as_its_neighbours_are(value: float, said: str) -> None:
-    assert number_text(value) == said
+@pytest.mark.parametrize(("value", "expected"), [(999.4, "999"), (999.7, "1000"), (-999.7, "-1000"), (1000.4, "1000")])
+def test_a_number_just_below_a_thousand_is_written_as_its_neighbours_are(value: float, expected: str) -> None:
+    assert number_text(value) == expected

@@ -25,15 +25,15 @@ def three_of_one_name() -> Comparison:
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
 def test_runs_with_the_same_name_are_distinguished_by_their_ids(form: str) -> None:
     comparison = three_of_one_name()
-    said = (
+    text = (
         comparison_terminal.render(comparison, width=120, verbose=True)
         if form == "terminal"
         else render_comparison(comparison, form)
     )
-    shown = said.replace("&#61;", "=")
+    shown = text.replace("&#61;", "=")
     for name in ("lr=0.1 (aaaaaaaa1)", "lr=0.1 (aaaaaaaa3)", "lr=0.1 (bbbbbbbb5)"):
         assert shown.count(name) >= 2  # in the table, and where its failure or its being the baseline is reported
-    assert "alone (" not in said
+    assert "alone (" not in text
 
 
 def test_programs_get_the_names_as_they_are() -> None:

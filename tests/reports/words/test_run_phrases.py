@@ -32,7 +32,7 @@ def test_what_a_run_shows_is_counted_by_how_bad_it_is_and_what_is_not_there_is_l
 
 
 @pytest.mark.parametrize(
-    ("episode", "said"),
+    ("episode", "expected"),
     [
         (spike(), "step 300, in train_loss, recovered"),
         (oscillation(), "steps 420 to 480, worst at 430, in train_loss, experimental"),
@@ -42,8 +42,8 @@ def test_what_a_run_shows_is_counted_by_how_bad_it_is_and_what_is_not_there_is_l
         (changed(spike(), metric="loss_spike", place="blocks.3", recovered=None), "step 300, in blocks.3"),
     ],
 )
-def test_an_episode_is_placed_in_half_a_sentence(episode: Finding, said: str) -> None:
-    assert wording.where(episode) == said
+def test_an_episode_is_placed_in_half_a_sentence(episode: Finding, expected: str) -> None:
+    assert wording.where(episode) == expected
 
 
 def test_a_verdict_does_not_say_its_outcome_twice() -> None:

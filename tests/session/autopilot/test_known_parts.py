@@ -35,9 +35,9 @@ def net() -> nn.Sequential:
 
 
 def alive(parts: KnownParts) -> TrainingParts:
-    found = parts.alive()
-    assert found is not None
-    return found
+    result = parts.alive()
+    assert result is not None
+    return result
 
 
 def test_an_ordinary_step_and_an_ordinary_snapshot_search_nothing(searches: list[int]) -> None:
@@ -84,12 +84,12 @@ def test_averages_that_are_created_later_are_found_and_follow_the_known_ones() -
     second = AveragedModel(model)
     frozen = copy.deepcopy(model).requires_grad_(False)
     assert parts.look_again(None) is PartsChange.NONE
-    known = alive(parts).averaged
-    assert known[0] is first
-    assert {id(item) for item in known[1:]} == {id(second), id(frozen)}
+    averaged = alive(parts).averaged
+    assert averaged[0] is first
+    assert {id(item) for item in averaged[1:]} == {id(second), id(frozen)}
     third = AveragedModel(model)
     parts.look_again(None)
-    assert alive(parts).averaged == (*known, third)
+    assert alive(parts).averaged == (*averaged, third)
 
 
 def test_searches_for_later_modules_take_a_small_share_of_the_time(searches: list[int]) -> None:

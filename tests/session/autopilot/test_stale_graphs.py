@@ -54,10 +54,10 @@ def test_a_graph_of_another_thread_is_not_old_and_one_of_the_last_steps_is() -> 
     weight, stale = nn.Parameter(torch.ones(2)), StaleGraphs()
     old = [(weight * 2).sum() for _ in range(100)]  # one for each step
     stale.restored(100)
-    found: list[torch.Tensor] = []
-    other = threading.Thread(target=lambda: found.append(weight * 2))
+    output: list[torch.Tensor] = []
+    other = threading.Thread(target=lambda: output.append(weight * 2))
     other.start()
     other.join()
-    assert not stale.is_stale(found[0].sum())
+    assert not stale.is_stale(output[0].sum())
     assert stale.is_stale(old[-1])
-    assert stale.is_stale(found[0].sum() + old[-5])
+    assert stale.is_stale(output[0].sum() + old[-5])

@@ -42,9 +42,9 @@ def line(step: int) -> None:
 
 def ours(rows: list[str]) -> list[str]:
     """Our rows, after a look at every row that has a word of ours in it."""
-    found = [row for row in rows if "loss 9" in row]
-    assert all(row.startswith("mlflow-stability: loss 9 at step ") for row in found), rows
-    return found
+    result = [row for row in rows if "loss 9" in row]
+    assert all(row.startswith("mlflow-stability: loss 9 at step ") for row in result), rows
+    return result
 
 
 def bar_rows(rows: list[str], title: str) -> list[str]:

@@ -71,13 +71,13 @@ def test_the_start_is_logged_before_any_finding_even_if_the_run_is_created_late(
     trouble: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    known = [DeliveredRun()]
+    delivered_runs = [DeliveredRun()]
     output = TrainingOutput(silent=False)
-    output.recording_begins("into sqlite:///mlflow.db; the run is being created.", lambda: known[0])
+    output.recording_begins("into sqlite:///mlflow.db; the run is being created.", lambda: delivered_runs[0])
     output.found(trouble)
     assert caplog.messages[0] == "Recording into sqlite:///mlflow.db; the run is being created."
     assert trouble.message in caplog.messages[1]
-    known[0] = RUN
+    delivered_runs[0] = RUN
     output.found(replace(SPIKE, kind="memory_pressure"))
     assert len(caplog.messages) == 3
     assert output.begins(RUN)
@@ -142,11 +142,11 @@ def test_a_finding_of_a_slow_training_does_not_wait_for_the_next_step(
     output.found(SPIKE, may_act=True)
     clock.advance(0.5 * HELD_SECONDS)
     output.found(replace(SPIKE, kind="divergence", severity=Severity.CRITICAL), may_act=True)
-    said = []
+    result = []
     for share in (0.4, 0.2, 0.3, 0.2):
         clock.advance(share * HELD_SECONDS)
-        said.append(len(caplog.messages))
-    assert said == [0, 1, 1, 2], "each waits for its own time, not for a second turn of the timer"
+        result.append(len(caplog.messages))
+    assert result == [0, 1, 1, 2], "each waits for its own time, not for a second turn of the timer"
 
 
 def test_a_finding_is_logged_by_a_thread_if_no_further_step_follows(
@@ -250,7 +250,7 @@ def test_a_nan_with_a_known_origin_is_logged_with_its_origin_and_remedy(
         "Step 7: the batch was NaN.",
         remedies=read_remedies(("Inspect the saved batch.",)),
     )
-    found = at_step(
+    finding = at_step(
         7,
         kind,
         Severity.CRITICAL,
@@ -259,9 +259,9 @@ def test_a_nan_with_a_known_origin_is_logged_with_its_origin_and_remedy(
     )
     before = TrainingOutput(silent=False)
     before.found(origin)
-    before.found(found)
+    before.found(finding)
     held = TrainingOutput(silent=False, rolls_back=True)
-    held.found(found, may_act=True)
+    held.found(finding, may_act=True)
     held.found(origin, may_act=True)
     held.all_done()
     assert caplog.messages == [f"{kind}: It is NaN. Step 7: the batch was NaN. Inspect the saved batch."] * 2
@@ -347,7 +347,7 @@ def test_of_many_runs_the_last_ones_are_listed_and_the_others_are_counted(caplog
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 
 
-def said(*events: tuple[int, str, Severity]) -> list[tuple[int, str]]:
+def news_of(*events: tuple[int, str, Severity]) -> list[tuple[int, str]]:
     troubles = Troubles()
     return [
         (step, kind) for step, kind, severity in events if troubles.is_news(at_step(step, kind, severity, "It was."))
@@ -355,7 +355,7 @@ def said(*events: tuple[int, str, Severity]) -> list[tuple[int, str]]:
 
 
 def test_findings_of_severity_info_are_not_logged() -> None:
-    assert said((5, "loss_spike", Severity.INFO)) == []
+    assert news_of((5, "loss_spike", Severity.INFO)) == []
 
 
 def test_the_first_finding_of_a_problem_and_worse_ones_are_logged() -> None:
@@ -370,19 +370,19 @@ def test_the_first_finding_of_a_problem_and_worse_ones_are_logged() -> None:
         (318, "nan_detected", CRITICAL),
         (400, "activation_nonfinite", WARNING),
     ]
-    assert said(*learning_rate_jump) == [(302, "gradient_explosion"), (313, "divergence"), (317, "inf_detected")]
+    assert news_of(*learning_rate_jump) == [(302, "gradient_explosion"), (313, "divergence"), (317, "inf_detected")]
 
 
 def test_another_problem_is_logged_when_the_previous_one_is_over() -> None:
     first, soon, later = (
         (step, "loss_spike", WARNING) for step in (100, 100 + GAP_STEPS, 100 + GAP_STEPS + GAP_STEPS + 1)
     )
-    assert said(first, soon, later) == [(100, "loss_spike"), (101 + 2 * GAP_STEPS, "loss_spike")]
+    assert news_of(first, soon, later) == [(100, "loss_spike"), (101 + 2 * GAP_STEPS, "loss_spike")]
 
 
 def test_a_finding_unrelated_to_the_current_problem_is_logged_too() -> None:
-    found = (10, "loss_spike", WARNING), (11, "memory_pressure", WARNING), (12, "memory_pressure", WARNING)
-    assert said(*found) == [(10, "loss_spike"), (11, "memory_pressure")]
+    counts = (10, "loss_spike", WARNING), (11, "memory_pressure", WARNING), (12, "memory_pressure", WARNING)
+    assert news_of(*counts) == [(10, "loss_spike"), (11, "memory_pressure")]
 
 
 def test_after_a_rollback_findings_of_the_same_problem_are_logged_only_if_worse() -> None:
@@ -393,9 +393,9 @@ def test_after_a_rollback_findings_of_the_same_problem_are_logged_only_if_worse(
 
 
 def test_actions_are_always_logged() -> None:
-    assert said(*[(step, "give_up", WARNING) for step in (10, 11)]) == [(10, "give_up"), (11, "give_up")]
+    assert news_of(*[(step, "give_up", WARNING) for step in (10, 11)]) == [(10, "give_up"), (11, "give_up")]
 
 
 def test_a_training_full_of_spikes_says_each_doubling_of_their_number() -> None:
     spikes = [(step * 2 * GAP_STEPS, "loss_spike", WARNING) for step in range(1, 41)]
-    assert [step // (2 * GAP_STEPS) for step, _ in said(*spikes)] == [*range(1, ALWAYS_REPORTED + 1), 8, 16, 32]
+    assert [step // (2 * GAP_STEPS) for step, _ in news_of(*spikes)] == [*range(1, ALWAYS_REPORTED + 1), 8, 16, 32]

@@ -10,8 +10,8 @@ from mlflow_stability.session.process_end import EndingWatch, ThreadEnd
 
 def ended(body: Callable[[ThreadEnd], None]) -> list[tuple[int, bool, BaseException | None]]:
     """What is recorded of a thread that runs this: in which thread, whether it was alive, and what it had caught."""
-    said: list[tuple[int, bool, BaseException | None]] = []
-    watch = ThreadEnd(lambda error: said.append((threading.get_ident(), thread.is_alive(), error)))
+    errors: list[tuple[int, bool, BaseException | None]] = []
+    watch = ThreadEnd(lambda error: errors.append((threading.get_ident(), thread.is_alive(), error)))
     idents: list[int] = []
 
     def run() -> None:
@@ -21,8 +21,8 @@ def ended(body: Callable[[ThreadEnd], None]) -> list[tuple[int, bool, BaseExcept
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert [row[0] for row in said] == idents
-    return said
+    assert [row[0] for row in errors] == idents
+    return errors
 
 
 def watched(watch: ThreadEnd) -> None:
@@ -37,9 +37,9 @@ def test_the_end_of_a_thread_is_reported_once_from_the_thread_itself() -> None:
 
 
 def test_the_main_thread_is_not_watched() -> None:
-    said: list[BaseException | None] = []
-    watched(ThreadEnd(said.append))
-    assert said == []
+    errors: list[BaseException | None] = []
+    watched(ThreadEnd(errors.append))
+    assert errors == []
 
 
 def test_what_the_outermost_function_caught_and_keeps_ended_the_training() -> None:
@@ -52,8 +52,8 @@ def test_what_the_outermost_function_caught_and_keeps_ended_the_training() -> No
     def snapshots(watch: ThreadEnd) -> None:
         failing(watch)
 
-    said: list[BaseException | None] = []
-    watch = ThreadEnd(said.append)
+    errors: list[BaseException | None] = []
+    watch = ThreadEnd(errors.append)
 
     def run() -> None:
         try:
@@ -64,7 +64,7 @@ def test_what_the_outermost_function_caught_and_keeps_ended_the_training() -> No
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert said == kept
+    assert errors == kept
 
 
 def test_what_the_training_itself_has_dealt_with_did_not_end_it() -> None:
@@ -82,18 +82,18 @@ def test_what_the_training_itself_has_dealt_with_did_not_end_it() -> None:
 
 
 def test_the_next_thread_is_watched_as_well() -> None:
-    said: list[BaseException | None] = []
-    watch = ThreadEnd(said.append)
+    errors: list[BaseException | None] = []
+    watch = ThreadEnd(errors.append)
     for count in (1, 2):
         thread = threading.Thread(target=watched, args=(watch,))
         thread.start()
         thread.join()
-        assert len(said) == count
+        assert len(errors) == count
 
 
 def test_a_watch_that_is_taken_off_says_nothing_of_a_thread_that_lives_on() -> None:
-    said: list[BaseException | None] = []
-    watch: ThreadEnd | None = ThreadEnd(said.append)
+    errors: list[BaseException | None] = []
+    watch: ThreadEnd | None = ThreadEnd(errors.append)
     go_on, looked = threading.Event(), threading.Event()
 
     def run(own: ThreadEnd) -> None:
@@ -107,16 +107,16 @@ def test_a_watch_that_is_taken_off_says_nothing_of_a_thread_that_lives_on() -> N
     thread.start()
     looked.wait(10)
     watch = None
-    assert said == []
+    assert errors == []
     go_on.set()
     thread.join()
 
 
 def test_an_exception_that_ends_a_thread_is_how_its_training_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda said: None)
-    ending, said = EndingWatch(), []
+    monkeypatch.setattr(threading, "excepthook", lambda text: None)
+    ending, result = EndingWatch(), []
     ending.install()
-    watch = ThreadEnd(lambda error: said.append(ending.of_thread(error)))
+    watch = ThreadEnd(lambda error: result.append(ending.of_thread(error)))
 
     def failing() -> None:
         watch.watch()
@@ -126,4 +126,4 @@ def test_an_exception_that_ends_a_thread_is_how_its_training_ended(monkeypatch: 
     thread.start()
     thread.join()
     ending.remove()
-    assert [(item.outcome, item.detail) for item in said] == [("crashed", "ValueError: no data")]
+    assert [(item.outcome, item.detail) for item in result] == [("crashed", "ValueError: no data")]

@@ -46,7 +46,7 @@ def lines(
     assert Graph.replay is original
 
 
-def said(lines: pytest.LogCaptureFixture) -> list[str]:
+def messages_in(lines: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in lines.records if SAID in record.getMessage()]
 
 
@@ -69,7 +69,7 @@ def test_a_step_captured_as_a_whole_is_reported_once(lines: pytest.LogCaptureFix
     graph = Graph(whole_step)
     for _ in range(500):
         graph.replay()
-    (line,) = said(lines)
+    (line,) = messages_in(lines)
     assert "autolog() saw 200 replays of CUDA graphs since step 3 and no optimizer step: not recorded" in line
     assert "call optimizer.step() after the replay" in line
 
@@ -81,7 +81,7 @@ def test_predictions_with_cuda_graphs_are_not_reported(lines: pytest.LogCaptureF
     warmed_up(40)
     for _ in range(300):
         graph.replay()
-    assert said(lines) == []
+    assert messages_in(lines) == []
 
 
 def test_steps_after_replays_are_recorded_each_with_its_gradients_and_the_count(
@@ -115,4 +115,4 @@ def test_steps_after_replays_are_recorded_each_with_its_gradients_and_the_count(
     assert all("graph_replays" not in step for step in steps[:3])
     assert [step["graph_replays"] for step in steps[3:]] == [2.0] * 10
     assert [step["grad_norm"] for step in steps[3:]] == [pytest.approx(2.0 * 5**0.5)] * 10
-    assert said(lines) == []
+    assert messages_in(lines) == []

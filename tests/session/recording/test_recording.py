@@ -70,7 +70,7 @@ TRAININGS: dict[str, Callable[[nn.Module, int], None]] = {
 }
 
 
-def said(records: list[Record]) -> list[Finding]:
+def loss_findings(records: list[Record]) -> list[Finding]:
     return [record for record in records if isinstance(record, Finding) and record.place == "loss"]
 
 
@@ -84,7 +84,7 @@ def test_a_training_without_a_loss_says_so_once(
         options = mlflow_stability.Options(journal_dir=tmp_path / "journals")
         mlflow_stability.autolog(offline=True, strict=True, options=options)  # not silent
         TRAININGS[kind](tiny_model(), steps)
-    (event,) = said(flown.records)
+    (event,) = loss_findings(flown.records)
     assert (event.kind, event.severity) == ("not_measured", Severity.INFO)
     assert f"No loss recorded in {min(steps, 20)} steps" in event.message
     (note,) = [record for record in flown.records if isinstance(record, Note) and record.key == "loss"]
@@ -102,7 +102,7 @@ def test_a_training_with_a_loss_says_nothing(tmp_path: Path) -> None:
             if number == 2:
                 mse(model, batch).backward()
             optimizer.step()
-    assert not said(flown.records)
+    assert not loss_findings(flown.records)
 
 
 def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path) -> None:
@@ -120,29 +120,29 @@ def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path
 
 
 def test_a_learning_rate_jump_is_reported_before_its_consequences(tmp_path: Path) -> None:
-    told: list[Finding] = []
+    findings: list[Finding] = []
     guard = PartGuard(strict=True, on_failure=lambda part, error: None)
     detectors = (GradientExplosion(), LearningRateJump())
     recording = Recording(
-        tmp_path / "here", Opening("here", os.getpid(), 0.0, "here", 0.0), detectors, guard, told.append
+        tmp_path / "here", Opening("here", os.getpid(), 0.0, "here", 0.0), detectors, guard, findings.append
     )
     signals = (Signal("grad_norm"), Signal("learning_rate"))
     for step in range(1, 105):
         norm, rate = 1.0 + 0.1 * (step % 5) + 1000.0 * (step > 101), 1e-4 if step <= 100 else 0.1
         recording.record(ProbeReading(signals, (norm, rate), float(step), "", begins_step=True))
     recording.close(Closing("finished", run_was_active=False))
-    found = [(finding.step, finding.kind) for finding in told if finding.step > 100]
-    assert found == [(101, "learning_rate_jump"), (102, "gradient_explosion")]
+    result = [(finding.step, finding.kind) for finding in findings if finding.step > 100]
+    assert result == [(101, "learning_rate_jump"), (102, "gradient_explosion")]
 
 
 def test_discarded_losses_are_counted_and_reported_rarely() -> None:
     account = LossCount()
-    told = []
+    values = []
     for step in range(1, 251):
         discarded = (math.nan,) if step % 2 else ()
-        told += account.take(step, ProbeReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
-    assert [point.step for point in told] == [1, 1 + REPORT_EVERY_STEPS, 1 + 2 * REPORT_EVERY_STEPS]
-    assert [item.metrics["discarded"] for item in told] == [1, 51, 101]
+        values += account.take(step, ProbeReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
+    assert [point.step for point in values] == [1, 1 + REPORT_EVERY_STEPS, 1 + 2 * REPORT_EVERY_STEPS]
+    assert [item.metrics["discarded"] for item in values] == [1, 51, 101]
 
 
 CODES = {

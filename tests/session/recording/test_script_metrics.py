@@ -131,11 +131,11 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     overfit(steps=200, every=10)
     mlflow.end_run()
     records = training.end()
-    (found,) = [record for record in records if isinstance(record, Finding) and record.kind == "overfitting"]
+    (record,) = [record for record in records if isinstance(record, Finding) and record.kind == "overfitting"]
     heard_at = [record.step for record in records if isinstance(record, StepReading) and VAL in record.signals]
     assert heard_at == list(range(10, 201, 10))
-    assert found.step in heard_at
-    assert found.step < 200
+    assert record.step in heard_at
+    assert record.step < 200
 
     training.deliver()
     client = MlflowClient()
@@ -147,10 +147,10 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
 
     table = load_run(run_id)
     assert table["step"].tolist() == list(range(1, 201))
-    told = table.dropna(subset=["val_loss"])
-    assert told["step"].tolist() == heard_at
-    assert told["val_loss"].tolist() == [point.value for point in client.get_metric_history(run_id, "val_loss")]
-    assert told["val_loss_step"].tolist() == list(range(1, 21))
+    values = table.dropna(subset=["val_loss"])
+    assert values["step"].tolist() == heard_at
+    assert values["val_loss"].tolist() == [point.value for point in client.get_metric_history(run_id, "val_loss")]
+    assert values["val_loss_step"].tolist() == list(range(1, 21))
 
     diagnosis = diagnose(run_id)
     assert [finding.kind for finding in diagnosis.findings].count("overfitting") == 1
@@ -175,13 +175,13 @@ def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_traini
 
 
 def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: str, heard: ScriptMetrics) -> None:
-    found = []
+    result = []
     for number, name in enumerate(("val_loss", "eval_loss")):
         run_id = mlflow.start_run().info.run_id
         mlflow.log_metric(name, number + 0.5, step=number)
-        found.append([(reading.signals[0], reading.values) for reading in heard.take(run_id)])
+        result.append([(reading.signals[0], reading.values) for reading in heard.take(run_id)])
         mlflow.end_run()
-    assert found == [[(VAL, (0.5, 0.0))], [(VAL, (1.5, 1.0))]]
+    assert result == [[(VAL, (0.5, 0.0))], [(VAL, (1.5, 1.0))]]
 
 
 def test_metrics_of_another_run_and_those_of_the_training_are_let_go(store: str, heard: ScriptMetrics) -> None:

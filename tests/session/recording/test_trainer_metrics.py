@@ -53,7 +53,7 @@ def pairs(count: int, seed: int = 1) -> Any:
 def by_lightning(_folder: Path) -> Validations:
     import lightning.pytorch as pl
 
-    told: Validations = []
+    validations: Validations = []
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -70,7 +70,7 @@ def by_lightning(_folder: Path) -> Validations:
 
         def on_validation_end(self) -> None:
             if not self.trainer.sanity_checking:
-                told.append((self.trainer.global_step, float(self.trainer.callback_metrics["val_loss"])))
+                validations.append((self.trainer.global_step, float(self.trainer.callback_metrics["val_loss"])))
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return AdamW(self.parameters(), lr=0.01)
@@ -86,8 +86,8 @@ def by_lightning(_folder: Path) -> Validations:
     loaders: Any = [torch.utils.data.DataLoader(item, batch_size=8) for item in torch.randn(2, 32, 4)]
     module = Module()
     trainer.fit(module, loaders[0], loaders[1])
-    assert [step for step, _ in told] == [4, 8, 12]
-    kept = list(told)
+    assert [step for step, _ in validations] == [4, 8, 12]
+    kept = list(validations)
     trainer.validate(module, loaders[1], verbose=False)  # of any model, at any time: no part of the training
     return kept
 
@@ -116,21 +116,21 @@ def by_hugging_face(folder: Path, report_to: str = "none") -> Validations:
     trainer.train()
     trainer.evaluate()
     logged = [text for text in trainer.state.log_history if "eval_loss" in text]
-    told = [(int(row["step"]), float(row["eval_loss"])) for row in logged]
-    assert [step for step, _ in told] == [4, 8, 12, 12]
-    return told
+    rows = [(int(row["step"]), float(row["eval_loss"])) for row in logged]
+    assert [step for step, _ in rows] == [4, 8, 12, 12]
+    return rows
 
 
 def by_own_loop(log: Callable[[dict[str, Any], int], None], model: nn.Module, optimizer: Any) -> Validations:
-    told = []
+    values = []
     for step in range(1, 7):
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if step % 2 == 0:
-            told.append((step, 1.0 / step))
-            log({"loss": 0.5, "val_loss": torch.tensor(told[-1][1]), "comment": "half way"}, step)
-    return [(step, float(torch.tensor(value))) for step, value in told]
+            values.append((step, 1.0 / step))
+            log({"loss": 0.5, "val_loss": torch.tensor(values[-1][1]), "comment": "half way"}, step)
+    return [(step, float(torch.tensor(value))) for step, value in values]
 
 
 def by_fabric(_folder: Path) -> Validations:
@@ -163,8 +163,8 @@ def test_validation_losses_of_a_trainer_that_logs_nowhere_are_recorded(
     train: Callable[[Path], Validations], tmp_path: Path
 ) -> None:
     with flying(tmp_path) as flown:
-        told = train(tmp_path)
-    assert heard(flown) == told
+        trained = train(tmp_path)
+    assert heard(flown) == trained
 
 
 @pytest.mark.slow
@@ -173,14 +173,14 @@ def test_validation_losses_that_hugging_face_logs_to_mlflow_as_well_are_recorded
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     with flying(tmp_path) as flown:
-        told = by_hugging_face(tmp_path, report_to="mlflow")
+        values = by_hugging_face(tmp_path, report_to="mlflow")
         mlflow.end_run()
     client = MlflowClient(sqlite_uri)
     logged = [client.get_metric_history(run.info.run_id, "eval_loss") for run in client.search_runs(["0"])]
     # Its callback ends its run with the training: the last evaluation comes into another one.
-    assert sorted((point.step, point.value) for points in logged for point in points) == told
+    assert sorted((point.step, point.value) for points in logged for point in points) == values
     assert len(flown.recordings) == 1
-    assert heard(flown) == told
+    assert heard(flown) == values
 
 
 @pytest.mark.slow
@@ -207,8 +207,8 @@ def test_overfitting_under_a_hugging_face_trainer_is_found_while_it_trains(tmp_p
             eval_dataset=pairs(64, seed=2),
         ).train()
     assert len(heard(flown)) == 20
-    (found,) = flown.events("overfitting")
-    assert found.step < 200
+    (event,) = flown.events("overfitting")
+    assert event.step < 200
 
 
 def test_a_value_that_trainer_and_mlflow_both_tell_is_given_once_whoever_is_first() -> None:

@@ -47,9 +47,9 @@ def output_of(kind: str, folder: Path) -> str:
 def test_an_undetected_training_is_reported_once_at_the_end_of_the_process(
     tmp_path: Path, kind: str, signs: str
 ) -> None:
-    said = output_of(kind, tmp_path)
-    assert said.count(SAID) == 1
-    (line,) = [group for group in said.splitlines() if SAID in group]
+    output = output_of(kind, tmp_path)
+    assert output.count(SAID) == 1
+    (line,) = [group for group in output.splitlines() if SAID in group]
     assert line.startswith(f"mlflow-stability: {signs}")
     assert "mlflow_stability.attach(model, optimizer)" in line
 
@@ -86,24 +86,24 @@ def lines(
     assert mlflow.tracking.fluent.end_run is end_run
 
 
-def said(lines: pytest.LogCaptureFixture) -> int:
+def message_count(lines: pytest.LogCaptureFixture) -> int:
     return sum(SAID in record.getMessage() for record in lines.records)
 
 
 def test_it_is_reported_at_200_backward_passes_and_not_again(lines: pytest.LogCaptureFixture) -> None:
     unseen.own_optimizer(199)
-    assert said(lines) == 0
+    assert message_count(lines) == 0
     unseen.own_optimizer(300)
     mlflow_stability.autolog(disable=True)
-    assert said(lines) == 1
+    assert message_count(lines) == 1
 
 
 def test_it_is_reported_at_the_end_of_the_run_that_has_no_steps(lines: pytest.LogCaptureFixture) -> None:
     for train, count in ((unseen.own_optimizer, 1), (unseen.healthy, 1)):
         with mlflow.start_run():
             train()
-            assert said(lines) <= count
-        assert said(lines) == count
+            assert message_count(lines) <= count
+        assert message_count(lines) == count
 
 
 @pytest.mark.parametrize("makes_optimizer", [False, True])
@@ -124,4 +124,4 @@ def test_gradients_that_are_computed_after_a_training_are_no_training(lines: pyt
     for _ in range(30):
         unseen.loss_of(model).backward()
     mlflow_stability.autolog(disable=True)
-    assert said(lines) == 0
+    assert message_count(lines) == 0

@@ -24,7 +24,7 @@ def test_maps_are_read_back_unchanged_under_the_steps_of_the_run(tmp_path: Path)
     maps = [attention(number=number, layer=f"h.{number}", causal=True) for number in range(12)]
     write_attention_part(tmp_path / "part.npz", maps, 10_000)
     back = read_attention_part(tmp_path / "part.npz")
-    assert all(same(one, replace(other, step=10_500)) for one, other in zip(back, maps, strict=True))
+    assert all(same(first, replace(other, step=10_500)) for first, other in zip(back, maps, strict=True))
 
 
 @given(st.builds(AttentionPart, st.integers(0, 10**4), st.integers(0, 10**5), st.integers(0, 10**14)))

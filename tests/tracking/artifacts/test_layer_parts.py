@@ -21,19 +21,19 @@ def test_tables_are_read_back_unchanged(tmp_path: Path) -> None:
     write_layer_part(tmp_path / "part.parquet", tables, 0)
     back = read_layer_part(tmp_path / "part.parquet")
     assert len(back) == len(tables)
-    assert all(equal(one, other) for one, other in zip(back, tables, strict=True))
+    assert all(equal(first, other) for first, other in zip(back, tables, strict=True))
 
 
 def test_anybody_can_read_a_part_with_pandas_and_steps_are_the_runs(tmp_path: Path) -> None:
-    told = table(1000, ["embed", "head"], [normal()])
-    write_layer_part(tmp_path / "part.parquet", [told], 1, offset=500)
+    values = table(1000, ["embed", "head"], [normal()])
+    write_layer_part(tmp_path / "part.parquet", [values], 1, offset=500)
     frame = pd.read_parquet(tmp_path / "part.parquet")
     assert frame["step"].tolist() == [1500, 1500]
     assert frame["layer"].tolist() == ["embed", "head"]
     assert frame["recording"].tolist() == [1, 1]
-    assert frame["p50"].tolist() == told.percentiles[:, 3].tolist()
-    assert frame["counts"][0].tolist() == told.counts[0].tolist()
-    assert np.array_equal(frame["edges"][1], told.edges[1])
+    assert frame["p50"].tolist() == values.percentiles[:, 3].tolist()
+    assert frame["counts"][0].tolist() == values.counts[0].tolist()
+    assert np.array_equal(frame["edges"][1], values.edges[1])
 
 
 def test_names_of_parts_sort_by_recording_and_step() -> None:

@@ -22,7 +22,7 @@ from mlflow_stability.vocabulary.run import Closing, Gap, Note, Opening, Reset
 
 numbers = st.floats(allow_nan=False)
 texts = st.text(max_size=30)
-said = st.one_of(
+result = st.one_of(
     st.builds(
         at_step,
         st.integers(0, 2**40),
@@ -43,11 +43,11 @@ said = st.one_of(
 )
 
 
-@given(said)
-def test_a_line_restores_its_record(one):
-    line = line_of(one)
+@given(result)
+def test_a_line_restores_its_record(expected):
+    line = line_of(expected)
     assert line.count("\n") == 1
-    assert read_line(line) == one
+    assert read_line(line) == expected
 
 
 def test_the_lines_of_a_file_are_those_that_were_written():
@@ -62,9 +62,9 @@ def test_a_line_of_a_later_version_is_ignored():
 
 
 def test_a_line_says_whether_a_finding_was_judged_or_reported():
-    found = at_step(7, "overfitting", Severity.WARNING, "The validation loss rises.")
-    assert '"judged": true' in line_of(found)
-    assert '"judged": false' in line_of(changed(found, source=Source.REPORTED))
+    finding = at_step(7, "overfitting", Severity.WARNING, "The validation loss rises.")
+    assert '"judged": true' in line_of(finding)
+    assert '"judged": false' in line_of(changed(finding, source=Source.REPORTED))
 
 
 def test_a_line_of_an_earlier_version_says_the_same():
@@ -87,11 +87,11 @@ def test_a_record_that_was_written_is_read_back_value_for_value(tmp_path):
     assert len(buffer) == 8
     buffer.write(tmp_path / "part.parquet", 3)
     record = read_part(tmp_path / "part.parquet")
-    found = list(record.readings())
-    assert [(r.step, r.attempt, r.time, r.signals) for r in found] == [
+    items = list(record.readings())
+    assert [(r.step, r.attempt, r.time, r.signals) for r in items] == [
         (r.step + 100, r.attempt, r.time, r.signals) for r in readings
     ]
-    np.testing.assert_array_equal([v for r in found for v in r.values], [v for r in readings for v in r.values])
+    np.testing.assert_array_equal([v for r in items for v in r.values], [v for r in readings for v in r.values])
     assert set(record.recording.tolist()) == {3}
 
 

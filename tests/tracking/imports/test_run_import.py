@@ -29,8 +29,8 @@ def a_run(
         steps = np.concatenate([np.arange((which == value).sum()) for value in np.unique(which)]).astype(np.int64)
         when = np.arange(count) + 1.6e9 if times else np.zeros(count)
         made.append(Metric(name, meaning, Series(meaning.signal, steps, np.asarray(metrics[name], float), which, when)))
-    known = {"source": "train.log", "name": "train.log", "format": "text", "basis": ""} | more
-    return RunHistory(metrics=tuple(made), **known)  # type: ignore[arg-type]
+    values = {"source": "train.log", "name": "train.log", "format": "text", "basis": ""} | more
+    return RunHistory(metrics=tuple(made), **values)  # type: ignore[arg-type]
 
 
 def stored(uri: str, run_id: str, key: str) -> list[tuple[int, int, float]]:
@@ -40,9 +40,9 @@ def stored(uri: str, run_id: str, key: str) -> list[tuple[int, int, float]]:
 
 def runs_in(uri: str, experiment: str = "logs") -> list[str]:
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
-    assert found is not None
-    return [run.info.run_id for run in client.search_runs([found.experiment_id])]
+    result = client.get_experiment_by_name(experiment)
+    assert result is not None
+    return [run.info.run_id for run in client.search_runs([result.experiment_id])]
 
 
 def test_a_run_arrives_with_everything_that_is_known_of_it(sqlite_uri: str) -> None:
@@ -63,11 +63,11 @@ def test_a_run_arrives_with_everything_that_is_known_of_it(sqlite_uri: str) -> N
 
 
 def test_a_moved_log_is_recognized_as_the_same_run_with_a_remark(sqlite_uri: str) -> None:
-    said: list[str] = []
-    first = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, math.nan]}), remark=said.append)
+    lines: list[str] = []
+    first = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, math.nan]}), remark=lines.append)
     again = RunImport("logs", sqlite_uri)
-    assert again.bring(a_run({"loss": [3.0, math.nan]}, source="elsewhere.log"), remark=said.append) == first
-    (remark,) = said
+    assert again.bring(a_run({"loss": [3.0, math.nan]}, source="elsewhere.log"), remark=lines.append) == first
+    (remark,) = lines
     assert first in remark
     assert "train.log" in remark
     assert again.bring(a_run({"loss": [3.0, 1.0]})) != first
@@ -84,11 +84,11 @@ def test_two_logs_that_are_both_there_are_two_runs_though_their_numbers_are_equa
         log.touch()
     for _ in range(2):
         bring = RunImport("logs", sqlite_uri).bring
-        found = [bring(a_run({"loss": losses}, source=str(log))) for log in logs]
-        assert len(set(found)) == len(runs_in(sqlite_uri)) == 2
+        result = [bring(a_run({"loss": losses}, source=str(log))) for log in logs]
+        assert len(set(result)) == len(runs_in(sqlite_uri)) == 2
     moved = [log.rename(log.with_suffix(".old")) for log in logs]
     bring = RunImport("logs", sqlite_uri).bring
-    assert {bring(a_run({"loss": losses}, source=str(log))) for log in moved} == set(found)
+    assert {bring(a_run({"loss": losses}, source=str(log))) for log in moved} == set(result)
 
 
 @pytest.mark.slow
@@ -132,11 +132,11 @@ def test_attempts_without_times_stay_one_behind_the_other(sqlite_uri: str) -> No
     assert back.metrics[0].series.values.tolist() == [5.0, 4.0, 3.0, 5.0, 4.0, 2.0]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_times_that_were_made_up_do_not_come_back(sqlite_uri: str, known: bool) -> None:
-    run_id = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, 2.0, 1.0]}, times=known))
+@pytest.mark.parametrize("is_known", [True, False])
+def test_times_that_were_made_up_do_not_come_back(sqlite_uri: str, is_known: bool) -> None:
+    run_id = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, 2.0, 1.0]}, times=is_known))
     (metric,) = read_run_history(run_id, sqlite_uri).metrics
-    assert metric.series.times.tolist() == ([1.6e9, 1.6e9 + 1, 1.6e9 + 2] if known else [0.0, 0.0, 0.0])
+    assert metric.series.times.tolist() == ([1.6e9, 1.6e9 + 1, 1.6e9 + 2] if is_known else [0.0, 0.0, 0.0])
 
 
 def test_names_that_mlflow_does_not_take_are_made_to_fit(sqlite_uri: str) -> None:
@@ -151,9 +151,9 @@ def test_names_that_mlflow_does_not_take_are_made_to_fit(sqlite_uri: str) -> Non
 
 
 def test_progress_is_reported_up_to_the_last_value(sqlite_uri: str) -> None:
-    told: list[int] = []
-    RunImport("logs", sqlite_uri).bring(a_run({"loss": [1.0] * 1500}), progress=told.append)
-    assert told == [1000, 1500]
+    numbers: list[int] = []
+    RunImport("logs", sqlite_uri).bring(a_run({"loss": [1.0] * 1500}), progress=numbers.append)
+    assert numbers == [1000, 1500]
 
 
 def test_the_full_record_of_a_run_of_ours_comes_along(sqlite_uri: str, tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ def loop(self: object, inside: Callable[[], object]) -> tuple[object, bool]:
     """As loops of frameworks are: what a step is over with is let go before the next one."""
     batch = Batch()
     watched = weakref.ref(batch)
-    found = inside()
+    result = inside()
     del batch
-    return found, watched() is None
+    return result, watched() is None
 
 
 def within(module: str) -> Callable[[object, Callable[[], object]], tuple[object, bool]]:
@@ -43,8 +43,8 @@ def within(module: str) -> Callable[[object, Callable[[], object]], tuple[object
 
 
 def test_the_trainer_is_found_by_its_own_methods() -> None:
-    found, _ = within("lightning.pytorch.trainer.trainer")(Trainer(), lightning_run)
-    assert found == RunInProgress("0" * 32)
+    result, _ = within("lightning.pytorch.trainer.trainer")(Trainer(), lightning_run)
+    assert result == RunInProgress("0" * 32)
 
 
 @pytest.mark.parametrize("module", ["lightning.pytorch.loops.training_epoch_loop", "lightning.pytorch.core.module"])

@@ -28,10 +28,10 @@ def run_id(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def heard() -> Iterator[list[LoggedMetric]]:
-    found: list[LoggedMetric] = []
-    ear = UserMetrics(found.append)
+    metrics: list[LoggedMetric] = []
+    ear = UserMetrics(metrics.append)
     ear.install()
-    yield found
+    yield metrics
     ear.remove()
     assert ear.failure is None
 
@@ -127,8 +127,8 @@ def test_removing_leaves_the_very_functions_that_were_there() -> None:
 def test_a_later_patch_of_other_code_stays_and_alone_receives_metrics(
     run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[LoggedMetric] = []
-    ear = UserMetrics(found.append)
+    metrics: list[LoggedMetric] = []
+    ear = UserMetrics(metrics.append)
     untouched = MlflowClient.log_metric
     ear.install()
     ours, theirs = MlflowClient.log_metric, []
@@ -140,7 +140,7 @@ def test_a_later_patch_of_other_code_stays_and_alone_receives_metrics(
     monkeypatch.setattr(MlflowClient, "log_metric", on_top)
     ear.remove()
     mlflow.log_metric("val_loss", 0.5)
-    assert (len(theirs), found) == (1, [])
+    assert (len(theirs), metrics) == (1, [])
     monkeypatch.setattr(MlflowClient, "log_metric", untouched)
     assert [point.value for point in MlflowClient().get_metric_history(run_id, "val_loss")] == [0.5]
 

@@ -37,8 +37,8 @@ def recorded(**series: list[float]) -> RunHistory:
 
 def duplicates(history: RunHistory, **logged: list[float]) -> dict[str, str]:
     meanings = metric_meanings(logged)
-    found = with_metrics_of_the_script(history, [metric(name, meanings[name], logged[name]) for name in logged])
-    return {item.name: item.meaning.duplicate_of for item in found.metrics if item.name in logged}
+    result = with_metrics_of_the_script(history, [metric(name, meanings[name], logged[name]) for name in logged])
+    return {item.name: item.meaning.duplicate_of for item in result.metrics if item.name in logged}
 
 
 def test_a_recorded_validation_loss_is_a_duplicate_of_the_logged_one() -> None:
@@ -68,9 +68,9 @@ def rolled_back() -> RunHistory:
 def test_what_the_script_logged_is_parted_where_the_training_was_rolled_back() -> None:
     theirs = metric("my/error", metric_meanings(["my/error"])["my/error"], [5.0, 4.0, 9.0, 9.5, 4.0, 3.0])
     late = replace(theirs.series, times=theirs.series.times + 0.5)  # logged when the step was over
-    found = with_metrics_of_the_script(rolled_back(), [replace(theirs, series=late)])
-    assert found.metrics[-1].series.attempts.tolist() == [0, 0, 0, 0, 1, 1]
-    assert start_by_attempt(found) == {0: 0, 1: 0}, "a rollback is no restart"
+    history = with_metrics_of_the_script(rolled_back(), [replace(theirs, series=late)])
+    assert history.metrics[-1].series.attempts.tolist() == [0, 0, 0, 0, 1, 1]
+    assert start_by_attempt(history) == {0: 0, 1: 0}, "a rollback is no restart"
 
 
 def test_what_the_script_logged_stays_whole_where_no_time_says_when() -> None:
@@ -78,8 +78,8 @@ def test_what_the_script_logged_stays_whole_where_no_time_says_when() -> None:
     (loss,) = history.metrics
     untimed = replace(history, metrics=(replace(loss, series=replace(loss.series, times=np.zeros(6))),))
     theirs = metric("my/error", metric_meanings(["my/error"])["my/error"], [5.0, 4.0, 9.0])
-    found = with_metrics_of_the_script(untimed, [theirs])
-    assert found.metrics[-1].series.attempts.tolist() == [0, 0, 0]
+    result = with_metrics_of_the_script(untimed, [theirs])
+    assert result.metrics[-1].series.attempts.tolist() == [0, 0, 0]
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=6), st.lists(st.floats(0.1, 9.0), max_size=3))

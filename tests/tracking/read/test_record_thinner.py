@@ -29,9 +29,9 @@ def thinned(most: int, *events: Finding) -> RunRecord:
     thinner = RecordThinner(most, events)
     for item in PARTS:
         thinner.add(item)
-    found = thinner.record()
-    assert found is not None
-    return found
+    result = thinner.record()
+    assert result is not None
+    return result
 
 
 def steps_of(record: RunRecord, code: int) -> list[int]:

@@ -58,8 +58,8 @@ def a_recorded_run(uri: str, folder: Path) -> str:
     record_into(folder, 0, range(1, 6), {3: math.nan})
     record_into(folder, 1, range(6, 9))
     lines = {0: [NAN, Closing("killed", "", 5)], 1: [Closing("crashed", "ValueError: x", 8)]}
-    for recording, said in lines.items():
-        (folder / EVENTS_FOLDER / events_name(recording)).write_text("".join(map(line_of, said)))
+    for recording, text in lines.items():
+        (folder / EVENTS_FOLDER / events_name(recording)).write_text("".join(map(line_of, text)))
     client = MlflowClient(tracking_uri=uri)
     for room in (RECORD_FOLDER, EVENTS_FOLDER):
         client.log_artifacts(run_id, str(folder / room), room)
@@ -230,7 +230,7 @@ def test_a_report_is_put_into_the_run_and_replaced(sqlite_uri: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "body", "said"),
+    ("status", "kind", "body", "expected"),
     [
         (401, "text/plain", b"no", "answers with 401: check the credentials"),
         (403, "application/json", b'{"error_code": "PERMISSION_DENIED", "message": "no"}', "answers with 403"),
@@ -239,11 +239,11 @@ def test_a_report_is_put_into_the_run_and_replaced(sqlite_uri: str) -> None:
         (200, "application/json", b"{}", "not as an MLflow server"),
     ],
 )
-def test_an_unexpected_answer_of_a_server_is_in_the_error(status: int, kind: str, body: bytes, said: str) -> None:
+def test_an_unexpected_answer_of_a_server_is_in_the_error(status: int, kind: str, body: bytes, expected: str) -> None:
     with SameAnswer(status, kind, body) as server:
-        with pytest.raises(TrackingError, match=said):
+        with pytest.raises(TrackingError, match=expected):
             read_run_history("0123456789abcdef" * 2, server.url)
-        with pytest.raises(TrackingError, match=said):
+        with pytest.raises(TrackingError, match=expected):
             RunImport("logs", server.url)
 
 

@@ -95,9 +95,9 @@ def test_a_comparison_may_go_into_an_experiment_that_is_not_there_yet(sqlite_uri
     assert MlflowClient(tracking_uri=sqlite_uri).get_experiment_by_name("reports") is not None
 
 
-@pytest.mark.parametrize(("asked", "said"), [("none such", "Available: Default"), ("77", "No experiment '77'")])
-def test_the_error_for_a_missing_experiment_lists_the_existing_ones(sqlite_uri: str, asked: str, said: str) -> None:
-    with pytest.raises(RunNotFoundError, match=said):
+@pytest.mark.parametrize(("asked", "expected"), [("none such", "Available: Default"), ("77", "No experiment '77'")])
+def test_the_error_for_a_missing_experiment_lists_the_existing_ones(sqlite_uri: str, asked: str, expected: str) -> None:
+    with pytest.raises(RunNotFoundError, match=expected):
         runs_of_experiment(asked, tracking_uri=sqlite_uri)
 
 
@@ -113,6 +113,6 @@ def test_no_page_is_asked_for_that_is_not_needed(
     monkeypatch.setattr(run_search, "PAGE", 2)
     experiment = MlflowClient(tracking_uri=rest_server).create_experiment("many")
     made = [store_run(rest_server, [1.0], experiment=experiment) for _ in range(9)]
-    found = runs_of_experiment("many", tracking_uri=troubled_server.url, most=3)
-    assert [head.run_id for head in found] == made[:-4:-1]
+    result = runs_of_experiment("many", tracking_uri=troubled_server.url, most=3)
+    assert [head.run_id for head in result] == made[:-4:-1]
     assert sum(path.endswith("/runs/search") for path in troubled_server.requests) == 2

@@ -34,9 +34,9 @@ def test_a_uri_is_written_down_without_user_and_password(uri, plain):
 
 
 def test_a_message_gives_no_password_away():
-    said = without_credentials("connecting to http://me:s3cret@host:5000/api?token=s3cret failed")
-    assert "s3cret" not in said
-    assert "host:5000" in said
+    result = without_credentials("connecting to http://me:s3cret@host:5000/api?token=s3cret failed")
+    assert "s3cret" not in result
+    assert "host:5000" in result
 
 
 def test_a_uri_with_and_without_its_password_is_the_same_store():

@@ -75,10 +75,10 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def written_outside(tmp_path: Path, inside: Path) -> list[str]:
     """Paths of files that are not as they were."""
-    found = {path: text for path, text in everything_below(tmp_path).items() if not path.startswith(str(inside))}
-    assert len(found) >= 4
+    by_path = {path: text for path, text in everything_below(tmp_path).items() if not path.startswith(str(inside))}
+    assert len(by_path) >= 4
     assert not Path("/tmp/mlflow-stability-was-here").exists()
-    return [path for path, text in found.items() if text != b"as it was"]
+    return [path for path, text in by_path.items() if text != b"as it was"]
 
 
 @pytest.mark.parametrize(("outside", "is_folder"), list(zip(OUTSIDE, itertools.cycle([True, False]), strict=False)))
@@ -100,10 +100,10 @@ def test_a_listing_of_paths_outside_writes_nothing_there(
         with HostileServer(files, {**listings, **hidden}) as server:
             for arguments in (["checkpoints", RUN_ID, "--download", "there"], ["diagnose", RUN_ID]):
                 code = run([*arguments, "--tracking-uri", server.url])
-                said = capsys.readouterr()
+                printed = capsys.readouterr()
                 assert code == 2
-                assert said.err.startswith("mlflow-stability: ")
-                assert len(said.err.splitlines()) == 1
+                assert printed.err.startswith("mlflow-stability: ")
+                assert len(printed.err.splitlines()) == 1
             model = torch.nn.Linear(2, 2)
             monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
             with pytest.raises(StabilityError):
@@ -149,9 +149,9 @@ def test_whatever_files_hold_they_are_passed_over_or_refused_in_one_sentence(
     with HostileServer(dict.fromkeys(places, content), {}) as server:
         for words in (["diagnose", RUN_ID], ["compare", RUN_ID], ["checkpoints", RUN_ID, "--verify"]):
             code = run([*words, "--tracking-uri", server.url])
-            said = capsys.readouterr()
+            printed = capsys.readouterr()
             assert code in (0, 1)
-            assert "unexpected" not in said.err
+            assert "unexpected" not in printed.err
         with pytest.raises(StabilityError, match=r"^The attention maps cannot be read: "):
             attention_of_run(RUN_ID, server.url).maps(100)
         assert load_run(RUN_ID, tracking_uri=server.url, layout="layers") is not None
@@ -162,8 +162,8 @@ def test_a_file_that_is_listed_as_a_folder_is_refused(inside: Path, capsys: pyte
     files = {f"{PLACE}/meta.json": meta_of(b"weights"), f"{PLACE}/state.pt/deeper/x": b"weights"}
     with HostileServer(files, {}) as server:
         assert run(["checkpoints", RUN_ID, "--download", "there", "--tracking-uri", server.url]) == 2
-    said = capsys.readouterr().err
-    assert f"The server sends something else for {PLACE}/state.pt of run {RUN_ID} than one file." in said
+    errors = capsys.readouterr().err
+    assert f"The server sends something else for {PLACE}/state.pt of run {RUN_ID} than one file." in errors
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ def test_no_layer_becomes_a_metric_unless_it_is_asked_for() -> None:
 
 
 def test_norms_of_a_block_add_as_norms_do_and_ratios_are_averaged() -> None:
-    found = {str(signal.signal): signal.value(VALUES) for signal in chosen_signals(SIGNALS, "blocks")}
-    assert found["grad_norm@blocks.0"] == pytest.approx(5.0)
-    assert found["grad_norm@head"] == 1.0
-    assert found["update_ratio@blocks.0"] == pytest.approx(0.02)
+    by_key = {str(signal.signal): signal.value(VALUES) for signal in chosen_signals(SIGNALS, "blocks")}
+    assert by_key["grad_norm@blocks.0"] == pytest.approx(5.0)
+    assert by_key["grad_norm@head"] == 1.0
+    assert by_key["update_ratio@blocks.0"] == pytest.approx(0.02)
     assert math.isnan(chosen_signals(SIGNALS, "blocks")[2].value((*VALUES[:2], math.nan, *VALUES[3:])))
 
 
@@ -69,8 +69,8 @@ def test_modules_with_sparse_codes_have_five_charts_counted_against_the_inputs_t
     quantities = ("sdr_rows", "sdr_active_bits", "sdr_input_ratio", "sdr_unique_ratio", "sdr_bit_usage", "sdr_overlap")
     signals = tuple(Signal(quantity, "encoder") for quantity in quantities)
     values = (384.0, 8.0, 0.2, 0.1, 0.7, 1.5)
-    found = {str(signal.signal): signal.value(values) for signal in chosen_signals(signals, "")}
-    assert found == {
+    by_key = {str(signal.signal): signal.value(values) for signal in chosen_signals(signals, "")}
+    assert by_key == {
         "sdr_active_bits@encoder": 8.0,
         "sdr_unique_ratio@encoder": pytest.approx(0.5),
         "sdr_bit_usage@encoder": 0.7,
@@ -79,15 +79,15 @@ def test_modules_with_sparse_codes_have_five_charts_counted_against_the_inputs_t
 
 def test_of_many_modules_with_sparse_codes_four_are_drawn() -> None:
     signals = tuple(Signal("sdr_unique_ratio", f"blocks.{number}") for number in range(16))
-    found = [signal.signal.place for signal in chosen_signals(signals, "")]
-    assert found == ["blocks.0", "blocks.5", "blocks.10", "blocks.15"]
+    places = [signal.signal.place for signal in chosen_signals(signals, "")]
+    assert places == ["blocks.0", "blocks.5", "blocks.10", "blocks.15"]
 
 
 def test_dead_and_saturated_units_have_their_mean_and_maximum_over_all_layers() -> None:
     signals = (*(Signal("activation_dead", letter) for letter in "abc"), Signal("activation_saturation", "d"))
     values = (0.0, 0.25, 0.5, 0.125)
-    found = {str(signal.signal): signal.value(values) for signal in chosen_signals(signals, "")}
-    assert found == {
+    by_key = {str(signal.signal): signal.value(values) for signal in chosen_signals(signals, "")}
+    assert by_key == {
         "activation_dead_mean": 0.25,
         "activation_dead_max": 0.5,
         "activation_saturation_mean": 0.125,

@@ -24,15 +24,18 @@ def test_the_first_recording_of_a_run_counts_as_it_is():
 
 
 def test_a_recording_next_to_a_running_one_has_its_own_section():
-    known = [RecordingTag("a", state="live", last_step=50, time=time.time())]
-    assert place_among(known, 1, opening("b"), time.time()).prefix == "stability_2"
-    assert place_among(known, 1, opening("b"), time.time() + 60).prefix == "stability"
+    recording_tags = [RecordingTag("a", state="live", last_step=50, time=time.time())]
+    assert place_among(recording_tags, 1, opening("b"), time.time()).prefix == "stability_2"
+    assert place_among(recording_tags, 1, opening("b"), time.time() + 60).prefix == "stability"
 
 
 def test_a_recording_after_ended_ones_continues_with_their_steps():
-    known = [RecordingTag("a", 0, state="ended", last_step=50), RecordingTag("b", 1, state="ended", last_step=80)]
-    assert place_among(known, 2, opening("c"), time.time()).offset == 80
-    assert place_among(known, 2, opening("c", first_step=81), time.time()).offset == 0
+    recording_tags = [
+        RecordingTag("a", 0, state="ended", last_step=50),
+        RecordingTag("b", 1, state="ended", last_step=80),
+    ]
+    assert place_among(recording_tags, 2, opening("c"), time.time()).offset == 80
+    assert place_among(recording_tags, 2, opening("c", first_step=81), time.time()).offset == 0
 
 
 def test_a_recording_that_continues_one_of_the_same_process_stays_in_its_section():

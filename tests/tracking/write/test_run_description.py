@@ -31,10 +31,10 @@ def test_the_same_section_again_changes_nothing() -> None:
 def test_the_section_gives_way_where_there_is_no_room_for_both() -> None:
     summary = description_summary("broken", ["verdict", "cause " * 200, "links"])
     mine = "x" * (LONGEST_DESCRIPTION - 200)
-    found = with_summary(mine, summary)
-    assert found.startswith(mine)
-    assert "verdict" in found
-    assert "cause" not in found
-    assert found.endswith(END)
-    assert len(found) <= LONGEST_DESCRIPTION
+    result = with_summary(mine, summary)
+    assert result.startswith(mine)
+    assert "verdict" in result
+    assert "cause" not in result
+    assert result.endswith(END)
+    assert len(result) <= LONGEST_DESCRIPTION
     assert with_summary("x" * LONGEST_DESCRIPTION, summary) == "x" * LONGEST_DESCRIPTION

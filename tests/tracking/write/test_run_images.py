@@ -35,12 +35,12 @@ def test_a_picture_is_in_the_charts_of_its_run_with_its_step(sqlite_uri: str, pi
     images = RunImages(client, run_id)
     for step in (10, 500):
         images.log(picture, "stability/attention/h.0", step, 1000.5)
-    found = names(client, run_id)
-    assert len(found) == 4
+    result = names(client, run_id)
+    assert len(result) == 4
     name = re.compile(
         r".*stability[~#]attention[~#]h\.0[+%]step[+%]500[+%]timestamp[+%]1000500[+%]"
     )  # by MLflow's version
-    assert sum(name.match(item) is not None for item in found) == 2
+    assert sum(name.match(item) is not None for item in result) == 2
     assert client.get_run(run_id).data.tags["mlflow.loggedImages"] == "True"
     assert images.steps("stability/attention") == {10, 500}
 
@@ -79,9 +79,9 @@ def test_an_unreachable_store_is_reported_in_one_sentence(picture: Path, monkeyp
 
 
 @given(st.text(min_size=1, max_size=400), st.text(min_size=1, max_size=400))
-def test_every_name_becomes_a_key_that_mlflow_takes_and_no_two_share_one(one: str, other: str) -> None:
-    keys = [image_key("stability", "attention", 3, name) for name in (one, other)]
-    assert (keys[0] == keys[1]) == (one == other)
+def test_every_name_becomes_a_key_that_mlflow_takes_and_no_two_share_one(expected: str, other: str) -> None:
+    keys = [image_key("stability", "attention", 3, name) for name in (expected, other)]
+    assert (keys[0] == keys[1]) == (expected == other)
     for key in keys:
         assert key.startswith("stability/attention/")
         assert key.count("/") == 2

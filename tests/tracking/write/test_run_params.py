@@ -77,10 +77,10 @@ def test_what_changed_is_one_tag_however_much_it_is_and_however_often_it_is_sent
     for _ in range(2):
         params.write({"group_0.eps": "b\n" * 100})
         params.write({f"group_{number}.eps": "b" for number in range(1, 400)})
-    (said,) = our_tags_of(client, run_id).values()
-    assert said.startswith("recording 2: group_0.eps b b b")
-    assert len(said.splitlines()) == 1
-    assert len(said) <= 5000
+    (result,) = our_tags_of(client, run_id).values()
+    assert result.startswith("recording 2: group_0.eps b b b")
+    assert len(result.splitlines()) == 1
+    assert len(result) <= 5000
 
 
 class Overtaken(MlflowClient):

@@ -9,8 +9,8 @@ def test_a_comparison_goes_into_the_experiment_of_a_name_or_an_id_and_into_a_new
     sqlite_uri: str,
 ) -> None:
     client = MlflowClient(tracking_uri=sqlite_uri)
-    known = client.create_experiment("sweep")
-    for asked, id_ in (("sweep", known), (known, known)):
+    experiment = client.create_experiment("sweep")
+    for asked, id_ in (("sweep", experiment), (experiment, experiment)):
         run = client.get_run(log_comparison(asked, sqlite_uri, {"comparison.json": "{}"}, "two runs"))
         assert (run.info.experiment_id, run.info.status) == (id_, "FINISHED")
     for name in ("2024", "20241123201530000000000"):

@@ -18,8 +18,8 @@ def test_a_curve_with_a_single_point_is_no_metric() -> None:
 def test_what_never_changes_is_no_metric_and_what_changes_has_all_that_was_held_back() -> None:
     assert SingleValues().of_curves(points("micro_batches", 1.0, 1.0, 1.0)) == []
     assert SingleValues().of_curves(points("grad_zeros", math.nan, math.nan)) == []
-    told = SingleValues().of_curves(points("micro_batches", 1.0, 1.0, 1.0, 2.0, 2.0))
-    assert [(point.step, point.value) for point in told] == [(10, 1.0), (30, 1.0), (40, 2.0), (50, 2.0)]
+    values = SingleValues().of_curves(points("micro_batches", 1.0, 1.0, 1.0, 2.0, 2.0))
+    assert [(point.step, point.value) for point in values] == [(10, 1.0), (30, 1.0), (40, 2.0), (50, 2.0)]
 
 
 def test_a_constant_learning_rate_is_drawn() -> None:

@@ -114,10 +114,10 @@ def test_resuming_at_any_reading_of_two_trainings_gives_the_same_points(cut, eve
     readings = [*gan(60), reading(61, last, (Signal("loss", "track_2"),))]
     whole, first = Thinner(every), Thinner(every)
     expected = [point for item in readings for point in whole.points(item)] + whole.rest()
-    found = [point for item in readings[:cut] for point in first.points(item)]
+    points = [point for item in readings[:cut] for point in first.points(item)]
     second = Thinner.resumed(json.loads(json.dumps(first.saved())))
-    found += [point for item in readings[cut:] for point in second.points(item)] + second.rest()
-    assert list(map(repr, expected)) == list(map(repr, found))
+    points += [point for item in readings[cut:] for point in second.points(item)] + second.rest()
+    assert list(map(repr, expected)) == list(map(repr, points))
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.lists(st.floats(allow_nan=False), min_size=60, max_size=60))
@@ -125,7 +125,7 @@ def test_resuming_at_any_reading_chooses_the_same_points(cut, every, losses):
     readings = [reading(step, loss) for step, loss in enumerate(losses, 1)]
     whole, first = Thinner(every), Thinner(every)
     expected = [point for item in readings for point in whole.points(item, item.step % 7 == 0)]
-    found = [point for item in readings[:cut] for point in first.points(item, item.step % 7 == 0)]
+    points = [point for item in readings[:cut] for point in first.points(item, item.step % 7 == 0)]
     second = Thinner.resumed(json.loads(json.dumps(first.saved())))
-    found += [point for item in readings[cut:] for point in second.points(item, item.step % 7 == 0)]
-    assert expected == found
+    points += [point for item in readings[cut:] for point in second.points(item, item.step % 7 == 0)]
+    assert expected == points

@@ -53,8 +53,8 @@ def pyg(script: Script) -> None:
 
         def forward(self, batch: Data) -> Tensor:
             hidden = torch.tanh(self.norm(self.first(batch.x, batch.edge_index)))
-            found: Tensor = self.last(global_mean_pool(hidden, batch.batch))
-            return found
+            output: Tensor = self.last(global_mean_pool(hidden, batch.batch))
+            return output
 
     graphs = [Data(x=torch.randn(5, 6), edge_index=torch.randint(5, (2, 12))) for _ in range(STEPS * 4)]
     model = Model()

@@ -41,10 +41,10 @@ def ultralytics(script: Script) -> None:
         batches = 0
 
         def preprocess_batch(self, batch: Any) -> Any:
-            found = super().preprocess_batch(batch)
-            found["img"] = script.batch(found["img"], self.batches)
+            result = super().preprocess_batch(batch)
+            result["img"] = script.batch(result["img"], self.batches)
             self.batches += 1
-            return found
+            return result
 
         def validate(self) -> tuple[dict[str, float], float]:
             theirs, self.validator = self.validator, self.given_losses

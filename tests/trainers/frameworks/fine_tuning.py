@@ -50,11 +50,11 @@ def train_by(kind: Any, script: Script, config: Any, **given: Any) -> None:
             return loss
 
         def compute_loss(self, *args: Any, **named: Any) -> Any:
-            found = super().compute_loss(*args, **named)
+            result = super().compute_loss(*args, **named)
             broken = script.nan(self.state.global_step)
-            if isinstance(found, tuple):
-                return (found[0] * float("nan"), *found[1:]) if broken else found
-            return found * float("nan") if broken else found
+            if isinstance(result, tuple):
+                return (result[0] * float("nan"), *result[1:]) if broken else result
+            return result * float("nan") if broken else result
 
     arguments = config(
         output_dir="out",

@@ -68,9 +68,9 @@ def sac(script: Script) -> None:
         sampled = 0
 
         def sample(self, *args: Any, **named: Any) -> Any:
-            found = super().sample(*args, **named)
+            result = super().sample(*args, **named)
             self.sampled += 1
-            return found._replace(rewards=script.batch(found.rewards, self.sampled - 1))
+            return result._replace(rewards=script.batch(result.rewards, self.sampled - 1))
 
     class OwnSAC(SAC):  # type: ignore[misc]
         def train(self, *args: Any, **named: Any) -> None:

@@ -49,13 +49,13 @@ def table_of(values: NDArray[np.float64]) -> LayerTable:
 @pytest.mark.parametrize("count", [2048, 16_384])
 def test_the_shape_of_random_values_is_recognized_for_every_seed(name: str, count: int) -> None:
     shape, draw = DRAWS[name]
-    told = [distribution_shape(table_of(draw(np.random.default_rng(seed), count)), 0) for seed in range(20)]
-    assert told == [shape] * 20
+    shapes = [distribution_shape(table_of(draw(np.random.default_rng(seed), count)), 0) for seed in range(20)]
+    assert shapes == [shape] * 20
 
 
 def test_noise_of_few_values_has_no_second_peak() -> None:
-    told = {distribution_shape(table_of(np.random.default_rng(seed).normal(size=150)), 0) for seed in range(100)}
-    assert "multi-modal" not in told
+    shapes = {distribution_shape(table_of(np.random.default_rng(seed).normal(size=150)), 0) for seed in range(100)}
+    assert "multi-modal" not in shapes
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -68,8 +68,8 @@ def test_a_handful_of_values_has_too_few_values_for_a_shape(name: str, count: in
 @pytest.mark.parametrize("name", ["normal", "t with 5 degrees", "away from zero", "gains of a norm", "all zero"])
 def test_from_128_values_on_a_shape_has_a_name(name: str) -> None:
     shape, draw = DRAWS[name]
-    told = [distribution_shape(table_of(draw(np.random.default_rng(seed), 128)), 0) for seed in range(20)]
-    assert told == [shape] * 20
+    shapes = [distribution_shape(table_of(draw(np.random.default_rng(seed), 128)), 0) for seed in range(20)]
+    assert shapes == [shape] * 20
 
 
 def test_limits_can_be_moved() -> None:

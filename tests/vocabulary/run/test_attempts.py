@@ -47,6 +47,6 @@ def test_runs_behind_each_other_are_counted(runs: int) -> None:
 @given(st.lists(st.integers(-5, 60), max_size=60))
 def test_every_point_has_an_attempt_and_a_place_and_attempts_never_fall(raw: list[int]) -> None:
     steps = np.array(raw, np.int64)
-    found = number_attempts(steps)
-    assert (np.diff(found) >= 0).all()
-    assert sorted(attempt_order(steps, found).tolist()) == list(range(len(raw)))
+    result = number_attempts(steps)
+    assert (np.diff(result) >= 0).all()
+    assert sorted(attempt_order(steps, result).tolist()) == list(range(len(raw)))

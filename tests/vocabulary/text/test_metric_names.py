@@ -90,8 +90,8 @@ RUNS = {
 }
 
 
-def expected(said: str) -> dict[str, str]:
-    return dict(tuple(word.rsplit(": ", 1)) for word in said.split(", "))  # type: ignore[misc]
+def expected(text: str) -> dict[str, str]:
+    return dict(tuple(word.rsplit(": ", 1)) for word in text.split(", "))  # type: ignore[misc]
 
 
 def as_said(name: str, names: list[str]) -> str:

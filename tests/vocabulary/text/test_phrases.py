@@ -6,14 +6,14 @@ from mlflow_stability.vocabulary.text.phrases import above, capitalised, changed
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 metrics"), (1, "1 metric"), (2, "2 metrics"), (12_000, "12,000 metrics")]
+    ("count", "expected"), [(0, "0 metrics"), (1, "1 metric"), (2, "2 metrics"), (12_000, "12,000 metrics")]
 )
-def test_one_thing_is_no_plural(count: int, said: str) -> None:
-    assert counted(count, "metric") == said
+def test_one_thing_is_no_plural(count: int, expected: str) -> None:
+    assert counted(count, "metric") == expected
 
 
 @pytest.mark.parametrize(
-    ("phrase", "said"),
+    ("phrase", "expected"),
     [
         ("gradient norm: not logged", "Gradient norm: not logged"),
         ("a loss", "A loss"),
@@ -23,8 +23,8 @@ def test_one_thing_is_no_plural(count: int, said: str) -> None:
         ("why", "Why"),
     ],
 )
-def test_an_ordinary_word_gets_a_capital(phrase: str, said: str) -> None:
-    assert capitalised(phrase) == said
+def test_an_ordinary_word_gets_a_capital(phrase: str, expected: str) -> None:
+    assert capitalised(phrase) == expected
 
 
 @pytest.mark.parametrize(

@@ -234,13 +234,13 @@ def joined(first: tuple[Logged, ...], second: tuple[Logged, ...], since: float) 
     pairs = zip(first, second, strict=True)
     return tuple(
         Logged(
-            one.name,
-            np.concatenate([one.steps, two.steps + since]),
-            np.concatenate([one.epochs, two.epochs + since]),
-            np.concatenate([one.values, two.values]),
-            np.concatenate([one.order, two.order + last]),
+            first.name,
+            np.concatenate([first.steps, two.steps + since]),
+            np.concatenate([first.epochs, two.epochs + since]),
+            np.concatenate([first.values, two.values]),
+            np.concatenate([first.order, two.order + last]),
         )
-        for one, two in pairs
+        for first, two in pairs
     )
 
 

@@ -129,22 +129,22 @@ def written(
     place, validation_place = (np.round(value * (setting.points - 1)) for value in (t, validation_t))
     none, validation_none = np.full(len(t), UNKNOWN), np.full(len(validation_t), UNKNOWN)
     if setting.logging == "epochs":
-        found = [Logged(names[0], none, place, values, place)]
+        loggeds = [Logged(names[0], none, place, values, place)]
         if len(validation):
-            found.append(Logged(names[1], validation_none, validation_place, validation, validation_place))
-        return tuple(found)
+            loggeds.append(Logged(names[1], validation_none, validation_place, validation, validation_place))
+        return tuple(loggeds)
     epochs = none
     validation_epochs = validation_none
     if setting.logging == "both":
         per_epoch = max(1.0, setting.points / max(6, len(validation)))
         epochs = np.floor(place / per_epoch)
         validation_epochs = np.floor(validation_place / per_epoch)
-    found = [Logged(names[0], place * setting.stride, epochs, values, place)]
+    loggeds = [Logged(names[0], place * setting.stride, epochs, values, place)]
     if len(validation):
-        found.append(
+        loggeds.append(
             Logged(names[1], validation_place * setting.stride, validation_epochs, validation, validation_place + 0.5)
         )
-    return tuple(found)
+    return tuple(loggeds)
 
 
 def norms_of(course: Course, lift: Floats, rng: np.random.Generator) -> Logged:

@@ -68,8 +68,8 @@ class Translator(nn.Module):
 
     def forward(self, given: Tensor, so_far: Tensor) -> Tensor:
         ahead = nn.Transformer.generate_square_subsequent_mask(so_far.shape[1])
-        one, other = (self.letters(tensor) + self.places(torch.arange(tensor.shape[1])) for tensor in (given, so_far))
-        return self.head(self.body(one, other, tgt_mask=ahead))
+        first, other = (self.letters(tensor) + self.places(torch.arange(tensor.shape[1])) for tensor in (given, so_far))
+        return self.head(self.body(first, other, tgt_mask=ahead))
 
 
 def translation(seed: int) -> None:
@@ -79,9 +79,9 @@ def translation(seed: int) -> None:
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / 100, (100 / (step + 1)) ** 0.5))
     for _ in range(500):
         given = torch.randint(2, 12, (32, 6), generator=dice)
-        said = torch.cat([torch.ones(32, 1, dtype=torch.long), given.flip(1)], 1)
-        scores = model(given, said[:, :-1])
-        loss = cross_entropy(scores.flatten(0, 1), said[:, 1:].flatten(), label_smoothing=0.1)
+        result = torch.cat([torch.ones(32, 1, dtype=torch.long), given.flip(1)], 1)
+        scores = model(given, result[:, :-1])
+        loss = cross_entropy(scores.flatten(0, 1), result[:, 1:].flatten(), label_smoothing=0.1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -167,11 +167,11 @@ def graph(seed: int) -> None:
     links = ((links + links.T) > 0).float() + torch.eye(count)
     links = links / links.sum(1, keepdim=True)
     x = torch.randn(count, 16, generator=dice) + 0.5 * torch.randn(4, 16, generator=dice)[labels]
-    known = torch.randperm(count, generator=dice_of(seed))[:60]
+    order = torch.randperm(count, generator=dice_of(seed))[:60]
     model = GraphNetwork(16)
     optimizer = Adam(model.parameters(), lr=1e-2, weight_decay=5e-4)
     for _ in range(600):
-        loss = cross_entropy(model(x, links)[known], labels[known])
+        loss = cross_entropy(model(x, links)[order], labels[order])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -268,9 +268,9 @@ def speech(seed: int) -> None:
     sounds = torch.randn(6, 8, generator=Generator().manual_seed(2)) * 2
     optimizer = Adam(model.parameters(), lr=5e-3)
     for _ in range(300):
-        said = torch.randint(1, 6, (16, 4), generator=dice)
-        heard = sounds[said.repeat_interleave(4, 1)] + 0.5 * torch.randn(16, 16, 8, generator=dice)
-        loss = ctc_loss(model(heard), said, torch.full((16,), 16), torch.full((16,), 4))
+        result = torch.randint(1, 6, (16, 4), generator=dice)
+        heard = sounds[result.repeat_interleave(4, 1)] + 0.5 * torch.randn(16, 16, 8, generator=dice)
+        loss = ctc_loss(model(heard), result, torch.full((16,), 16), torch.full((16,), 4))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)

@@ -22,8 +22,10 @@ def contrastive(seed: int) -> None:
     losses = []
     for _ in range(500):
         inputs, _ = draw(48)
-        one, other = (normalize(encoder(inputs + 0.3 * torch.randn(inputs.shape, generator=dice)), dim=1) for _ in "ab")
-        scores, same = heat.exp().clamp(max=100) * one @ other.T, torch.arange(48)
+        first, other = (
+            normalize(encoder(inputs + 0.3 * torch.randn(inputs.shape, generator=dice)), dim=1) for _ in "ab"
+        )
+        scores, same = heat.exp().clamp(max=100) * first @ other.T, torch.arange(48)
         loss = (cross_entropy(scores, same) + cross_entropy(scores.T, same)) / 2
         optimizer.zero_grad()
         loss.backward()
@@ -61,10 +63,10 @@ def teacher_of_averages(seed: int) -> None:
     losses = []
     for _ in range(1000):
         inputs, _ = draw(64)
-        one, other = (inputs + 0.3 * torch.randn(inputs.shape, generator=dice) for _ in "ab")
+        first, other = (inputs + 0.3 * torch.randn(inputs.shape, generator=dice) for _ in "ab")
         with torch.no_grad():
             wanted = normalize(teacher(other), dim=1)
-        loss = (2 - 2 * (normalize(predictor(student(one)), dim=1) * wanted).sum(1)).mean()
+        loss = (2 - 2 * (normalize(predictor(student(first)), dim=1) * wanted).sum(1)).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -80,7 +82,7 @@ def mean_teacher(seed: int) -> None:
     dice = dice_of(seed)
     draw, student = points(dice), mlp()
     teacher = deepcopy(student).requires_grad_(requires_grad=False)
-    known = draw(200)
+    drawn = draw(200)
     optimizer = SGD(student.parameters(), lr=0.05, momentum=0.9)
     for step in range(900):
         rows = torch.randint(200, (32,), generator=dice)
@@ -88,7 +90,7 @@ def mean_teacher(seed: int) -> None:
         with torch.no_grad():
             wanted = softmax(teacher(inputs), 1)
         agree = (softmax(student(inputs + 0.2 * torch.randn(inputs.shape, generator=dice)), 1) - wanted).square().mean()
-        loss = cross_entropy(student(known[0][rows]), known[1][rows]) + 10 * min(1.0, step / 300) * agree
+        loss = cross_entropy(student(drawn[0][rows]), drawn[1][rows]) + 10 * min(1.0, step / 300) * agree
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -179,8 +181,8 @@ def recommender(seed: int) -> None:
     for _ in range(1500):
         user, item = torch.randint(300, (2, 128), generator=dice)
         truth = (taste[user] * taste[(item * 7) % 300]).sum(1) / 2 + 0.3 * torch.randn(128, generator=dice)
-        said = (users(user) * items(item)).sum(1) + bias(item)[:, 0]
-        loss = (said - truth).square().mean()
+        result = (users(user) * items(item)).sum(1) + bias(item)[:, 0]
+        loss = (result - truth).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

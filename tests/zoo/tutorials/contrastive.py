@@ -129,11 +129,11 @@ class BYOL(nn.Module):
         for p in self.target.parameters():
             p.requires_grad = False
 
-    def forward(self, one: Tensor, two: Tensor) -> Tensor:
-        online_one = self.predictor(self.projector(self.encoder(one)))
+    def forward(self, output: Tensor, two: Tensor) -> Tensor:
+        online_one = self.predictor(self.projector(self.encoder(output)))
         online_two = self.predictor(self.projector(self.encoder(two)))
         with torch.no_grad():
-            target_one, target_two = self.target(one), self.target(two)
+            target_one, target_two = self.target(output), self.target(two)
 
         def loss_fn(x: Tensor, y: Tensor) -> Tensor:
             return 2 - 2 * (functional.normalize(x, dim=-1) * functional.normalize(y, dim=-1)).sum(dim=-1)

@@ -60,8 +60,8 @@ def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
 def neighbour_accuracy(encoder: nn.Module) -> float:
     """How often the nearest of 500 pictures, by the encoder's features, is of the same kind."""
     encoder.eval()
-    known, labels = digits(500)
+    values, labels = digits(500)
     asked, truth = digits(200)
-    similarity = functional.normalize(encoder(asked), dim=1) @ functional.normalize(encoder(known), dim=1).T
+    similarity = functional.normalize(encoder(asked), dim=1) @ functional.normalize(encoder(values), dim=1).T
     encoder.train()
     return labels[similarity.argmax(1)].eq(truth).float().mean().item()

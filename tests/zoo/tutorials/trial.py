@@ -90,9 +90,9 @@ def _judge(records: list[Record], trial: Trial) -> None:
     trial.live += events
     trial.outcomes.append(diagnosis.outcome)
     trial.verdicts.append(diagnosis.verdict)
-    found = [(event.kind, event.severity, event.step, event.message) for event in events]
-    found += [(episode.kind, episode.severity, episode.start, episode.message) for episode in diagnosis.findings]
-    for kind, severity, step, message in found:
+    result = [(event.kind, event.severity, event.step, event.message) for event in events]
+    result += [(episode.kind, episode.severity, episode.start, episode.message) for episode in diagnosis.findings]
+    for kind, severity, step, message in result:
         line = f"{severity.name} {kind} at {step}: {message}"
         if severity >= Severity.WARNING and kind not in OF_THE_MACHINE and line not in trial.warnings:
             trial.warnings.append(line)

@@ -109,9 +109,9 @@ def detection() -> Outcome:
     imgs, there, kind, _ = scenes(200)
     with torch.no_grad():
         out = model(imgs).permute(0, 2, 3, 1)
-    found = (out[..., 4] > 0) == there.bool()
+    is_found = (out[..., 4] > 0) == there.bool()
     named = (out[..., 5:].argmax(-1) == kind) | ~there.bool()
-    return Outcome((found & named).float().mean().item(), (model,))
+    return Outcome((is_found & named).float().mean().item(), (model,))
 
 
 class StyleTransfer:
