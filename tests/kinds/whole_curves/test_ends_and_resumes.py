@@ -29,6 +29,21 @@ def test_a_run_that_ends_high_above_all_before_is_found() -> None:
     assert (episode.kind, episode.start, episode.recovered) == ("divergence", COUNT - 5, False)
 
 
+@pytest.mark.parametrize(("end", "is_found"), [(1.9, False), (2.1, True)])
+def test_the_last_points_are_high_from_twice_the_level_before_on(end: float, is_found: bool) -> None:
+    losses = np.exp(np.random.default_rng(0).normal(0, 0.02, COUNT))
+    losses[-5:] = end
+    messages = [finding.message for finding in findings_of(FinalRiseRule(), metric_of("loss", losses))]
+    assert len(messages) == is_found
+    assert all(f"from step {COUNT - 5} on" in message and "(threshold 2 times)" in message for message in messages)
+
+
+def test_the_last_points_of_a_noisy_loss_are_not_high_above_its_highest_alone() -> None:
+    losses = np.exp(np.random.default_rng(0).normal(0, 0.3, COUNT))
+    losses[-5:] = 1.3 * losses.max()
+    assert findings_of(FinalRiseRule(), metric_of("loss", losses)) == []
+
+
 def test_a_loss_that_is_lost_at_a_resume_is_found() -> None:
     before, after = falling(1000), falling(2000, seed=1)[900:]
     steps, attempts = np.r_[np.arange(1000), np.arange(900, 2000)], np.repeat([0, 1], [1000, 1100])
