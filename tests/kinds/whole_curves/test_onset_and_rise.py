@@ -87,3 +87,13 @@ def test_a_median_that_rises_while_the_mean_falls_is_no_divergence() -> None:
     assert DivergenceRule().find(run_curves(run_named(loss=losses)))
     losses[5] = 1e4
     assert DivergenceRule().find(run_curves(run_named(loss=losses)))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_a_rise_within_a_few_noisy_epochs_counts_where_the_validation_loss_rose_as_well(scale: float) -> None:
+    falling = scale * np.exp(-np.linspace(0, 1.5, 12))
+    losses, validations = falling * np.exp(np.random.default_rng(1).normal(0, 0.1, 12)), 1.2 * falling
+    losses[-3:], validations[-3:] = 3 * losses.min(), 2 * validations.min()
+    assert DivergenceRule().find(run_curves(run_named(loss=losses))) == []
+    (finding,) = DivergenceRule().find(run_curves(run_named(loss=losses, val_loss=validations)))
+    assert (finding.kind, finding.start) == ("divergence", 9)
