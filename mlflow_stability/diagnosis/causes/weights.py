@@ -15,7 +15,7 @@ from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, 
 from mlflow_stability.diagnosis.causes.one_batch import LIMITS as BATCH_LIMITS
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights
 from mlflow_stability.diagnosis.recorded_settings import is_of_option, is_of_setting, settings_of
-from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
 from mlflow_stability.vocabulary.measured.signal import is_whole_model
@@ -29,7 +29,6 @@ class WeightLimits:
     nearly_frozen: float = 0.99  # ... and probably is
     beyond: float = 10.0  # minimum ratio of a jump of the weight norm to what the optimizer can do
     adam_step: float = 10.0  # maximum number of rates that Adam moves a parameter in a step, at usual betas: 7.3
-    usual_decay: float = 0.1  # the largest usual weight decay; it is strong only where the learning rate is too high
     shown_steps: int = 6  # maximum number of steps that are listed
     in_a_row: int = 3  # number of broken batches in a row that are not bad batches
     term_grown: float = 2.0  # minimum factor on the weight of a term of the loss before an episode that it caused
@@ -76,7 +75,7 @@ def decay_check(context: EpisodeContext) -> CheckResult:
 
 def _is_unusual_decay(finding: Finding) -> bool:
     facts = finding.facts_as(StrongDecayFacts)
-    return facts is not None and facts.weight_decay > LIMITS.usual_decay
+    return facts is not None and facts.weight_decay > StrongWeightDecay().usual
 
 
 def setting_check(context: EpisodeContext) -> CheckResult:

@@ -12,7 +12,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ class StrongWeightDecay(FindingType):
     Why it matters: the decay, and not the gradient, sets the weights. They stay so small that the outputs hardly
     depend on the input, and the loss stops near chance level.
 
-    What to try: lower the weight decay; 0.01 to 0.1 is usual for AdamW, 1e-5 to 5e-4 for SGD.
+    What to try: lower the weight decay; 0.01 to 0.1 is usual for AdamW, 1e-5 to 5e-4 for SGD. Up to {usual}, lower the
+    learning rate instead.
 
     When it is wrong: a group whose weights are meant to decay.
 
@@ -162,10 +163,11 @@ class StrongWeightDecay(FindingType):
 
     strong: float = 0.01  # minimum share of each weight that one step removes
     strong_l2: float = 0.1  # minimum weight decay of Adam, which is part of the gradient
+    usual: float = 0.1  # the largest usual weight decay; it is strong only where the learning rate is too high
 
     kind = "weight_decay_strong"
     of_setup = True
-    noun = "too strong a weight decay"
+    noun = "weights that decay within a few steps"
     order = 166
     question = "Is the weight decay small?"
     check_by_hand = "Print learning rate times weight decay of each parameter group: above {strong} it is too large."
@@ -173,3 +175,4 @@ class StrongWeightDecay(FindingType):
 
 
 OF_L2 = (Remedy(Action.USE_ADAMW),)  # what to try where Adam adds the decay to the gradient
+OF_RATE = (LOWER_RATE,)  # what to try where the weight decay is usual

@@ -38,7 +38,7 @@ from mlflow_stability.kinds.first_look.settings import (
     UnusedScheduleFacts,
     ZeroGroupFacts,
 )
-from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, StrongDecayFacts, StrongWeightDecay
+from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, OF_RATE, StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name, undivided
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.hooks.thread_state import is_measurable, untracked
@@ -71,7 +71,8 @@ def strong_decay(optimizer: Optimizer, step: int) -> Finding | None:
     if not strong:
         return None
     facts = max(strong, key=lambda facts: facts.shrinks_by)
-    remedies = OF_L2 if facts.is_l2 else StrongWeightDecay.remedies
+    of_decay = OF_RATE if facts.weight_decay <= DECAY_LIMITS.usual else StrongWeightDecay.remedies
+    remedies = OF_L2 if facts.is_l2 else of_decay
     return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
 
 

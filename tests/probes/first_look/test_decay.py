@@ -25,6 +25,12 @@ def test_the_group_whose_weights_shrink_most_is_named(kind: type[torch.optim.Ada
     )
 
 
+def test_where_the_weight_decay_is_usual_the_learning_rate_is_to_be_lowered() -> None:
+    finding = strong_decay(torch.optim.AdamW(PARAMETERS, lr=0.3, weight_decay=0.1), 10)
+    assert finding is not None
+    assert [remedy.action for remedy in finding.remedies] == [Action.LOWER_LEARNING_RATE]
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
