@@ -90,7 +90,7 @@ def counts_episodes(name: str) -> bool:
 
 def counts_within_epochs(name: str) -> bool:
     """Whether a step of this name may begin again in each epoch: an iteration, a batch."""
-    return "iter" in name.lower() or "batch" in name.lower()
+    return "iter" in name.lower() or "batch" in name.lower() or _main_words(name) in ("it", "itr")
 
 
 @lru_cache(maxsize=4096)

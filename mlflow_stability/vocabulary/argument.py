@@ -280,7 +280,7 @@ def check_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        check_names(call, kwargs, names)
+        check_names(call, kwargs, (name for name in names if name != "self"))
         positional, by_name = list(args), dict(kwargs)
         for position, name in checked:
             if name in by_name:

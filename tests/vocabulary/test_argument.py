@@ -53,6 +53,8 @@ def test_the_error_for_a_misspelt_argument_suggests_the_right_one() -> None:
 def test_the_error_for_an_unknown_argument_lists_the_existing_ones() -> None:
     with pytest.raises(SettingsError, match=r"no argument 'zzz'\. It has path and rollback\."):
         call("a", zzz=1)  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match=r"no argument 'zzz'\. It has every\.$"):
+        Knobs(zzz=1)  # type: ignore[call-arg]
 
 
 def test_a_call_with_known_names_is_otherwise_the_same() -> None:

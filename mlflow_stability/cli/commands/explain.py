@@ -131,7 +131,7 @@ def _list_all(out: TerminalWriter) -> None:
     out.section("Rules on request (--issue-type)", _listed(out, RULES_ON_REQUEST))
     only_causes = [cause for cause in causes().values() if cause.name not in KINDS]
     out.section("Causes", ((out.text(cause.name), out.text(cause.meaning)) for cause in only_causes))
-    out.paragraph("Findings that are also causes", ", ".join(name for name in causes() if name in KINDS))
+    out.paragraph("Findings that are also causes", ", ".join(name for name in causes() if name in KINDS), names=True)
     out.paragraph("More", "`mlflow-stability explain KIND` shows everything about one.")
 
 

@@ -192,7 +192,7 @@ def command(
         out.print(line, soft_wrap=True)
     errors = [report.error for report in reports if report.error and report.remaining]
     if not sessions:
-        reason = f"{place} keeps checkpoints and batches alone" if is_done(place) else f"there is no journal in {place}"
+        reason = f"{place} has only checkpoints and batches" if is_done(place) else f"there is no journal in {place}"
         out.print(f"Nothing to deliver: {reason}.", soft_wrap=True)
     if older_than is not None or max_size is not None:
         for removed in clean_up(place, older_than, max_size):

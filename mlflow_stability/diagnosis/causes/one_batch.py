@@ -178,7 +178,7 @@ def _jump_check(context: EpisodeContext, loss: Curve, value: float, usual: float
         evidence.append(f"gradient norm {norm:.3g} in that step (baseline {usual_gradient:.3g})")
     place = int(np.searchsorted(loss.steps, step, side="right"))
     later = loss.values[place : place + LIMITS.in_a_row]
-    jump = f"the loss jumped from {usual:.3g} to {value:.3g} in one step"
+    jump = f"the loss jumped from about {usual:.3g} to {value:.3g} in one step"
     if len(later) == LIMITS.in_a_row and np.isfinite(later).all() and _is_constant(later, value):
         return cause_found(
             "constant_output",
@@ -213,11 +213,12 @@ def _last_of_jump(loss: Curve, step: int, usual: float, spread: float) -> int:
 
 
 def _skipped_step_check(context: EpisodeContext, loss: Curve, usual: float, spread: float) -> CheckResult:
-    """Check whether the step was skipped and the next batches were normal on the same weights."""
+    """Check whether the step was skipped, or its loss non-finite, and the next batches were normal."""
     step = context.episode.start
-    if not any(event.step == step for event in context.events_of("step_skipped")):
+    value, skipped = value_at(loss, step), any(event.step == step for event in context.events_of("step_skipped"))
+    broken = value is not None and not np.isfinite(value)
+    if not skipped and not broken:
         return ruled_out("bad batch: the loss did not jump in one step")
-    value = value_at(loss, step)
     if context.scale is not None and value is not None and np.isfinite(value):
         return ruled_out("bad batch: the loss was finite, and gradients are scaled")
     place = int(np.searchsorted(loss.steps, step, side="right"))
@@ -232,16 +233,17 @@ def _skipped_step_check(context: EpisodeContext, loss: Curve, usual: float, spre
     gradients = _abnormal_gradients_after(context)
     if gradients:
         return ruled_out(f"bad batch: {gradients}")
-    broken = value is not None and not np.isfinite(value)
     reason = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
     norm = None if context.norm is None else value_at(context.norm, step)
     has_slope = not broken and norm is not None and not np.isfinite(norm)
     if has_slope:
         reason = "its loss was finite, and its gradients were not"
+    and_skipped = "; the step was skipped, and " if skipped else "; "
+    weights = "with the same weights" if skipped else "after the optimizer step on it"
     return cause_found(
         "bad_batch",
-        f"Bad batch at {context.unit} {step}: {reason}; the step was skipped, and the next batches were normal.",
-        f"with the same weights the next batches gave normal losses, {later.min():.3g} to {later.max():.3g}",
+        f"Bad batch at {context.unit} {step}: {reason}{and_skipped}the next batches were normal.",
+        f"{weights} the next batches gave normal losses, {later.min():.3g} to {later.max():.3g}",
         f"the step before was normal: {_step_before(context)}",
         since=step,
         remedies=(Remedy(Action.CHECK_INFINITE_SLOPES), Remedy(Action.INSPECT_BATCH)) if has_slope else (),
@@ -385,8 +387,8 @@ def changed_at_once_check(context: EpisodeContext) -> CheckResult:
         return ruled_out(f"{name}: {common}")
     return cause_found(
         "data_changed",
-        f"The data or the loss function probably changed at {unit} {jump.step}: the loss jumped from {jump.usual:.3g} "
-        f"to {jump.value:.3g} in one step, before any optimizer step on what came then, and was "
+        f"The data or the loss function probably changed at {unit} {jump.step}: the loss jumped from about "
+        f"{jump.usual:.3g} to {jump.value:.3g} in one step, before any optimizer step on what came then, and was "
         f"{jump.later[:3].min():.3g} to {jump.later[:3].max():.3g} in the next 3 {unit}s.",
         f"the step before was normal: {_step_before(at_jump)}",
         since=jump.step,
@@ -401,9 +403,9 @@ CAUSES = (
         "One batch, or a few, caused it.",
         "One of: the loss jumped in one step and the step before was normal (where it did not recover: with the "
         "gradient norm, and the next losses were not all as high); a spike of at most three points recovered by "
-        "itself; the batch itself was non-finite; the step was skipped and the next batches were normal; single "
-        "losses of the same height return. Never named where values a quarter as high came three times in the "
-        "{LOOKBACK.points} points before, as with heavy-tailed noise.",
+        "itself; the batch itself was non-finite; the step was skipped, or its loss non-finite, and the next batches "
+        "were normal; single losses of the same height return. Never named where values a quarter as high came three "
+        "times in the {LOOKBACK.points} points before, as with heavy-tailed noise.",
         "An unstable step looks the same where gradient norm and learning rate are not logged.",
         (Remedy(Action.INSPECT_BATCH),),
         helped_by_smaller_updates=False,

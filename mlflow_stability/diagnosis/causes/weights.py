@@ -167,7 +167,7 @@ def replaced_check(context: EpisodeContext) -> CheckResult:
         return CheckResult()
     about = "about " if write.share is None else ""
     again = "" if write.period is None else f" It repeats {about}every {write.period:,} {unit}s."
-    effect = f"the loss jumped from {np.median(before):.3g} to {value:.3g} in {unit} {step}, before any update"
+    effect = f"the loss jumped from about {np.median(before):.3g} to {value:.3g} in {unit} {step}, before any update"
     several = len(write.steps) > 1
     seen_at = f"seen at {listed_steps(write.steps, unit, LIMITS.shown_steps)}" if several else ""
     if write.share is None:

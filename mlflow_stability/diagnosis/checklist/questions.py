@@ -201,7 +201,8 @@ QUESTIONS: dict[str, Question] = {
         "Restore the last good checkpoint, run the saved batch twice; a different result points to the device."
     ),
     "loss_function": ask(
-        "Is every part of the loss defined for its inputs?", events("origin of a non-finite value", "nan_origin")
+        "Is every part of the loss defined for its inputs?",
+        events("origin of a non-finite value", "nan_origin", none="unknown"),
     ).by_hand(
         "Evaluate each term of the loss alone on the saved batch; look for log(0), sqrt(0), 0/0 and all-masked means."
     ),

@@ -103,7 +103,7 @@ def finding_or_none(*kinds: str) -> Source:
     return answer
 
 
-def events(noun: str, *kinds: str) -> Source:
+def events(noun: str, *kinds: str, none: str = "ok") -> Source:
     """Answer with the recorded event of these kinds nearest to the trouble; ``noun``: what such events are."""
 
     def answer(case: Case) -> Answer:
@@ -111,7 +111,7 @@ def events(noun: str, *kinds: str) -> Source:
             return no_data("only `autolog()` records this")
         recorded = case.context.events_of(*kinds)
         if not recorded:
-            return Answer(f"No {noun} recorded.", "ok")
+            return Answer(f"No {noun} recorded.", none)
         nearest = min(recorded, key=lambda event: abs(event.step - case.context.episode.start))
         others = f" {len(recorded) - 1} more." if len(recorded) > 1 else ""
         return Answer(f"{capitalised(nearest.message)}{others}", "bad")

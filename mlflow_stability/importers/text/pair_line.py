@@ -172,7 +172,7 @@ _KNOWN_WORDS = (
     | LOSS_LIKE
     | {"lr", "norm", "gnorm", "acc", "accuracy", "ppl", "perplexity", "grad", "reward", "return", "rate"}
     | {"step", "epoch", "iter", "iteration", "update", "batch", "episode", "val", "train", "auc", "f1", "miou", "map"}
-    | {"scale", "round"}
+    | {"scale", "round", "itr"}
 )
 
 

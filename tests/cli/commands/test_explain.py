@@ -24,6 +24,7 @@ def test_without_a_kind_all_kinds_are_listed_with_a_sentence_each(capsys: pytest
     for kind in KINDS:
         assert f"  {kind} " in text
     assert documentation("plateau").sentence in words(text)
+    assert "also causes\n  overfitting, " in text
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -100,7 +100,7 @@ def test_what_outlives_a_training_is_nothing_to_deliver(kept: list[str], capsys:
     for value in kept:
         (ROOT / value / "8f7d983df20a").mkdir(parents=True)
     assert run(["sync"]) == 0
-    assert f"Nothing to deliver: {ROOT.absolute()} keeps checkpoints and batches alone." in capsys.readouterr().out
+    assert f"Nothing to deliver: {ROOT.absolute()} has only checkpoints and batches." in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -119,6 +119,17 @@ def test_a_single_nan_loss_with_weights_that_work_afterwards_is_a_bad_batch() ->
     assert any("with the same weights the next batches gave" in text for text in cause.evidence)
 
 
+def test_a_single_nan_loss_whose_step_left_the_weights_whole_is_a_bad_batch() -> None:
+    losses = falling(COUNT)
+    losses[AT] = math.nan
+    diagnosis = diagnosis_of(watched(broken(AT), losses=losses))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.statement == f"Bad batch at step {AT}: its loss was nan; the next batches were normal."
+    assert not any("skipped" in text or "same weights" in text for text in diagnosis.cause.evidence)
+    losses[AT + 3] = math.nan
+    assert diagnosis_of(watched(broken(AT), losses=losses)).cause is None
+
+
 @pytest.mark.parametrize(("losses_times", "norms_times"), [(-1000.0, 1.0), (1.0, 1000.0)])
 def test_batches_with_a_low_loss_or_large_gradients_do_not_rule_out_damaged_weights(
     losses_times: float, norms_times: float

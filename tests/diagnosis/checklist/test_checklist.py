@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,14 @@ def test_the_trace_of_a_non_finite_step_answers_the_questions_about_it() -> None
     over = items["Did numbers overflow before they became NaN?"]
     assert over.state == "ok"
     assert over.finding.endswith("Its inputs range from 0 to 1.")
+
+
+def test_a_loss_is_not_called_defined_because_its_origin_was_not_traced() -> None:
+    history = looked_into("forward", holds={})
+    untraced = replace(history, events=tuple(event for event in history.events or () if event.kind != "nan_origin"))
+    question = "Is every part of the loss defined for its inputs?"
+    assert filled(history, "nan_detected")[question].state == "bad"
+    assert filled(untraced, "nan_detected")[question].state == "unknown"
 
 
 def test_inputs_that_were_not_finite_are_counted() -> None:

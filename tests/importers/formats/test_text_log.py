@@ -51,9 +51,10 @@ def test_epochs_named_on_lines_of_their_own_date_what_follows(tmp_path: Path) ->
     assert steps(run, "loss") == steps(run, "val_loss") == sorted(set(steps(run, "loss")))
 
 
-def test_steps_that_restart_in_each_epoch_become_increasing_steps(tmp_path: Path) -> None:
-    log = "".join(f"Epoch: [{e}][{b}/40] Loss {3 - e - b / 100:.3f}\n" for e in range(3) for b in (0, 10, 20, 30))
-    run = history(tmp_path, log)
+@pytest.mark.parametrize("form", ["Epoch: [{e}][{b}/40] ", "epoch {e} | itr {b}/40 | ", "epoch={e} it={b} "])
+def test_steps_that_restart_in_each_epoch_become_increasing_steps(form: str, tmp_path: Path) -> None:
+    places = [(e, b) for e in range(3) for b in (0, 10, 20, 30)]
+    run = history(tmp_path, "".join(f"{form.format(e=e, b=b)}Loss {3 - e - b / 100:.3f}\n" for e, b in places))
     assert steps(run, "Loss") == sorted(steps(run, "Loss"))
     assert len(set(steps(run, "Loss"))) == 12
     assert metric(run, "Loss").series.attempts.max() == 0
