@@ -171,7 +171,7 @@ def sensitivity(result: Sensitivity) -> list[str]:
     if result.highest_stable is None:
         stable = "A run was unstable even at the lowest rate."
     elif result.highest_stable < result.rates[-1]:
-        stable = f"All runs up to {number_text(result.highest_stable)} were stable (of {runs})."
+        stable = f"All runs up to {number_text(result.highest_stable)} were stable."
     else:
         stable = "No run was unstable at any rate."
     return [

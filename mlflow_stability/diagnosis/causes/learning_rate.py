@@ -55,7 +55,7 @@ class RateLimits:
     recent_points: int = 100  # number of points before an episode whose learning rate is compared with all before them
     raised: float = 2.0  # minimum factor on the highest learning rate before them
     tolerated: float = 0.95  # minimum share of the present learning rate at which an earlier one was as high
-    learned: float = 0.9  # share of its first value to which a loss must fall to have learned
+    learned: float = 0.9  # share of its first values, and below all of them, to which a loss must fall to have learned
     min_losses: int = 16  # minimum number of losses at a learning rate that show whether it was tolerated
     ends: int = 5  # number of points at either end whose median is compared
     in_rise: float = 0.25  # share of the way from its baseline to its value when found of a loss that is part of a rise
@@ -367,8 +367,9 @@ def _was_tolerated(context: EpisodeContext, rate: Curve, values: Values) -> Chec
 def _fell(losses: Values) -> bool:
     if len(losses) < 2 * LIMITS.ends:
         return False
-    first, last = float(np.median(losses[: LIMITS.ends])), float(np.median(losses[-LIMITS.ends :]))
-    return last < (LIMITS.learned * first if first > 0 else first)
+    began, last = losses[: LIMITS.ends], float(np.median(losses[-LIMITS.ends :]))
+    first = float(np.median(began))
+    return last < float(began.min()) and last < (LIMITS.learned * first if first > 0 else first)
 
 
 def _course(values: Values) -> str:

@@ -103,7 +103,7 @@ def finding_or_none(*kinds: str) -> Source:
     return answer
 
 
-def events(noun: str, *kinds: str, none: str = "ok") -> Source:
+def events(noun: str, *kinds: str, none: State = "ok") -> Source:
     """Answer with the recorded event of these kinds nearest to the trouble; ``noun``: what such events are."""
 
     def answer(case: Case) -> Answer:

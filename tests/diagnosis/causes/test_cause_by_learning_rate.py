@@ -93,6 +93,15 @@ def test_a_rate_that_kept_rising_after_the_divergence_is_not_ruled_out(after: fl
     assert looked(run_named(loss=diverging_from(300), learning_rate=rising), 300).cause is not None
 
 
+def test_noise_around_one_level_does_not_rule_a_rate_out() -> None:
+    ruled_out = 0
+    for seed in range(50):
+        losses = 5 * np.exp(np.random.default_rng(seed).normal(0, 0.5, COUNT))
+        losses[300:] *= 1e6
+        ruled_out += bool(looked(run_named(loss=losses, learning_rate=np.full(COUNT, 80.0)), 300).ruled_out)
+    assert ruled_out <= 10
+
+
 def test_a_rate_is_ruled_out_by_a_higher_one_that_was_tolerated_later() -> None:
     losses = falling(COUNT)
     losses[100] *= 4
