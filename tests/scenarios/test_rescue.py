@@ -15,7 +15,7 @@ from torch.optim import Adam, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import mlflow_stability
-from mlflow_stability import Options
+from mlflow_stability import Options, RollbackPolicy
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
@@ -193,7 +193,8 @@ def test_an_optimizer_that_takes_over_with_far_too_high_a_rate_loses_no_weights(
     model, next_loss = task()
     optimizer, losses, taken_over = Adam(model.parameters(), lr=0.002), [], 230
     kept = [optimizer] if keeps_the_first else []
-    with flying(tmp_path, rollback=True) as flown:
+    # On a busy machine, copies of these few weights take more than their usual share of so short a training.
+    with flying(tmp_path, rollback=RollbackPolicy(snapshot_share=1.0)) as flown:
         for step in range(500):
             if step == taken_over:
                 optimizer = Adam(model.parameters(), lr=1.0)
