@@ -164,6 +164,15 @@ def test_a_state_that_does_not_fit_is_followed_by_the_next_older_one_and_never_b
     assert [next_older_target(past, good, step) for step in (300, 200, 100)] == [200, 100, -1]
 
 
+def test_the_next_older_state_is_none_that_an_earlier_rollback_has_left_behind() -> None:
+    past, decision = decide(POLICY, RollbackHistory(), Situation(250, (divergence(250, onset=190),), good=states(100)))
+    assert decision.target == 100
+    good = states(100, 200, 300, 900)
+    past, decision = decide(POLICY, past, Situation(1000, (divergence(1000, onset=980),), good=good))
+    assert decision.target == 900
+    assert [next_older_target(past, good, step) for step in (900, 300)] == [300, 100]
+
+
 def test_a_few_skips_cause_no_rollback() -> None:
     assert decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=24, good=states(100)))[1] == Decision()
 

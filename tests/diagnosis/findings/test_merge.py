@@ -138,3 +138,14 @@ def test_a_rise_is_part_of_a_swing_that_is_nearly_as_high(highest: float, is_par
     facts = DivergenceFacts(highest, 1.7, 30.0, 4.0, 12, 16)
     rise = over_steps("divergence", Severity.WARNING, 500, 505, 520, recovered=True, metric="loss", facts=facts)
     assert (rise not in merged([periodic, rise], 2000)) is is_part
+
+
+@pytest.mark.parametrize(
+    ("metric", "place", "is_part"), [("loss", "", True), ("train_loss", "", True), ("aux_loss", "aux", False)]
+)
+def test_a_rise_of_another_loss_is_no_part_of_a_swing(metric: str, place: str, is_part: bool) -> None:
+    swing = PeriodicLossFacts("loss", 1.7, 3.3, 40.0, 0.9, 0.5, 2000)
+    periodic = over_steps("periodic_loss", Severity.WARNING, 0, 20, 2000, metric="loss", facts=swing)
+    facts = DivergenceFacts(3.0, 1.7, 30.0, 4.0, 12, 16)
+    rise = over_steps("divergence", Severity.WARNING, 500, 505, 520, metric=metric, place=place, facts=facts)
+    assert (rise not in merged([periodic, rise], 2000)) is is_part
