@@ -131,6 +131,13 @@ def test_findings_that_touch_are_one_whose_peak_is_the_higher_one(heights: tuple
     assert (result.start, result.peak, result.end, result.recovered) == (100, peak, 120, True)
 
 
+@pytest.mark.parametrize(("kind", "count"), [("plateau", 1), ("overfitting", 1), ("loss_spike", 2)])
+def test_a_run_has_one_plateau_and_one_overfitting_and_spikes_far_apart(kind: str, count: int) -> None:
+    spans = ((100, 100, 200), (1500, 1500, 1600))
+    findings = [over_steps(kind, Severity.WARNING, *span, recovered=True, metric="loss") for span in spans]
+    assert len(merged(findings, 2000)) == count
+
+
 @pytest.mark.parametrize(("highest", "is_part"), [(3.9, True), (4.2, False)])
 def test_a_rise_is_part_of_a_swing_that_is_nearly_as_high(highest: float, is_part: bool) -> None:
     swing = PeriodicLossFacts("loss", 1.7, 3.3, 40.0, 0.9, 0.5, 2000)
