@@ -125,6 +125,12 @@ def test_no_older_state_is_tried_if_a_good_state_breaks_at_its_first_step() -> N
     assert "not in the weights" in decision.reason
 
 
+def test_an_older_state_is_tried_if_a_good_state_took_a_step_before_it_broke() -> None:
+    past, _ = decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
+    _, decision = decide(POLICY, past, Situation(326, skips_in_a_row=25, good=states(100, 200)))
+    assert (decision.action, decision.target) == ("rollback", 100)
+
+
 def test_giving_up_names_the_weights_that_a_rollback_without_effect_replaced() -> None:
     past, _ = decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
     _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
