@@ -170,7 +170,7 @@ def test_a_state_that_does_not_fit_is_followed_by_the_next_older_one_and_never_b
     assert [next_older_target(past, good, step) for step in (300, 200, 100)] == [200, 100, -1]
 
 
-def test_the_next_older_state_is_none_that_an_earlier_rollback_has_left_behind() -> None:
+def test_the_next_older_state_was_not_left_behind_by_an_earlier_rollback() -> None:
     past, decision = decide(POLICY, RollbackHistory(), Situation(250, (divergence(250, onset=190),), good=states(100)))
     assert decision.target == 100
     good = states(100, 200, 300, 900)
