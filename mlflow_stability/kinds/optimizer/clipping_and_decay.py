@@ -167,7 +167,7 @@ class StrongWeightDecay(FindingType):
 
     kind = "weight_decay_strong"
     of_setup = True
-    noun = "weights that decay within a few steps"
+    noun = "strong decay of the weights"
     order = 166
     question = "Is the weight decay small?"
     check_by_hand = "Print learning rate times weight decay of each parameter group: above {strong} it is too large."

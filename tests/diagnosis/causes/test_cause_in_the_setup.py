@@ -200,7 +200,7 @@ def test_an_informative_finding_of_the_setup_explains_nothing() -> None:
 
 def test_a_run_with_nothing_but_such_a_mistake_is_not_called_unstable() -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", falling(COUNT)), events=[DECAY]))
-    assert diagnosis.verdict.startswith("Check the set-up: weights that decay within a few steps; ")
+    assert diagnosis.verdict.startswith("Check the set-up: strong decay of the weights; ")
 
 
 @pytest.mark.parametrize(("very_first", "first"), [(40.0, 40.0), (1.0, 1.0), (1.0, 40.0)])
