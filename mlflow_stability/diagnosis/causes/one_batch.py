@@ -167,7 +167,7 @@ def sudden_check(context: EpisodeContext) -> CheckResult:
     value = value_at(loss, step)
     if value is not None and np.isfinite(value) and value - usual > LIMITS.jump * spread > 0:
         return _jump_check(context, loss, value, usual, spread)
-    return _skipped_step_check(context, loss, usual, spread)
+    return _broken_step_check(context, loss, usual, spread)
 
 
 def _jump_check(context: EpisodeContext, loss: Curve, value: float, usual: float, spread: float) -> CheckResult:
@@ -212,7 +212,7 @@ def _last_of_jump(loss: Curve, step: int, usual: float, spread: float) -> int:
     return int(loss.steps[place + width - 1]) if width > 1 and next_rises.max(initial=-np.inf) < spread else step
 
 
-def _skipped_step_check(context: EpisodeContext, loss: Curve, usual: float, spread: float) -> CheckResult:
+def _broken_step_check(context: EpisodeContext, loss: Curve, usual: float, spread: float) -> CheckResult:
     """Check whether the step was skipped, or its loss non-finite, and the next batches were normal."""
     step = context.episode.start
     value, skipped = value_at(loss, step), any(event.step == step for event in context.events_of("step_skipped"))
